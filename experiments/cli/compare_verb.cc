@@ -138,6 +138,8 @@ void AddCompare(Command& program, Session& session) {
       "compare",
       "Simulate several policies in the same memory; exit code 1 if none fits, 4 if one failed, "
       "which costs only its own row");
+  verb.examples = {"compare vgg16:64 --memory 60%",
+                   "compare vgg16:64 --memory 8GiB --policy liveness,vdnnpp,mxnet"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")

@@ -251,6 +251,7 @@ std::string FishScript(const std::vector<Node>& nodes) {
 void AddCompletion(Command& program, Session& session) {
   Command& verb = program.Add(
       "completion", "Print a completion script for a shell, or the names that it completes");
+  verb.examples = {"completion bash", "completion policies"};
   auto& what = verb.Keep<std::string>();
   verb.Choice("what", what,
               {"bash", "zsh", "fish", "networks", "families", "policies", "devices", "allocators",

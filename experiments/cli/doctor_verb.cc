@@ -178,6 +178,7 @@ void AddDoctor(Command& program, Session& session) {
       "doctor",
       "List the parts of the program, and say which are missing on this machine and how to get "
       "them; exit code 1 if a part that every verb needs is broken");
+  verb.examples = {"doctor", "doctor --format json"};
   auto& format = verb.Runs(Execute, session);
   format.Add(verb);
 }

@@ -42,6 +42,9 @@ void AddVerbsRoff(const Command& command, const std::string& path, std::string& 
   for (const Command& verb : command.verbs) {
     const std::string words = path + verb.name;
     text += fmt::format(".SS \"{}\"\n{}\n", Roff(words), Roff(verb.help)) + OptionsRoff(verb);
+    for (const std::string& example : verb.examples) {
+      text += fmt::format(".P\nspillway {}\n", Roff(example));
+    }
     AddVerbsRoff(verb, words + " ", text);
   }
 }
@@ -61,6 +64,7 @@ std::string ManualPage(const Command& program) {
 
 void AddHelp(Command& program, Session& session) {
   Command& verb = program.Add("help", "Print help on a verb, or the manual page");
+  verb.examples = {"help compare", "help trace import"};
   auto& verbs = verb.Keep<std::vector<std::string>>();
   auto& manual = verb.Keep<bool>();
   verb.Texts("verb", verbs, "A verb, then one of its own verbs if it has some").Verbatim();

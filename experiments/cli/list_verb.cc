@@ -121,6 +121,7 @@ int Print(const FormatOption& format, const Columns<Row>& columns, const Rows& r
 void AddOps(Command& list, Session& session) {
   Command& verb = list.Add(
       "ops", "List the op types of traces: their operands, and in CSV and JSON all their columns");
+  verb.examples = {"list ops", "list ops --format csv"};
   auto& format = verb.Keep<FormatOption>();
   format.Add(verb);
   verb.Runs([&format, &session] {
@@ -138,6 +139,7 @@ void AddOps(Command& list, Session& session) {
 // The columns of the results of `run` and `compare`.
 void AddColumns(Command& list, Session& session) {
   Command& verb = list.Add("columns", "List the columns of results, with unit and meaning");
+  verb.examples = {"list columns", "list columns --format csv"};
   auto& format = verb.Keep<FormatOption>();
   format.Add(verb);
   verb.Runs([&format, &session] {
@@ -157,6 +159,7 @@ void AddColumns(Command& list, Session& session) {
 
 void AddList(Command& program, Session& session) {
   Command& verb = program.Add("list", "List networks, policies, devices and more");
+  verb.examples = {"list policies", "list devices"};
   auto& what = verb.Keep<std::string>();
   what = "all";
   verb.Choice("what", what, {"all", "networks", "presets", "policies", "devices", "allocators"},

@@ -6,11 +6,13 @@
 
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/help_text.h"
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
@@ -23,9 +25,21 @@ namespace {
 
 constexpr const char* kFooter =
     "Exit codes: 0 ok; 1 a negative answer (does not fit, out of tolerance); 2 usage; 3 bad "
-    "input;\n"
-    "4 policy or invariant failure; 5 missing environment (no GPU); 130 interrupted.\n"
+    "input; 4 policy or invariant failure; 5 missing environment (no GPU); 130 interrupted.\n"
     "Help on one verb: spillway help VERB";
+
+// Verbs that belong together, in the order in which they are used.
+struct VerbGroup {
+  const char* heading;
+  std::vector<void (*)(Command& program, Session& session)> verbs;
+};
+const VerbGroup kVerbs[] = {
+    {"Workloads and policies", {AddTrace, AddList, AddNewPolicy}},
+    {"Measurements on this machine's GPU", {AddRecord, AddStore, AddCalibrate, AddValidate}},
+    {"Answers", {AddFit, AddRun, AddCompare, AddLimit, AddReplay}},
+    {"Many results", {AddSweep, AddReport, AddReproduce, AddReplayRun}},
+    {"The program", {AddDoctor, AddCompletion, AddHelp}},
+};
 
 int CannotWrite() {
   fmt::print(stderr, "spillway: cannot write the output\n");
@@ -50,12 +64,13 @@ int RunSession(Session& session) {
       "Spillway: under this memory policy, on this GPU, does this network fit, how fast is it, and "
       "why?");
   program.Version(fmt::format("spillway {} (commit {})", SPILLWAY_VERSION, kCommit));
+  program.help_text = HelpText;
   program.footer = kFooter;
-  for (const auto add :
-       {AddRun, AddCompare, AddSweep, AddLimit, AddFit, AddList, AddTrace, AddReport, AddRecord,
-        AddStore, AddValidate, AddCalibrate, AddReproduce, AddReplay, AddNewPolicy, AddReplayRun,
-        AddDoctor, AddCompletion, AddHelp}) {
-    add(program, session);
+  program.examples = {"fit vgg16:128 --device titan_xp", "help compare"};
+  for (const VerbGroup& group : kVerbs) {
+    const size_t first = program.verbs.size();
+    for (const auto add : group.verbs) add(program, session);
+    std::next(program.verbs.begin(), first)->heading = group.heading;
   }
   if (session.captures()) AddCase(program, session);
   Complete(program);

@@ -206,6 +206,7 @@ int Execute(const std::string& name, Session& session) {
 void AddNewPolicy(Command& program, Session& session) {
   Command& verb = program.Add(
       "new-policy", "Write a commented policy plugin to start from: NAME/NAME.cc and its build");
+  verb.examples = {"new-policy mine", "new-policy greedy-cache"};
   auto& name = verb.Runs(Execute, session);
   verb.Text("name", name, "Name of the policy and of the new directory").Required();
 }

@@ -168,6 +168,8 @@ void AddReplayRun(Command& program, Session& session) {
       "replay-run",
       "Make an exported result again from its manifest and compare the bytes of the manifest, the "
       "file and the new run; exit code 1 if they differ, 3 if an input has changed");
+  verb.examples = {"replay-run r.csv.manifest.json",
+                   "replay-run r.csv.manifest.json --output-dir again"};
   auto& options = verb.Runs(Execute, session);
   verb.Text("manifest", options.manifest, "FILE.manifest.json, as written beside a result")
       .Required();

@@ -324,6 +324,8 @@ int Execute(const RunOptions& options, Session& session) {
 
 void AddRun(Command& program, Session& session) {
   Command& verb = program.Add("run", "Simulate one policy; exit code 1 if it does not fit");
+  verb.examples = {"run resnet50:64 --memory 4GiB --policy mxnet",
+                   "run vgg16:64 --memory 30% --policy vdnnpp --explain"};
   auto& options = verb.Runs(Execute, session);
   AddCaseOptions(verb, {"workload"}, options.asked);
   AddCaseOptions(verb, kLoweringKeys, options.asked);

@@ -90,6 +90,8 @@ void AddBuild(Command& trace, Session& session) {
     std::string output = "-";
   };
   Command& verb = trace.Add("build", "Lower a network and write its trace");
+  verb.examples = {"trace build vgg16:64 -o vgg16.json.zst",
+                   "trace build alexnet:1 --mode inference -o alexnet.json"};
   auto& options = verb.Keep<Options>();
   AddCaseOptions(verb, {"workload"}, options.asked);
   AddCaseOptions(verb, kLoweringKeys, options.asked);
@@ -211,15 +213,13 @@ void AddImport(Command& trace, Session& session) {
   };
   Command& verb =
       trace.Add("import", "Make a trace of a training step that PyTorch's profiler recorded");
+  verb.examples = {"trace import gpt2.manifest.json -o gpt2.json.zst",
+                   "trace import --kineto gpt2.kineto.json.zst "
+                   "--execution-trace gpt2.et.json.zst --batch 4 -o t.json"};
   verb.footer =
-      "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its\n"
+      "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its "
       "ExecutionTraceObserver for one and the same step; scripts/record_pytorch.py makes them, "
-      "with a\n"
-      "manifest that names them. Plain, .gz or .zst.\n\n"
-      "  spillway trace import gpt2.manifest.json -o gpt2.json.zst\n"
-      "  spillway trace import --kineto gpt2.kineto.json.gz --execution-trace gpt2.et.json.gz \\\n"
-      "    --batch 4 -o gpt2.json.zst\n"
-      "  spillway compare gpt2.json.zst --memory 4GiB";
+      "with a manifest that names them. Plain, .gz or .zst.";
   auto& options = verb.Keep<Options>();
   verb.File("manifest", options.manifest, "Manifest of scripts/record_pytorch.py");
   verb.File("--kineto", options.kineto, "Trace of torch.profiler");
@@ -290,6 +290,7 @@ void AddInfo(Command& trace, Session& session) {
     FormatOption format;
   };
   Command& verb = trace.Add("info", "Count tensors, ops, bytes and operations");
+  verb.examples = {"trace info vgg16:64", "trace info gpt2.json.zst --format json"};
   auto& options = verb.Keep<Options>();
   AddCaseOptions(verb, {"workload"}, options.asked);
   AddCaseOptions(verb, kLoweringKeys, options.asked);
@@ -304,6 +305,7 @@ void AddInfo(Command& trace, Session& session) {
 
 void AddValidate(Command& trace) {
   Command& verb = trace.Add("validate", "Check trace files; exit code 3 at the first bad one");
+  verb.examples = {"trace validate vgg16.json.zst", "trace validate vgg16.json.zst gpt2.json.zst"};
   auto& paths = verb.Keep<std::vector<std::string>>();
   verb.Texts("files", paths, "Trace files").Required();
   verb.Runs([&paths] {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstddef>
 
 #include "traces/base/csv.h"
@@ -16,11 +17,35 @@ struct Overloaded : Visits... {
 template <typename... Visits>
 Overloaded(Visits...) -> Overloaded<Visits...>;
 
+constexpr double kGiB = 1073741824;
+
+// Breaks the first cell of each row that is longer than `most`, if possible behind a comma or
+// colon. Its other parts become rows of their own.
+void BreakFirstCells(std::vector<std::vector<std::string>>& cells, size_t most) {
+  for (size_t r = 1; r < cells.size(); ++r) {
+    const std::string first = cells[r][0];
+    if (first.size() <= most) continue;
+    const size_t comma = first.find_last_of(",:", most - 3);
+    const size_t end = comma == first.npos ? most - 2 : comma + 1;
+    std::vector<std::string> rest(cells[r].size());
+    cells[r][0] = first.substr(0, end);
+    rest[0] = "  " + first.substr(end);
+    cells.insert(cells.begin() + static_cast<std::ptrdiff_t>(r) + 1, std::move(rest));
+  }
+}
+
 bool LooksNumeric(const std::string& text) {
-  return !text.empty() && text.find_first_not_of("0123456789.-+x%e") == std::string::npos;
+  return text.find_first_not_of("0123456789.-+x%e") == std::string::npos;
 }
 
 }  // namespace
+
+std::string FourDigits(double number, int decimals) {
+  if (number == 0 || !std::isfinite(number)) return fmt::format("{}", number == 0 ? 0 : number);
+  const std::string rounded = fmt::format("{:.3e}", number);
+  const int exponent = std::stoi(rounded.substr(rounded.find('e') + 1));
+  return fmt::format("{:.{}f}", number, std::clamp(3 - exponent, 0, decimals));
+}
 
 void PutValue(JsonWriter& json, const Value& value) {
   std::visit(Overloaded{[&](std::monostate) { json.Put(std::nullopt); },
@@ -36,15 +61,15 @@ void AppendCsv(std::string& line, const Value& value) {
              value);
 }
 
-std::string FormatCell(const Value& value, std::string_view unit, int digits) {
-  const double scale = unit == "B" ? 1073741824.0 : 1;
+std::string FormatCell(const Value& value, std::string_view unit) {
   return std::visit(Overloaded{[](std::monostate) { return std::string("-"); },
                                [](const Nested& nested) { return nested.json; },
                                [](const std::string& text) { return text; },
                                [](bool truth) { return std::string(truth ? "yes" : "no"); },
-                               [&](auto number) {
-                                 return fmt::format("{:.{}f}", static_cast<double>(number) / scale,
-                                                    digits);
+                               [](double number) { return FourDigits(number); },
+                               [&](int64_t number) {
+                                 return unit == "B" ? FourDigits(static_cast<double>(number) / kGiB)
+                                                    : fmt::format("{}", number);
                                }},
                     value);
 }
@@ -52,13 +77,14 @@ std::string FormatCell(const Value& value, std::string_view unit, int digits) {
 std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t width) {
   size_t left_out = 0;
   if (width > 0) {
+    BreakFirstCells(cells, std::max<size_t>(width * 9 / 20, 12));
     size_t used = 0;
     for (size_t i = 0; i < cells[0].size();) {
       size_t widest = 0;
       bool dashes = cells.size() > 1;
       for (size_t r = 0; r < cells.size(); ++r) {
         widest = std::max(widest, cells[r][i].size());
-        dashes = dashes && (r == 0 || cells[r][i] == "-");
+        dashes = dashes && (r == 0 || cells[r][i] == "-" || cells[r][i].empty());
       }
       const size_t end = used + (i > 0 ? 2 : 0) + widest;
       if (!dashes && (i == 0 || end <= width)) {

@@ -95,14 +95,13 @@ struct Column {
   // `std::optional` with one of them.
   template <typename Get>
   Column(std::string name_of, std::string_view unit_of, std::string_view help_on, Get get_from,
-         std::string_view header_of = {}, int digits_of = 0)
+         std::string_view header_of = {})
       : name(std::move(name_of)),
         unit(unit_of),
         help(help_on),
         type(TypeOf(std::type_identity<std::decay_t<std::invoke_result_t<Get, const T&>>>())),
         get([get_from](const T& item) { return ToValue(std::invoke(get_from, item)); }),
-        header(header_of),
-        digits(digits_of) {}
+        header(header_of) {}
 
   bool IsIn(const T& item) const { return !present || present(item); }
 
@@ -112,7 +111,6 @@ struct Column {
   std::string type;
   std::function<Value(const T&)> get;
   std::string_view header;                     // header in tables for people
-  int digits;                                  // number of decimals in tables for people
   std::function<bool(const T&)> present = {};  // empty: every row has the column
 };
 
@@ -125,13 +123,18 @@ using Items = std::type_identity_t<std::span<const T>>;
 
 void PutValue(JsonWriter& json, const Value& value);
 void AppendCsv(std::string& line, const Value& value);
-// Returns the text of a table's cell. Values with the unit "B" are shown in GiB.
-std::string FormatCell(const Value& value, std::string_view unit, int digits);
+// Returns the number with four significant digits, but all digits before the point and at most
+// `decimals` behind it.
+std::string FourDigits(double number, int decimals = 4);
+// Returns the text of a table's cell. Numbers have four significant digits, but counts have all.
+// Values with the unit "B" are shown in GiB.
+std::string FormatCell(const Value& value, std::string_view unit);
 
 // Returns a table with aligned columns, whose first row is the header. Columns of numbers are
 // aligned to the right. A `width` above 0 limits the table to as many characters: columns that have
-// only dashes are left out, then the columns from the first that does not fit on. The last line
-// counts the columns that did not fit.
+// only dashes are left out, then the columns from the first that does not fit on. The first column
+// takes less than half of the width: what is longer goes on in the next lines. The last line counts
+// the columns that did not fit.
 std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t width = 0);
 
 // Writes an item as a JSON object.
@@ -204,7 +207,7 @@ std::string FormatTable(const Columns<T>& columns, std::span<const std::string_v
     SPILLWAY_CHECK(column != columns.end());
     cells[0].emplace_back(column->header);
     for (size_t i = 0; i < items.size(); ++i) {
-      cells[i + 1].push_back(FormatCell(column->get(items[i]), column->unit, column->digits));
+      cells[i + 1].push_back(FormatCell(column->get(items[i]), column->unit));
     }
   }
   return FormatTable(std::move(cells), width);

@@ -1,5 +1,7 @@
 #include "experiments/output/run_result.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <iterator>
@@ -95,23 +97,23 @@ Columns<RunResult> CompressionColumns() {
       {"staging_bytes", "B", "bytes of the pinned buffers through which copies go",
        IfCompressed(&Summary::staging)},
       {"pageable_peak_bytes", "B", "most compressed bytes at once",
-       IfCompressed(&Summary::pageable_peak), "pageable GiB", 3},
+       IfCompressed(&Summary::pageable_peak), "pageable GiB"},
       {"plain_pinned_peak_bytes", "B", "pinned_peak_bytes without compression",
-       IfCompressed(&Summary::plain_peak), "was GiB", 3},
+       IfCompressed(&Summary::plain_peak), "was GiB"},
       {"saved_bytes", "B", "host memory that compression saves; negative if it costs some",
-       IfCompressed(&Summary::saved), "saved GiB", 3},
+       IfCompressed(&Summary::saved), "saved GiB"},
       {"compress_ms", "ms", "time in which threads compressed", Time(&CompressionTimes::compress),
-       "compress ms", 1},
+       "compress ms"},
       {"decompress_ms", "ms", "time in which threads decompressed",
-       Time(&CompressionTimes::decompress), "decompress ms", 1},
+       Time(&CompressionTimes::decompress), "decompress ms"},
       {"wait_staging_ms", "ms", "time in which copies to the host waited for a staging buffer",
-       Time(&CompressionTimes::staging), "waits out", 1},
+       Time(&CompressionTimes::staging), "waits out"},
       {"wait_contents_ms", "ms",
        "time in which copies to the device waited for decompressed contents",
-       Time(&CompressionTimes::contents), "waits in", 1},
+       Time(&CompressionTimes::contents), "waits in"},
       {"plain_iteration_ms", "ms", "iteration_ms without compression",
        [](auto& r) { return r.timed && r.compression ? r.compression->baseline : std::nullopt; },
-       "was ms", 1},
+       "was ms"},
       {"compression_hides", "", "true if the iteration is as short as without compression",
        [](auto& r) { return r.compression ? r.compression->hides : std::nullopt; }, "hidden"},
       {"offloaded_storages", "", "each tensor that was on the host, only in JSON",
@@ -157,7 +159,7 @@ Columns<RunResult> PoolColumns() {
       if (!result.fits() || i == result.report.pools.size()) return std::nullopt;
       return result.report.metrics.pools[i].*part.part;
     };
-    Column<RunResult> column{part.name, "B", part.help, get, part.header, 2};
+    Column<RunResult> column{part.name, "B", part.help, get, part.header};
     column.present = [number](const RunResult& result) {
       return number(result) < result.report.pools.size();
     };
@@ -211,6 +213,26 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       cost(inputs.cost()->Provenance()),
       arithmetic(inputs.cost()->ArithmeticFor(trace)),
       policy(asked.policy.name()) {}
+
+Bytes MissingOf(const OutOfMemory& request) {
+  return std::max(Bytes(), request.wanted - request.stats.largest_free);
+}
+
+std::string Brief(const OutOfMemory& request) {
+  const Bytes wanted = request.wanted, free = request.stats.largest_free;
+  return fmt::format(
+      "{}: {} needs {}, finds {}{}", request.op_name, request.what, FormatBytes(wanted, free),
+      FormatBytes(free, wanted),
+      request.pool == PoolId::kDevice ? "" : fmt::format(" of {}", Name(request.pool)));
+}
+
+Standing StandingOfResult(const RunResult& result) {
+  Standing standing;
+  standing.failed = !result.failure.empty();
+  if (result.report.out_of_memory) standing.missing = MissingOf(*result.report.out_of_memory);
+  if (result.fits() && result.timed) standing.score = result.iteration.milliseconds();
+  return standing;
+}
 
 RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outcome,
                    Certificate certificate) {
@@ -296,41 +318,40 @@ Columns<RunResult> ResultColumns() {
                             : r.failure.empty() ? "oom"
                                                 : "failed"; }, "status"},
       {"iteration_ms", "ms", "one iteration, until everything issued has completed",
-       IfTimed(&RunResult::iteration), "time ms", 1},
+       IfTimed(&RunResult::iteration), "time ms"},
       {"compute_ms", "ms", "time in which kernels ran", IfTimed(&Metrics::compute)},
       {"stall_ms", "ms", "time in which kernels waited, for any reason", IfTimed(&Stalls::total),
-       "stall ms", 1},
+       "stall ms"},
       {"peak_requested_bytes", "B", "most bytes that were requested at once",
        IfFits(&Metrics::peak_requested)},
       {"peak_allocated_bytes", "B", "most bytes in blocks at once, which includes rounding",
-       IfFits(&Metrics::peak_allocated), "peak GiB", 2},
+       IfFits(&Metrics::peak_allocated), "peak GiB"},
       {"peak_reserved_bytes", "B", "most bytes that the allocator held, which includes free blocks",
        IfFits(&Metrics::peak_reserved)},
       {"avg_requested_bytes", "B", "requested bytes, averaged over the iteration",
        IfTimed(&Metrics::average_requested)},
-      {"offloaded_bytes", "B", "bytes copied to the host", IfFits(&Metrics::offloaded), "out GiB",
-       2},
+      {"offloaded_bytes", "B", "bytes copied to the host", IfFits(&Metrics::offloaded), "out GiB"},
       {"prefetched_bytes", "B", "bytes copied to the device", IfFits(&Metrics::prefetched),
-       "in GiB", 2},
+       "in GiB"},
       {"recomputed_ops", "1", "number of ops that ran again", IfFits(&Metrics::recomputed_ops)},
       {"recompute_ms", "ms", "time of the ops that ran again", IfTimed(&Metrics::recompute)},
       {"pinned_peak_bytes", "B", "most pinned host memory", IfFits(&RunResult::pinned_peak),
-       "pinned GiB", 3},
+       "pinned GiB"},
       {"slowdown", "1",
        "iteration over the iteration with unlimited memory and the fastest algorithms",
-       [](auto& r) { return TimesOver(r, r.ideal); }, "slowdown", 3},
+       [](auto& r) { return TimesOver(r, r.ideal); }, "slowdown"},
       {"stall_fetch_ms", "ms", "time in which kernels waited for an input that was not back yet",
-       IfTimed(&Stalls::fetch), "fetch", 1},
+       IfTimed(&Stalls::fetch), "fetch"},
       {"stall_fence_ms", "ms", "time in which kernels waited for copies at the end of a layer",
-       IfTimed(&Stalls::fence), "fence", 1},
+       IfTimed(&Stalls::fence), "fence"},
       {"stall_memory_ms", "ms", "time in which kernels waited for memory that a copy still read",
-       IfTimed(&Stalls::memory), "memory", 1},
+       IfTimed(&Stalls::memory), "memory"},
       {"stall_launch_ms", "ms", "time in which kernels waited until the host issued them",
-       IfTimed(&Stalls::launch), "launch", 1},
+       IfTimed(&Stalls::launch), "launch"},
       {"stall_drain_ms", "ms", "time of the last copies, after the last kernel",
-       IfTimed(&Stalls::drain), "drain", 1},
+       IfTimed(&Stalls::drain), "drain"},
       {"avg_allocated_bytes", "B", "bytes in blocks, averaged over the iteration",
-       IfTimed(&Metrics::average_allocated), "avg GiB", 2},
+       IfTimed(&Metrics::average_allocated), "avg GiB"},
       {"avg_reserved_bytes", "B", "bytes that the allocator held, averaged over the iteration",
        IfTimed(&Metrics::average_reserved)},
       {"fragmentation", "1", "1 - peak allocated / peak reserved", IfFits(&Metrics::fragmentation)},
@@ -347,13 +368,13 @@ Columns<RunResult> ResultColumns() {
        [](auto& r) {
          return TimesOver(r, std::max(r.report.bounds.compute, r.report.bounds.copy));
        },
-       "x time bound", 3},
+       "x time bound"},
       {"memory_over_bound", "1", "peak allocated over the bound of a layer",
        [](auto& r) {
          return Ratio(r.fits(), static_cast<double>(r.report.metrics.peak_allocated.count()),
                       static_cast<double>(r.report.bounds.layer.count()));
        },
-       "x memory bound", 3},
+       "x memory bound"},
       {"iterations", "1", "number of iterations until two agreed", IfFits(&Report::iterations)},
       {"steady", "", "true if the last two iterations agreed in decisions, placements and time",
        IfFits(&Report::steady)},
@@ -371,13 +392,20 @@ Columns<RunResult> ResultColumns() {
        &RunResult::arithmetic},
       {"reason", "", "why the workload does not fit, or how the policy failed",
        [](auto& r) { return IfAny(r.fits() ? "" : r.Reason()); }},
+      {"missing_bytes", "B",
+       "by how much the request that failed exceeds the largest free block; absent if there is "
+       "none",
+       [](auto& r) {
+         const auto& request = r.report.out_of_memory;
+         return request ? std::optional(MissingOf(*request)) : std::nullopt;
+       }},
       {"memory_request", "", "the text of --memory; absent if the run has all memory of the device",
        [](auto& r) { return IfAny(r.memory_request); }},
       {"memory_floor_bytes", "B",
        "0% of --memory: the parameters and the most bytes that one op needs", &RunResult::floor},
       {"in_core_peak_bytes", "B", "100% of --memory: the memory of the run that moves nothing",
        &RunResult::in_core_peak},
-      {"samples_per_second", "1/s", "batch over iteration_ms", SamplesPerSecondOf, "samples/s", 1},
+      {"samples_per_second", "1/s", "batch over iteration_ms", SamplesPerSecondOf, "samples/s"},
   };
   const auto append = [&](Columns<RunResult> others, bool RunResult::*present) {
     for (Column<RunResult>& column : others) {
@@ -393,7 +421,8 @@ Columns<RunResult> ResultColumns() {
 
 std::string FormatComparison(std::span<const RunResult> results, size_t width) {
   constexpr std::string_view kShown[] = {"policy",
-                                         "status",
+                                         "best",
+                                         "fits",
                                          "iteration_ms",
                                          "slowdown",
                                          "peak_allocated_bytes",
@@ -408,13 +437,11 @@ std::string FormatComparison(std::span<const RunResult> results, size_t width) {
                                          "stall_drain_ms",
                                          "time_over_bound",
                                          "memory_over_bound"};
-  std::vector<RunResult> shown(results.begin(), results.end());
-  if (width > 0) std::erase_if(shown, [](const RunResult& result) { return !result.fits(); });
-  if (shown.empty()) return {};
-  return FormatTable(ResultColumns(), kShown, shown, width);
+  return FormatRanked<RunResult>(ResultColumns(), kShown, results, StandingOfResult, "the fastest",
+                                 width);
 }
 
-std::string FormatPools(std::span<const RunResult> results) {
+std::string FormatPools(std::span<const RunResult> results, size_t width) {
   std::vector<std::string_view> shown{"policy", "pinned_peak_bytes"};
   const Columns<RunResult> columns = PoolColumns();
   std::vector<RunResult> fitting;
@@ -425,10 +452,10 @@ std::string FormatPools(std::span<const RunResult> results) {
   for (const Column<RunResult>& column : columns) {
     if (column.present(fitting.front())) shown.push_back(column.name);
   }
-  return FormatTable(ResultColumns(), shown, fitting);
+  return FormatTable(ResultColumns(), shown, fitting, width);
 }
 
-std::string FormatCompression(std::span<const RunResult> results) {
+std::string FormatCompression(std::span<const RunResult> results, size_t width) {
   constexpr std::string_view kShown[] = {"policy",
                                          "compressed_storages",
                                          "pinned_peak_bytes",
@@ -443,9 +470,9 @@ std::string FormatCompression(std::span<const RunResult> results) {
                                          "compression_hides"};
   std::vector<RunResult> compressing;
   std::copy_if(results.begin(), results.end(), std::back_inserter(compressing),
-               [](const RunResult& result) { return result.compresses; });
+               [](const RunResult& result) { return result.fits() && result.compresses; });
   if (compressing.empty()) return {};
-  return FormatTable(ResultColumns(), kShown, compressing);
+  return FormatTable(ResultColumns(), kShown, compressing, width);
 }
 
 }  // namespace spillway

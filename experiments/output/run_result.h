@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
+#include "experiments/output/ranking.h"
 #include "experiments/run/case.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/run.h"
@@ -70,6 +71,15 @@ struct RunResult : RowCase {
 // Returns the throughput, or nullopt if the iteration takes no time.
 std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);
 
+// Returns how much larger the request is than the largest free block.
+Bytes MissingOf(const OutOfMemory& request);
+// Returns the request, and the largest free block, in half a line: "conv1_2.bwd: the workspace
+// needs 2.48 GiB, finds 2.27 GiB".
+std::string Brief(const OutOfMemory& request);
+
+// Returns the standing of a result by its time.
+Standing StandingOfResult(const RunResult& result);
+
 // kBound sets `bound_joint` in the result.
 enum class Certificate : uint8_t { kNone, kBound };
 
@@ -94,19 +104,18 @@ inline constexpr std::string_view kUsualColumns[] = {"policy",          "status"
 // their rows.
 Columns<RunResult> ResultColumns();
 
-// Returns a table for people that compares policies: times, memory, traffic, stalls by cause, and
-// distance to the bounds. A `width` above 0 is that of a terminal: the table then has only the
-// columns that fit the terminal, and only runs that fit the memory. Returns an empty text if there
-// are no rows.
+// Returns a table for people that compares policies, the fastest first: if they fit, times, memory,
+// traffic, stalls by cause, and distance to the bounds. A `width` above 0 is that of a terminal:
+// the table then has only the columns that fit the terminal. REQUIRES: there are results.
 std::string FormatComparison(std::span<const RunResult> results, size_t width = 0);
 
 // Returns a table for people with the bytes that each pool outside held and moved. Returns an empty
 // text if no run that fits has a pool other than the host's.
-std::string FormatPools(std::span<const RunResult> results);
+std::string FormatPools(std::span<const RunResult> results, size_t width = 0);
 
 // Returns a table for people with the memory that compression saves and the time that it takes.
 // Returns an empty text if no run compresses.
-std::string FormatCompression(std::span<const RunResult> results);
+std::string FormatCompression(std::span<const RunResult> results, size_t width = 0);
 
 }  // namespace spillway
 

@@ -5,14 +5,16 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace spillway {
 
 // Returns the text with a capital first letter, if it is one of ASCII.
-inline std::string Capitalized(std::string text) {
-  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] -= 'a' - 'A';
-  return text;
+inline std::string Capitalized(std::string_view text) {
+  std::string result(text);
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') result[0] -= 'a' - 'A';
+  return result;
 }
 
 struct TextTable {

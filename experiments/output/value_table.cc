@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -22,14 +21,12 @@ constexpr std::array<std::string_view, 11> kSettings{"paper",  "workload",  "net
 // The settings that a caption gives if all rows agree.
 constexpr std::span kInCaptions = std::span(kSettings).first<8>();
 
-// Returns the number with four significant digits, and all digits before the point.
-std::string FourDigits(double number) {
+// Returns the number with four significant digits, and all digits before the point if they are few.
+std::string Significant(double number) {
   const double size = std::abs(number);
-  if (size == 0) return "0";
-  const std::string scientific = fmt::format("{:.3e}", number);
-  if (!(size >= 1e-4 && size < 1e15)) return scientific;
-  const int exponent = std::atoi(scientific.c_str() + scientific.find('e') + 1);
-  return fmt::format("{:.{}f}", number, std::max(0, 3 - exponent));
+  const bool scientific = size != 0 && !(size >= 1e-4 && size < 1e15);
+  constexpr int kMostDecimals = 7;  // 0.0001234
+  return scientific ? fmt::format("{:.3e}", number) : FourDigits(number, kMostDecimals);
 }
 
 // Returns "12 GiB" for "12GiB", and any other text as it is.
@@ -140,10 +137,10 @@ std::string CellOf(const Value& value, std::string_view unit) {
   const auto* number = std::get_if<double>(&value);
   const auto* whole = std::get_if<int64_t>(&value);
   if (whole != nullptr && unit == "B") {
-    return FourDigits(static_cast<double>(*whole) / static_cast<double>(Bytes::GiB(1).count()));
+    return Significant(static_cast<double>(*whole) / static_cast<double>(Bytes::GiB(1).count()));
   }
-  if (number == nullptr) return FormatCell(value, "", 0);
-  return unit.empty() ? fmt::format("{:.6g}", *number) : FourDigits(*number);
+  if (number == nullptr) return FormatCell(value, "");
+  return unit.empty() ? fmt::format("{:.6g}", *number) : Significant(*number);
 }
 
 std::string CommonSettings(const ValueTable& table, const std::vector<size_t>& shown) {

@@ -20,7 +20,7 @@ std::string WordOf(std::string_view schema) {
   std::string word(schema.substr(schema.find('.') + 1));
   word.resize(std::min(word.size(), word.find('/')));
   std::ranges::replace(word, '-', ' ');
-  return Capitalized(std::move(word));
+  return Capitalized(word);
 }
 
 }  // namespace

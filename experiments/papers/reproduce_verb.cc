@@ -221,6 +221,7 @@ void AddReproduce(Command& program, Session& session) {
   Command& verb = program.Add(
       "reproduce",
       "Compute the numbers that a paper prints; exit code 1 if one is out of tolerance");
+  verb.examples = {"reproduce vdnnpp", "reproduce vdnn-Fig1 --device h200"};
   auto& options = verb.Runs(Execute, session);
   std::vector<std::string_view> papers;
   for (const Paper& paper : Papers()) papers.push_back(paper.name);

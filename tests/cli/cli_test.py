@@ -218,7 +218,7 @@ class CliTest(unittest.TestCase):
         self.fails(2, "10 gigs", "run", "vgg19:2", "--memory", "10 gigs")
         self.fails(2, "percentage", "run", "vgg19:2", "--memory", "x%")
         self.fails(2, "--frobnicate", "run", "vgg19:2", "--frobnicate")
-        self.fails(2, "subcommand", )
+        self.fails(2, "no verb is given", )
         self.fails(2, "item", "reproduce", "nothing")
 
     def test_bad_input_exits_with_3_and_names_the_place(self):

@@ -1,9 +1,15 @@
 """Helpers for tests of the command line: they run it, and check documents against their schemas."""
 
+import fcntl
 import json
+import os
 import pathlib
+import pty
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import unittest
 
 import jsonschema
@@ -26,6 +32,32 @@ class Spillway:
 def run(*args, **options):
     return subprocess.run([Spillway.path, *map(str, args)], capture_output=True, text=True,
                           check=False, **options)
+
+
+def on_a_terminal(*args, width=80, **variables):
+    """Runs a command on a terminal of the given width; returns exit code, standard output and standard error."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    masters, slaves = zip(pty.openpty(), pty.openpty())
+    fcntl.ioctl(slaves[0], termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    texts = [b"", b""]
+
+    def read(i):
+        try:
+            while piece := os.read(masters[i], 1 << 16):
+                texts[i] += piece
+        except OSError:  # the other end is closed
+            pass
+
+    with subprocess.Popen([Spillway.path, *map(str, args)], stdout=slaves[0], stderr=slaves[1],
+                          env={**environment, **variables}) as process:
+        readers = [threading.Thread(target=read, args=(i,)) for i in range(2)]
+        for slave, reader in zip(slaves, readers):
+            os.close(slave)
+            reader.start()
+        for master, reader in zip(masters, readers):
+            reader.join()
+            os.close(master)
+    return process.returncode, texts[0].decode().replace("\r\n", "\n"), texts[1].decode()
 
 
 class CommandTest(unittest.TestCase):

@@ -100,9 +100,9 @@ class ValuesTest(CommandTest):
     def test_the_list_of_options_is_complete(self):
         found = set()
         for verb in self.ok("completion", "verbs").split():
-            inner = re.findall(r"(?m)^  (\w+) ", self.ok("help", verb).partition("Subcommands:")[2])
+            inner = re.findall(r"(?m)^  (\w+) ", self.ok("help", verb).partition("\nVerbs:\n")[2].partition("\n\n")[0])
             for path in [(verb,), *((verb, name) for name in inner)]:
-                for option in re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+|\w+) \S+ \.\.\.", self.ok("help", *path)):
+                for option in re.findall(r"(?m)^  (?:-\w, )?(--[\w-]+(?= \S+ \.\.\.)|\w+(?= \.\.\.))", self.ok("help", *path)):
                     found.add(f"{' '.join(path)} {option}")
         shared = {f"{verb} {name.split()[-1]}" for verb in GRIDS for name in SEVERAL if name.startswith("sweep plan ")}
         shared |= {name for name in found - set(SEVERAL) if name.endswith((" --columns", " --pivot"))}

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <string>
 
 #include "experiments/run/pattern.h"
 #include "traces/base/error.h"
@@ -15,10 +16,6 @@ namespace {
 
 constexpr const char* kHelpNames = "-h,--help";
 constexpr const char* kVersionName = "--version";
-
-UsageError Refusal(const std::string& message) {
-  return UsageError(message + "\nRun with --help for more information.");
-}
 
 std::string Join(const std::vector<std::string>& texts) {
   return fmt::format("{}", fmt::join(texts, ","));
@@ -34,18 +31,51 @@ std::optional<uint64_t> ParseNumber(const std::string& text, Command::Range rang
 }
 
 // Returns a message about words that the command does not take.
-std::string Unexpected(const std::vector<std::string>& words, const Command& command) {
-  std::vector<std::string> names;
+std::string Unexpected(const std::vector<std::string>& words, const Command& command,
+                       const std::string& path) {
+  std::vector<std::string> options, arguments;
   for (const Option& option : command.options) {
-    if (!option.is_argument()) names.insert(names.end(), option.names.begin(), option.names.end());
+    std::vector<std::string>& names = option.is_argument() ? arguments : options;
+    names.insert(names.end(), option.names.begin(), option.names.end());
   }
   for (const std::string& word : words) {
-    if (word.starts_with('-')) return UnknownName("option", word.substr(0, word.find('=')), names);
+    if (word.starts_with('-'))
+      return UnknownName("option", word.substr(0, word.find('=')), options);
   }
-  return fmt::format("'{}' is one argument too many", words.front());
+  return fmt::format(
+      "'{}' is one argument too many for {} (valid: {})", words.front(), path,
+      arguments.empty() ? "only options" : fmt::format("{}", fmt::join(arguments, " ")));
+}
+
+// Returns a message about an option or argument of the command that is not given.
+std::string Missing(const Option& missing, const Command& command, const std::string& path) {
+  std::string message =
+      fmt::format("{} needs the {} {}: {}", path, missing.is_argument() ? "argument" : "option",
+                  missing.name(), missing.Description());
+  if (!missing.is_argument()) return message;
+  // An option with several values takes an argument that follows it.
+  const auto greedy = std::ranges::find_if(command.options, [](const Option& option) {
+    return option.given && !option.is_argument() && option.several && !option.one_each;
+  });
+  if (greedy == command.options.end()) return message;
+  return fmt::format("{}; it goes before {}, which takes all values behind it", message,
+                     greedy->name());
+}
+
+// Returns the end of a message about a command that is given without a verb.
+std::string MissingVerb(const Command& command) {
+  std::vector<std::string> names;
+  for (const Command& verb : command.verbs) names.push_back(verb.name);
+  return fmt::format("no verb is given (valid: {})", fmt::join(names, ", "));
 }
 
 }  // namespace
+
+std::string Option::Description() const {
+  const bool named = std::ranges::all_of(
+      choices, [this](const std::string& choice) { return help.find(choice) != help.npos; });
+  return named ? help : fmt::format("{}: {}", help, fmt::join(choices, ", "));
+}
 
 Option& Option::NotEmpty(std::string message) {
   return Check([message](const std::string& text) { return text.empty() ? message : ""; });
@@ -112,7 +142,7 @@ Option& Command::Text(const std::string& names, std::string& value, const std::s
 
 Option& Command::Texts(const std::string& names, std::vector<std::string>& values,
                        const std::string& text) {
-  Option& option = Setting(names, Join(values), {}, text);
+  Option& option = Setting(names, fmt::format("{}", fmt::join(values, " ")), {}, text);
   option.several = true;
   option.store = [&values](const Option::Texts& texts) { values = texts; };
   return option;
@@ -185,22 +215,27 @@ Command& Command::Find(const std::string& verb) {
 class Parser {
  public:
   void Declare(const Command& command, CLI::App& app) {
-    if (!command.footer.empty()) app.footer(command.footer);
-    app.require_subcommand(command.run ? 0 : 1, 1);
+    app.require_subcommand(0, 1);
     for (const Option& option : command.options) {
-      declared_[&option] = Declare(command, option, app)->required(option.required);
+      declared_[&option] = Declare(command, option, app);
     }
     for (const Command& verb : command.verbs) {
-      Declare(verb, *app.add_subcommand(verb.name, verb.help));
+      Declare(verb, *app.add_subcommand(verb.name));
     }
   }
 
-  // Stores the values that are given for options of the command.
-  void Store(Command& command) {
+  // Stores the values that are given for options of the command. `path` names it.
+  void Store(Command& command, const std::string& path) {
     for (Option& option : command.options) {
       const CLI::Option& parsed = *declared_.at(&option);
       option.given = parsed.count() > 0;
       option.value = option.given ? parsed.results().back() : option.initial;
+      if (option.several || option.type.empty() || parsed.count() < 2) continue;
+      throw UsageError(fmt::format("{} is given twice, as '{}' and '{}': it takes one value",
+                                   option.name(), parsed.results()[0], parsed.results()[1]));
+    }
+    for (const Option& option : command.options) {
+      if (option.required && !option.given) throw UsageError(Missing(option, command, path));
     }
     for (Option& option : command.options) {
       if (option.given) Store(option, *declared_.at(&option));
@@ -211,19 +246,25 @@ class Parser {
 
  private:
   void Store(Option& option, const CLI::Option& parsed) {
-    const bool flag = option.type.empty();
-    std::vector<std::string> texts =
-        flag ? std::vector<std::string>{parsed.as<bool>() ? "true" : "false"} : parsed.results();
+    std::vector<std::string> texts = parsed.results();
+    if (option.type.empty()) {
+      for (const std::string& text : texts) {
+        if (text == "true" || text == "false") continue;
+        throw UsageError(
+            fmt::format("{}: {}", option.name(), UnknownName("value", text, {"true", "false"})));
+      }
+      texts.erase(texts.begin(), texts.end() - 1);
+    }
     if (option.several && !option.verbatim) {
       texts =
           WithContext([&] { return ExpandSpecifications(texts); }, [&] { return option.name(); });
     }
     for (const std::string& text : texts) {
       const std::string problem = option.problem ? option.problem(text) : "";
-      if (!problem.empty()) throw Refusal(fmt::format("{}: {}", option.name(), problem));
+      if (!problem.empty()) throw UsageError(fmt::format("{}: {}", option.name(), problem));
     }
     const std::string conflict = option.conflict ? option.conflict() : "";
-    if (!conflict.empty()) throw Refusal(fmt::format("{} {}", option.name(), conflict));
+    if (!conflict.empty()) throw UsageError(fmt::format("{} {}", option.name(), conflict));
     const auto asks = [](const std::string& text) {
       return text == "help" || text.ends_with(":help");
     };
@@ -235,13 +276,14 @@ class Parser {
 
   static CLI::Option* Declare(const Command& command, const Option& option, CLI::App& app) {
     const std::string names = Join(option.names);
-    if (names == kHelpNames) return app.set_help_flag(names, option.help);
-    if (names == kVersionName) return app.set_version_flag(names, command.version, option.help);
-    if (option.type.empty()) return app.add_flag(names, option.help);
-    CLI::Option* const declared = app.add_option(names, CLI::callback_t(), option.help);
+    if (names == kHelpNames) return app.set_help_flag(names);
+    if (names == kVersionName) return app.set_version_flag(names, command.version);
+    if (option.type.empty()) return app.add_flag(names);
+    CLI::Option* const declared = app.add_option(names, CLI::callback_t());
     if (option.several) declared->expected(CLI::detail::expected_max_vector_size);
     if (option.one_each) declared->allow_extra_args(false);
-    return declared->type_name(option.type)->default_str(option.initial);
+    // `Store` refuses an option with one value that is given twice.
+    return declared->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
 
   std::map<const Option*, CLI::Option*> declared_;
@@ -271,19 +313,33 @@ int Command::Execute(const std::vector<std::string>& arguments) {
     // CLI11 takes a vector from its end.
     program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", program.help());
+    fmt::print("{}", help_text(chain()));
     return 0;
   } catch (const CLI::CallForVersion& call) {
     fmt::print("{}\n", call.what());
     return 0;
   } catch (const CLI::ExtrasError&) {
-    throw Refusal(Unexpected(program.remaining(true), *chain().back()));
+    throw UsageError(Unexpected(program.remaining(true), *chain().back(), PathOf(chain())));
+  } catch (const CLI::ArgumentMismatch& error) {
+    // The message begins with the option that has no value.
+    const std::string_view message = error.what();
+    const Option& option = chain().back()->Declared(message.substr(0, message.find(':')));
+    throw UsageError(fmt::format("{} needs a value: {}", option.name(), option.Description()));
   } catch (const CLI::ParseError& error) {
-    throw Refusal(error.what());
+    throw UsageError(error.what());
   }
-  for (Command* const parsed : chain()) parser.Store(*(command = parsed));
+  for (Command* const parsed : chain()) parser.Store(*(command = parsed), PathOf(chain()));
+  if (!command->run) {
+    throw UsageError((command == this ? "" : command->name + ": ") + MissingVerb(*command));
+  }
   fmt::print("{}", Printable(parser.descriptions()));
   return parser.descriptions().empty() ? command->run() : 0;
+}
+
+std::string PathOf(const std::vector<Command*>& chain) {
+  std::string path;
+  for (const Command* one : chain) path += (path.empty() ? "" : " ") + one->name;
+  return path;
 }
 
 std::string ParserVersion() { return CLI11_VERSION; }

@@ -45,6 +45,8 @@ struct Option {
 
   const std::string& name() const { return names.back(); }
   bool is_argument() const { return !names.front().starts_with('-'); }
+  // Returns `help` with the choices that it does not name.
+  std::string Description() const;
 
   // Each of these changes the option and returns it.
   Option& Help(std::string text) { return help = std::move(text), *this; }
@@ -72,11 +74,16 @@ struct Command {
   };
 
   std::string name, help;
-  std::string footer;   // the end of the help, also for the verbs below that have no other
-  std::string version;  // text of --version
+  std::string heading;  // the verbs from this one on stand under it in the help; may be empty
+  std::vector<std::string> examples;  // commands without the name of the program
+  std::string footer;                 // the end of the help, also of the verbs without one
+  std::string version;                // text of --version
   std::list<Option> options;
   std::list<Command> verbs;
   std::function<int()> run;  // does the work and returns the exit code
+  // Of the program: returns the help on the last of the commands, each of which is a verb of the
+  // one before it.
+  std::function<std::string(const std::vector<Command*>& chain)> help_text;
   std::vector<std::shared_ptr<void>> kept;
 
   Command(std::string own_name, std::string own_help);
@@ -136,13 +143,18 @@ struct Command {
 
   // Parses the arguments of the program, stores the values that they give and runs the verb that
   // they name, or prints help, version or descriptions on standard output. Returns the exit code.
-  // Throws `UsageError` for bad arguments, and passes exceptions of the verb on.
+  // Throws `UsageError` for bad arguments, with a message of one line that says which values are
+  // valid, and passes exceptions of the verb on.
   int Execute(const std::vector<std::string>& arguments);
 
  private:
   Option& Whole(const std::string& names, std::optional<uint64_t> initial, Range range,
                 std::function<void(uint64_t)> set, const std::string& text);
 };
+
+// Returns the names of commands, each of which is a verb of the one before it: "spillway trace
+// build".
+std::string PathOf(const std::vector<Command*>& chain);
 
 // The version of the library that parses.
 std::string ParserVersion();

@@ -1,8 +1,8 @@
 // Rows of a table that finish one by one, in any order.
 //
-// A terminal shows a line on standard error for each row as it finishes. The caller prints the
-// table at the end; an interrupt prints a table of the finished rows, in the order of their
-// numbers. All methods can be called from several threads.
+// A terminal shows the row that finished last, beside the bar. The caller prints the table at the
+// end; an interrupt prints a table of the finished rows. All methods can be called from several
+// threads.
 
 #ifndef SPILLWAY_EXPERIMENTS_CLI_FRAME_FINISHED_ROWS_H_
 #define SPILLWAY_EXPERIMENTS_CLI_FRAME_FINISHED_ROWS_H_
@@ -49,8 +49,7 @@ class FinishedRows {
       const std::lock_guard lock(mutex_);
       rows_[i] = std::move(row);
     }
-    session_.progress().NoteOnTerminal(fmt::format("{}: {}", name, line));
-    session_.progress().Advance(name);
+    session_.progress().Advance(fmt::format("{}: {}", name, line));
   }
 
   // Returns all rows. REQUIRES: all are finished.

@@ -1,16 +1,16 @@
 #include "experiments/cli/frame/options.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
 
+#include "experiments/cli/frame/terminal.h"
+#include "experiments/output/wrap.h"
 #include "experiments/run/pattern.h"
 #include "policies/plugin/library.h"
 #include "policies/registry.h"
@@ -83,11 +83,7 @@ void FormatOption::Follow(const std::string& output) {
   }
 }
 
-size_t FormatOption::width() const {
-  winsize size{};
-  if (wide || to_file || ::isatty(STDOUT_FILENO) != 1) return 0;
-  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
+size_t FormatOption::width() const { return wide || to_file ? 0 : TerminalWidth(); }
 
 View FormatOption::view() const {
   View view{std::ranges::find(kFormats, text, &FormatName::name)->format, columns, {}, width()};
@@ -233,14 +229,13 @@ std::string Title(const LoadedCase& loaded) {
                                        : fmt::format("{}, {}", provenance, arithmetic));
 }
 
-// Returns a line that says why a policy does not fit. `alone` says that the table has one row.
+// Returns a line that says why a policy does not fit, cut at `width` unless it is 0. `alone` says
+// that the table has one row: then lines also say who holds the memory.
 std::string FormatMisfit(const RunResult& result, bool alone, size_t width) {
-  // Among several policies one sentence is enough; a single run also says who holds the memory.
-  std::string reason = result.Reason();
-  if (!alone) reason.resize(std::min(reason.find(". Largest"), reason.size()));
-  std::string line = fmt::format("{}: {}", result.policy, reason);
-  if (width > 3 && !alone && line.size() > width) line = line.substr(0, width - 3) + "...";
-  return line + "\n";
+  const auto& request = result.report.out_of_memory;
+  const std::string reason = alone || !request ? result.Reason() : Brief(*request);
+  const std::string line = fmt::format("{}: {}", result.policy, reason);
+  return alone ? Wrapped(line, width) : CutAt(width, line) + "\n";
 }
 
 // Returns a line that says how much a better plan could gain, or an empty text if the bound does
@@ -254,20 +249,18 @@ std::string FormatGap(const RunResult& result) {
 }
 
 std::string FormatGroup(const CaseResults& group, size_t width) {
-  const std::vector<RunResult>& results = group.results;
-  std::string text = Title(group.loaded) + "\n";
-  if (const std::string table = FormatComparison(results, width); !table.empty()) {
+  const std::vector<RunResult> results = Ranked<RunResult>(group.results, StandingOfResult);
+  std::string text =
+      Wrapped(Title(group.loaded), width) + "\n" + FormatComparison(results, width) + "\n";
+  if (const std::string pools = FormatPools(results, width); !pools.empty()) text += pools + "\n";
+  if (const std::string table = FormatCompression(results, width); !table.empty()) {
     text += table + "\n";
-  }
-  if (const std::string pools = FormatPools(results); !pools.empty()) text += pools + "\n";
-  if (const std::string compression = FormatCompression(results); !compression.empty()) {
-    text += compression + "\n";
   }
   for (const RunResult& result : results) {
     if (group.loaded.asked.allocator.name() != result.allocator) {
-      text += fmt::format("{}: allocator {}\n", result.policy, result.allocator);
+      text += Wrapped(fmt::format("{}: allocator {}\n", result.policy, result.allocator), width);
     }
-    text += FormatGap(result);
+    text += Wrapped(FormatGap(result), width);
     if (!result.fits()) text += FormatMisfit(result, results.size() == 1, width);
   }
   return text;

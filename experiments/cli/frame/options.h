@@ -40,8 +40,8 @@ struct FormatOption {
   // Throws `UsageError` if columns or a pivot are chosen for a format that has all columns, or both
   // are chosen.
   View view() const;
-  // Returns the largest width of a table: the columns of the terminal, or 0 (no limit) if standard
-  // output is no terminal or --wide was given.
+  // Returns the largest width of a table: `TerminalWidth`, or 0 (no limit) for a file and with
+  // --wide.
   size_t width() const;
 };
 

@@ -90,10 +90,6 @@ void ProgressBar::Note(std::string_view line) {
   if (active_) Draw();
 }
 
-void ProgressBar::NoteOnTerminal(std::string_view line) {
-  if (terminal_) Note(line);
-}
-
 void ProgressBar::Wipe() {
   const std::lock_guard lock(mutex_);
   if (active_) fmt::print(stderr, "{}", kWipe);

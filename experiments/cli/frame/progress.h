@@ -42,8 +42,6 @@ class ProgressBar {
   void Advance(std::string_view what);
   // Writes a line that stays, with or without a bar, unless quiet.
   void Note(std::string_view line);
-  // Writes a line that stays if standard error is a terminal, unless quiet.
-  void NoteOnTerminal(std::string_view line);
   // Removes the bar and forgets the steps.
   void Wipe();
 

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "experiments/output/ranking.h"
+#include "experiments/output/wrap.h"
 #include "experiments/tools/fit/fit.h"
 
 namespace spillway {
@@ -18,7 +20,6 @@ namespace {
 constexpr size_t kShownPolicies = 8;
 constexpr size_t kShownHolders = 5;
 constexpr size_t kWrittenHolders = 20;  // in JSON
-constexpr size_t kTextWidth = 80;       // of sentences
 
 std::string_view Name(FitStatus status) {
   constexpr std::string_view kNames[] = {"fits", "reclaims", "no", "failed"};
@@ -28,26 +29,6 @@ std::string_view Name(FitStatus status) {
 // Returns the name of the file, if the workload is the path of one.
 std::string_view ShortName(std::string_view workload) {
   return workload.substr(workload.rfind('/') + 1);
-}
-
-// Returns the text in lines of at most `kTextWidth` characters, unless a word is longer.
-std::string Wrapped(std::string_view text) {
-  std::string wrapped;
-  size_t column = 0;
-  while (!text.empty()) {
-    const std::string_view word = text.substr(0, text.find(' '));
-    text.remove_prefix(std::min(text.size(), word.size() + 1));
-    if (column > 0 && column + 1 + word.size() > kTextWidth) {
-      wrapped += '\n';
-      column = 0;
-    } else if (column > 0) {
-      wrapped += ' ';
-      ++column;
-    }
-    wrapped += word;
-    column += word.size();
-  }
-  return wrapped + "\n";
 }
 
 // Returns lines of Python of at most `kTextWidth` characters. A longer line is broken behind the
@@ -167,8 +148,8 @@ Columns<FitRow> FitColumns() {
       {"network", "", "of it", &FitRow::network},
       {"batch", "1", "samples per iteration", &FitRow::batch, "batch"},
       {"device", "", "name of the GPU", &FitRow::device, "device"},
-      {"memory_bytes", "B", "device memory", &FitRow::memory, "memory", 2},
-      {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside", 2},
+      {"memory_bytes", "B", "device memory", &FitRow::memory, "memory"},
+      {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside"},
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or "
        "of "
@@ -183,25 +164,25 @@ Columns<FitRow> FitColumns() {
       {"peak_requested_bytes", "B",
        "most bytes asked for at once; of change none, as are all "
        "peaks and times of it, with unlimited memory",
-       metric(&Metrics::peak_requested), "requested", 3},
+       metric(&Metrics::peak_requested), "requested"},
       {"peak_allocated_bytes", "B", "most bytes in blocks at once",
-       metric(&Metrics::peak_allocated), "allocated", 3},
+       metric(&Metrics::peak_allocated), "allocated"},
       {"peak_reserved_bytes", "B", "most bytes taken from the device",
-       metric(&Metrics::peak_reserved), "reserved", 3},
+       metric(&Metrics::peak_reserved), "reserved"},
       {"recorded_reserved_bytes", "B",
        "most that PyTorch took from the device where it was recorded, first iterations included",
        [](auto& row) {
          return row.recorded_reserved > Bytes(0) ? std::optional(row.recorded_reserved)
                                                  : std::nullopt;
        },
-       "recorded", 3},
+       "recorded"},
       {"margin_bytes", "B", "what is left of the memory beside both; negative if it is short",
        [](auto& row) { return row.available().count() - row.metrics.peak_reserved.count(); },
-       "margin", 3},
-      {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms", 1},
+       "margin"},
+      {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms"},
       {"arithmetic", "", "of the matrix products for which the time holds: fp32, tf32, bf16, ...",
        &FitRow::arithmetic, "arithmetic"},
-      {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown", 3},
+      {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown"},
       {"reason", "", "why it does not fit, or how the policy failed",
        [](auto& row) { return IfAny(row.reason); }},
       {"batch_source", "",
@@ -222,8 +203,7 @@ Columns<FitRow> FitColumns() {
                          std::span(all).first(std::min(kWrittenHolders, all.size())));
        }},
       {"samples_per_second", "1/s", "batch over iteration_ms",
-       [](auto& row) { return SamplesPerSecond(row.batch, row.metrics.iteration); }, "samples/s",
-       1},
+       [](auto& row) { return SamplesPerSecond(row.batch, row.metrics.iteration); }, "samples/s"},
   };
   for (Column<FitRow>& column : columns) {
     if (!column.name.starts_with("peak_") || column.type != "array") continue;
@@ -236,21 +216,35 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   constexpr std::string_view kVerdict[] = {"workload",
                                            "batch",
                                            "device",
-                                           "status",
+                                           "best",
+                                           "fits",
+                                           "iteration_ms",
+                                           "peak_reserved_bytes",
                                            "margin_bytes",
                                            "memory_bytes",
-                                           "peak_reserved_bytes",
                                            "peak_allocated_bytes",
-                                           "iteration_ms",
                                            "outside_bytes",
                                            "recorded_reserved_bytes",
                                            "peak_requested_bytes"};
   std::vector<FitRow> verdicts;
+  std::vector<std::string> workloads;  // in the order given
   for (const Fit& fit : fits) {
     verdicts.push_back(fit.as_it_is);
     verdicts.back().workload = ShortName(fit.as_it_is.workload);
+    workloads.push_back(verdicts.back().workload);
   }
-  std::string text = "Sizes are in GiB.\n\n" + FormatTable(FitColumns(), kVerdict, verdicts, width);
+  const StandingOf<FitRow> standing = [&](const FitRow& row) {
+    Standing one{.score = row.metrics.iteration.milliseconds()};
+    if (row.status == FitStatus::kNot) {
+      one.missing = std::max(Bytes(), row.metrics.peak_reserved - row.available());
+    }
+    one.fits = row.status == FitStatus::kFits ? "yes" : Name(row.status);
+    one.group = static_cast<size_t>(std::ranges::find(workloads, row.workload) - workloads.begin());
+    return one;
+  };
+  std::string text =
+      "Sizes are in GiB.\n\n" +
+      FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width);
   for (const Fit& fit : fits) {
     if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
   }

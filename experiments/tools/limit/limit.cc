@@ -40,13 +40,13 @@ Report Try(const LimitSearch& search, const PolicyChoice& policy, int64_t value,
 LimitResult Search(const LimitSearch& search, const PolicyChoice& policy,
                    const std::function<void(int64_t)>& progress) {
   LimitResult result;
-  std::map<int64_t, std::string> reasons;
+  std::map<int64_t, OutOfMemory> requests;  // that failed
   int64_t largest = 0;
   result.limit = FindLimit(search.family.most(), search.scan, [&](int64_t value) {
     progress(value);
     const Report report = Try(search, policy, value, false);
     if (!report.fits()) {
-      reasons[value] = report.out_of_memory->Message();
+      requests[value] = *report.out_of_memory;
     } else if (value > largest) {
       largest = value;
       result.metrics = report.metrics;
@@ -58,8 +58,11 @@ LimitResult Search(const LimitSearch& search, const PolicyChoice& policy,
       if (value >= 1 && value <= search.family.most()) Try(search, policy, value, true);
     }
   }
-  const auto next = reasons.find(result.limit.largest + 1);
-  if (next != reasons.end()) result.next_reason = next->second;
+  const auto next = requests.find(result.limit.largest + 1);
+  if (next != requests.end()) {
+    result.next_reason = next->second.Message();
+    result.next_brief = Brief(next->second);
+  }
   return result;
 }
 
@@ -173,7 +176,7 @@ LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
     result = Search(search, policy, progress);
   } catch (const PolicyError& error) {
     result.failed = true;
-    result.next_reason = error.what();
+    result.next_reason = result.next_brief = error.what();
   }
   result.policy = policy.name();
   return result;
@@ -213,7 +216,8 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
        },
        "status"},
       {"limit", "1", "the largest that was seen to fit",
-       if_any([](auto& r) { return r.limit.largest; }), "limit"},
+       if_any([](auto& r) { return r.limit.largest; }),
+       search.family.deepens() ? "limit" : "batch"},
       {"workload", "", "it as a workload", if_any([=](auto& r) { return workload(r).Name(); })},
       {"depth", "1", "of a residual network, in layers",
        [=](auto& r) {
@@ -236,11 +240,11 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
       {"trials", "1", "runs", [](auto& r) { return r.limit.trials; }, "trials"},
       {"checked", "", "with the independent checker", [&](auto&) { return search.asked.check; }},
       {"iteration_ms", "ms", "at the limit, as are the next ones", metric(&Metrics::iteration),
-       "time ms", 1},
+       "time ms"},
       {"peak_requested_bytes", "B", "most bytes asked for at once",
        metric(&Metrics::peak_requested)},
       {"peak_allocated_bytes", "B", "most bytes in blocks at once",
-       metric(&Metrics::peak_allocated), "peak GiB", 2},
+       metric(&Metrics::peak_allocated), "peak GiB"},
       {"offloaded_bytes", "B", "copied to the host", metric(&Metrics::offloaded)},
       {"recomputed_ops", "1", "ops that ran again", metric(&Metrics::recomputed_ops)},
       {"samples_per_second", "1/s", "batch over iteration_ms",
@@ -248,7 +252,7 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
          return r.metrics ? SamplesPerSecond(workload(r).batch, r.metrics->iteration)
                           : std::nullopt;
        },
-       "samples/s", 1},
+       "samples/s"},
   };
 }
 

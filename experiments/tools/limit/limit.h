@@ -88,6 +88,7 @@ struct LimitResult {
   Limit limit;
   std::optional<Metrics> metrics;  // of the run at the limit; nullopt if nothing fits
   std::string next_reason;         // why limit.largest + 1 does not fit, or how the policy failed
+  std::string next_brief;          // it in half a line
   bool failed = false;             // true if the policy failed; then `limit` is empty
 };
 

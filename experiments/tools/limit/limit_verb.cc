@@ -11,6 +11,8 @@
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/output/ranking.h"
+#include "experiments/output/wrap.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -43,24 +45,35 @@ std::string FormatLimits(const LimitSearch& search, const std::vector<LimitResul
                          size_t width) {
   const std::string what = search.family.deepens() ? "depth" : "batch";
   constexpr std::string_view kShown[] = {
-      "policy",     "status",   "limit",  "depth",        "next",
-      "scanned_to", "monotone", "trials", "iteration_ms", "peak_allocated_bytes"};
-  std::string out = fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n{}\n",
-                                search.family.text(), *search.asked.preset, ModeOf(search.asked),
-                                search.device.description, FormatBytes(search.memory()), what,
-                                FormatTable(LimitColumns(search), kShown, results, width));
-  for (const LimitResult& result : results) {
-    if (result.next_reason.empty()) continue;
-    std::string reason = result.next_reason;
-    reason.resize(std::min(reason.find(". Largest"), reason.size()));
-    out += result.failed
-               ? fmt::format("{} failed: {}\n", result.policy, reason)
-               : fmt::format("{} at {}: {}\n", result.policy, result.limit.largest + 1, reason);
+      "policy", "best",   "limit", "iteration_ms", "samples_per_second", "peak_allocated_bytes",
+      "depth",  "status", "next",  "scanned_to",   "monotone",           "trials"};
+  const StandingOf<LimitResult> standing = [](const LimitResult& result) {
+    Standing one;
+    one.failed = result.failed;
+    if (result.limit.largest == 0) one.missing = Bytes();
+    one.score = -static_cast<double>(result.limit.largest);
+    return one;
+  };
+  std::string out =
+      Wrapped(fmt::format("{} ({}, {}) on {} with {}: the largest {} that fits\n\n",
+                          search.family.text(), *search.asked.preset, ModeOf(search.asked),
+                          search.device.description, FormatBytes(search.memory()), what),
+              width);
+  out += FormatRanked<LimitResult>(LimitColumns(search), kShown, results, standing, "the largest",
+                                   width) +
+         "\n";
+  for (const LimitResult& result : Ranked<LimitResult>(results, standing)) {
+    if (result.next_brief.empty()) continue;
+    const std::string at =
+        result.failed ? "failed" : fmt::format("at {}", result.limit.largest + 1);
+    out += CutAt(width, fmt::format("{} {}: {}", result.policy, at, result.next_brief)) + "\n";
   }
-  out +=
-      "\nFitting is not monotone. Each limit fits in a run; no value from the next one up to "
-      "\"none to\"\nfits. If \"monotone\" is no, a value below the limit does not fit either.\n";
-  return out;
+  return out + Wrapped(
+                   "\nFitting is not monotone. Each limit fits in a run; no value from the next "
+                   "one up to "
+                   "\"none to\" fits. If \"monotone\" is no, a value below the limit does not fit "
+                   "either.",
+                   width);
 }
 
 void Describe(const LimitOptions& options, const LimitSearch& search,
@@ -132,6 +145,8 @@ void AddLimit(Command& program, Session& session) {
                               "Find the largest batch or depth that fits; exit code 1 if nothing "
                               "does, 4 if a policy failed, "
                               "which costs only its own row");
+  verb.examples = {"limit vgg16 --device titan_xp --policy liveness,mxnet",
+                   "limit 'resnet(2,2,n3,2):8' --vary depth --policy liveness --memory 1GiB"};
   auto& options = verb.Runs(Execute, session);
   options.asked.cost = "roofline";  // cost tables exist for few batches
   verb.Text("network", options.network,

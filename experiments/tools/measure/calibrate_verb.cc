@@ -241,6 +241,7 @@ void AddCalibrate(Command& program, Session& session) {
       "calibrate",
       "Measure copies, launches and allocations on this machine's GPU and write a device file; "
       "exit code 5 without one");
+  verb.examples = {"calibrate -o mine.toml", "calibrate -o mine.toml --quick --from h200"};
   auto& command = verb.Runs(Execute, session);
   verb.Text("-o,--output", command.output, "Device file to write (.toml)").Required();
   verb.Text("--from", command.from,

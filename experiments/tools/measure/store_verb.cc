@@ -62,6 +62,7 @@ void AddHoldings(Command& store, Session& session) {
     FormatOption format;
   };
   Command& verb = store.Add("list", "List the contents of a store");
+  verb.examples = {"store list kernels.sqlite", "store list kernels.sqlite --format json"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
@@ -84,6 +85,9 @@ void AddImport(Command& store) {
   };
   Command& verb =
       store.Add("import", "Add cost tables of one GPU to a store, which is made if there is none");
+  verb.examples = {
+      "store import kernels.sqlite tables/vgg16-64.json.zst",
+      "store import kernels.sqlite tables/vgg16-64.json.zst tables/vgg16-128.json.zst"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   verb.Texts("tables", options.tables, "Cost tables, as spillway record writes them").Required();
@@ -133,6 +137,8 @@ void AddExport(Command& store, Session& session) {
   };
   Command& verb =
       store.Add("export", "Write the cost tables of workloads, as spillway record does");
+  verb.examples = {"store export kernels.sqlite vgg16:64",
+                   "store export kernels.sqlite vgg16:64 -o tables"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   verb.Texts("workloads", options.workloads, "NETWORK:BATCH, one or more").Required();

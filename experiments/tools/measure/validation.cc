@@ -184,7 +184,7 @@ Columns<ValidationResult> ValidationColumns() {
       {"workload", "", "network and batch", &R::workload, "workload"},
       {"policy", "", "as given", &R::policy, "policy"},
       {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
-       [](auto& r) { return IfLimited(r.memory); }, "memory GiB", 2},
+       [](auto& r) { return IfLimited(r.memory); }, "memory GiB"},
       {"allocator", "", "as given", &R::allocator},
       {"status", "", "ok, oom if the workload does not fit, or failed if the policy broke down",
        [](auto& r) { return !r.failure.empty() ? "failed"
@@ -192,23 +192,23 @@ Columns<ValidationResult> ValidationColumns() {
                                                : "oom"; }, "status"},
   };
   const auto add = [&](std::string name, std::string_view unit, std::string_view help, auto get,
-                       std::string_view header = {}, int digits = 0) {
+                       std::string_view header = {}) {
     columns.push_back({std::move(name), unit, help,
                        [get](const R& r) {
                          return r.fits() ? std::optional(std::invoke(get, r.validation))
                                          : std::nullopt;
                        },
-                       header, digits});
+                       header});
   };
   // Adds a predicted and a measured column. `get` takes a report.
   const auto add_pair = [&](const std::string& name, std::string_view unit, std::string_view help,
-                            auto get, std::string_view header = {}, int digits = 0) {
+                            auto get, std::string_view header = {}) {
     add(
-        "predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); }, header,
-        digits);
+        "predicted_" + name, unit, help, [get](auto& v) { return get(v.predicted.report); },
+        header);
     add(
         "measured_" + name, unit, help, [get](auto& v) { return get(v.measured.report); },
-        "measured", digits);
+        "measured");
   };
   const auto metric = [](auto member) {
     return [member](const Report& report) { return report.metrics.*member; };
@@ -218,19 +218,19 @@ Columns<ValidationResult> ValidationColumns() {
   };
   add(
       "predicted_iteration_ms", "ms", "one iteration",
-      [](auto& v) { return v.predicted.report.metrics.iteration; }, "predicted ms", 2);
+      [](auto& v) { return v.predicted.report.metrics.iteration; }, "predicted ms");
   add(
       "measured_iteration_ms", "ms", "the median of those timed",
-      [](auto& v) { return v.measured.execution->typical_iteration(); }, "measured", 2);
-  add("error", "1", "(predicted - measured) / measured", &Validation::error, "error", 3);
+      [](auto& v) { return v.measured.execution->typical_iteration(); }, "measured");
+  add("error", "1", "(predicted - measured) / measured", &Validation::error, "error");
   add("decisions_equal", "", "all of them", &Validation::decisions_equal, "decisions");
   add("placements_equal", "", "all of them", &Validation::placements_equal, "placements");
   add(
       "violations", "1", "of the measured order", [](auto& v) { return v.violations.size(); },
       "violations");
-  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute), "compute ms", 2);
-  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime, "copy ms", 1);
-  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total), "stall ms", 2);
+  add_pair("compute_ms", "ms", "kernels ran", metric(&Metrics::compute), "compute ms");
+  add_pair("copy_ms", "ms", "copies ran, the sum over both directions", CopyTime, "copy ms");
+  add_pair("stall_ms", "ms", "kernels waited", stall(&Stalls::total), "stall ms");
   add_pair("stall_fetch_ms", "ms", "for an input", stall(&Stalls::fetch));
   add_pair("stall_fence_ms", "ms", "at the end of a layer", stall(&Stalls::fence));
   add_pair("stall_memory_ms", "ms", "for memory", stall(&Stalls::memory));

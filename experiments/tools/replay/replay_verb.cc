@@ -284,6 +284,8 @@ void AddReplay(Command& program, Session& session) {
   Command& verb = program.Add(
       "replay",
       "Replay an allocation log on other allocators; exit code 1 if one of them does not serve it");
+  verb.examples = {"replay snapshot.pickle.gz",
+                   "replay snapshot.pickle.gz --allocator best-fit,planned"};
   auto& options = verb.Runs(Execute, session);
   verb.Text("log", options.log,
             "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed is "

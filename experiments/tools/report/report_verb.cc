@@ -125,6 +125,8 @@ void AddReport(Command& program, Session& session) {
       "Write one HTML file that needs no network: tables, plots, and for workloads each run's "
       "streams, stalls and memory over time; exit code 1 if no workload fits, 4 if a policy "
       "failed, which costs only its own row");
+  verb.examples = {"report vgg16:64 --memory 30% -o report.html",
+                   "report sweep.sqlite -o sweep.html"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("sources", options.sources,
              "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "

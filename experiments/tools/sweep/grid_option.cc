@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "experiments/output/ranking.h"
+#include "experiments/output/wrap.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -59,16 +61,107 @@ void RemarkTraining(const Experiment& experiment, const Session& session) {
   if (training) RemarkTraining(ExpandSpecifications(policies->second), session);
 }
 
+namespace {
+
+using RowColumn = Column<ResultRow>;
+
+const RowColumn& Named(const Columns<ResultRow>& columns, std::string_view name) {
+  return *std::ranges::find(columns, name, &RowColumn::name);
+}
+
+Standing StandingOfRow(const ResultRow& row) {
+  const Columns<ResultRow>& columns = SweepKind().columns;
+  Standing standing;
+  const Value status = Named(columns, "status").get(row);
+  const Value missing = Named(columns, "missing_bytes").get(row);
+  const Value time = Named(columns, "iteration_ms").get(row);
+  standing.failed = status == Value("failed");
+  if (status == Value("oom")) {
+    standing.missing = Bytes(missing == Value() ? 0 : std::get<int64_t>(missing));
+  }
+  if (time != Value()) standing.score = std::get<double>(time);
+  return standing;
+}
+
+// Returns the rows of each case, in the order of the first of them.
+std::vector<std::vector<ResultRow>> CasesOf(const StoreKind& kind,
+                                            const std::vector<ResultRow>& rows) {
+  std::vector<std::vector<ResultRow>> cases;
+  const auto same = [&](const ResultRow& a, const ResultRow& b) {
+    return std::ranges::all_of(kind.cases, [&](std::string_view name) {
+      const RowColumn& column = Named(kind.columns, name);
+      return column.get(a) == column.get(b);
+    });
+  };
+  for (const ResultRow& row : rows) {
+    const auto of_case =
+        std::ranges::find_if(cases, [&](const auto& one) { return same(one.front(), row); });
+    if (of_case == cases.end()) {
+      cases.push_back({row});
+    } else {
+      of_case->push_back(row);
+    }
+  }
+  return cases;
+}
+
+// Returns the title of a case: "vgg16:64 (torch, training) on h200 with 7.31 GiB (60%)".
+std::string TitleOfCase(const ResultRow& row) {
+  const auto text = [&](std::string_view name) {
+    return FormatCell(Named(SweepKind().columns, name).get(row), "");
+  };
+  const Value memory = Named(SweepKind().columns, "memory_bytes").get(row);
+  const std::string asked = text("memory_request");
+  return fmt::format(
+      "{} ({}, {}) on {} with {}{}\n", text("workload"), text("preset"), text("mode"),
+      text("device"),
+      memory == Value() ? "unlimited memory" : FormatBytes(Bytes(std::get<int64_t>(memory))),
+      asked == "-" ? "" : fmt::format(" ({})", asked));
+}
+
+// Returns one table of cases that have one row each, with the columns in which the cases differ.
+std::string FormatSingleRows(const StoreKind& kind, const Columns<ResultRow>& columns,
+                             const std::vector<ResultRow>& rows, size_t width) {
+  Columns<ResultRow> all = columns;
+  all.push_back(FitsColumn<ResultRow>(StandingOfRow));
+  std::vector<std::string_view> shown;
+  for (const std::string_view name : kind.cases) {
+    const RowColumn& column = Named(columns, name);
+    const bool differ = std::ranges::any_of(
+        rows, [&](const ResultRow& row) { return column.get(row) != column.get(rows.front()); });
+    if (differ) shown.push_back(name);
+  }
+  shown.insert(shown.end(), kind.shown.begin(), kind.shown.end());
+  std::erase(shown, "best");
+  return FormatTable<ResultRow>(all, shown, rows, width);
+}
+
+std::string FormatTables(const StoreKind& kind, const Columns<ResultRow>& columns,
+                         const std::vector<ResultRow>& rows, size_t width) {
+  if (rows.empty()) return "nothing yet\n";
+  if (kind.cases.empty()) return FormatTable(columns, kind.shown, rows, width);
+  const auto cases = CasesOf(kind, rows);
+  if (cases.size() > 1 && cases.size() == rows.size()) {
+    return FormatSingleRows(kind, columns, rows, width);
+  }
+  std::string text;
+  for (const std::vector<ResultRow>& one : cases) {
+    text += (text.empty() ? "" : "\n") + Wrapped(TitleOfCase(one.front()), width);
+    text += FormatRanked<ResultRow>(columns, kind.shown, one, StandingOfRow, "the fastest", width);
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string FormatRows(const StoreKind& kind, const std::vector<ResultRow>& rows,
                        const FormatOption& format) {
   const Columns<ResultRow> columns = RowColumns(kind, rows);
-  const auto table = [&] {
-    return rows.empty() ? std::string("nothing yet\n")
-                        : FormatTable(columns, kind.shown, rows, format.width());
-  };
   const bool simulated = &kind == &SweepKind();
-  return FormatAs(format.view(), columns, rows, kind.schema, table,
-                  simulated ? std::span(kUsualColumns) : std::span(kind.shown));
+  return FormatAs(
+      format.view(), columns, rows, kind.schema,
+      [&] { return FormatTables(kind, columns, rows, format.width()); },
+      simulated ? std::span(kUsualColumns) : std::span(kind.shown));
 }
 
 }  // namespace spillway::cli

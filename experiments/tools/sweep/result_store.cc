@@ -41,9 +41,8 @@ Columns<ResultRow> Stored(const Columns<T>& originals) {
   Columns<ResultRow> columns;
   for (size_t i = 0; i < originals.size(); ++i) {
     const Column<T>& original = originals[i];
-    Column<ResultRow> column{original.name,   original.unit,
-                             original.help,   [](const ResultRow&) { return std::string(); },
-                             original.header, original.digits};
+    Column<ResultRow> column{original.name, original.unit, original.help,
+                             [](const ResultRow&) { return std::string(); }, original.header};
     column.type = original.type;
     column.get = [i](const ResultRow& row) { return row[i]; };
     if (original.present) column.present = [i](const ResultRow& row) { return row[i] != Value(); };
@@ -134,16 +133,18 @@ ResultRow RowOf(const ValidationResult& result) { return ValuesOf(ValidationColu
 
 const StoreKind& SweepKind() {
   static const StoreKind kind = [] {
-    StoreKind made{
-        "sweep store",
-        0x53707377,  // "Spsw"
-        Stored(ResultColumns()),
-        "network, batch, preset, mode, device, memory_bytes, allocator, policy, key",
-        "spillway.results/v1",
-        {"workload", "device", "memory_request", "allocator", "policy", "status", "iteration_ms",
-         "slowdown", "peak_allocated_bytes", "offloaded_bytes", "stall_ms"}};
+    StoreKind made{"sweep store",
+                   0x53707377,  // "Spsw"
+                   Stored(ResultColumns()),
+                   "network, batch, preset, mode, device, memory_bytes, allocator, policy, key",
+                   "spillway.results/v1",
+                   {"policy", "best", "fits", "iteration_ms", "slowdown", "peak_allocated_bytes",
+                    "allocator", "offloaded_bytes", "stall_ms"},
+                   {"workload", "device", "memory_request", "preset", "mode"}};
     for (Column<ResultRow>& column : made.columns) {
-      if (column.header.empty() && std::ranges::count(made.shown, column.name) > 0) {
+      if (column.header.empty() && std::ranges::count(made.shown, column.name) +
+                                           std::ranges::count(made.cases, column.name) >
+                                       0) {
         column.header = column.name;
       }
     }

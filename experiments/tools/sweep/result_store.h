@@ -57,6 +57,8 @@ struct StoreKind {
   std::string order;                    // the order of an export, in SQL
   std::string schema;                   // the schema of an export as JSON
   std::vector<std::string_view> shown;  // the columns of a table for people
+  // The columns that say of which case a row is. Rows of a case are ranked in a table of their own.
+  std::vector<std::string_view> cases = {};
 };
 const StoreKind& SweepKind();       // rows of `ResultColumns`
 const StoreKind& ValidationKind();  // rows of `ValidationColumns`

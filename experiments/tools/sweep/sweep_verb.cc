@@ -84,11 +84,11 @@ int Sweep(const SweepOptions& options, Session& session) {
   const Experiment experiment = options.Load();
   const Shard shard = Shard::Parse(options.shard);
   const Grid grid(experiment, AllPolicies("training"));
+  grid.Check();
   if (experiment.output.empty()) {
     throw UsageError("no store: give -o STORE, a SQLite file that is made if there is none");
   }
   CheckEnding(experiment.output, {".sqlite"});
-  grid.Check();
   RemarkTraining(experiment, session);
   const std::filesystem::path path = experiment.output;
   if (!options.checkpoint.empty()) Checkpoint::Restore(options.checkpoint, path);
@@ -152,6 +152,8 @@ void AddPlan(Command& sweep, Session& session) {
   };
   Command& verb = sweep.Add(
       "plan", "Say how many cells a sweep has, how many are there, and about how long it takes");
+  verb.examples = {"sweep plan 'vgg16:{16,32,64}' --memory 30%,60%",
+                   "sweep plan grid.toml -o sweep.sqlite"};
   auto& options = verb.Keep<Options>();
   options.Add(verb);
   options.format.Add(verb);
@@ -209,6 +211,7 @@ void AddStatus(Command& sweep, Session& session) {
   };
   Command& verb =
       sweep.Add("status", "Count the cells of a store by policy, and failed cells by reason");
+  verb.examples = {"sweep status sweep.sqlite", "sweep status sweep.sqlite --format json"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
@@ -240,6 +243,7 @@ void AddExport(Command& sweep, Session& session) {
       "export",
       "Write the results of a store, with the columns of compare, or validate; the same cells give "
       "the same bytes, however they were computed");
+  verb.examples = {"sweep export sweep.sqlite", "sweep export sweep.sqlite -o sweep.csv"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   options.format.Add(verb);
@@ -263,6 +267,8 @@ void AddMerge(Command& sweep) {
   };
   Command& verb = sweep.Add(
       "merge", "Add the cells of other stores to a store, which is made if there is none");
+  verb.examples = {"sweep merge all.sqlite sweep.sqlite",
+                   "sweep merge all.sqlite sweep.sqlite other.sqlite"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
   verb.Texts("others", options.others, "Stores to read, one or more").Required();
@@ -293,6 +299,8 @@ void AddSubmit(Command& sweep, Session& session) {
   Command& verb = sweep.Add(
       "submit",
       "Run a sweep on a cluster: an array job, a shard for each task, and a job that merges them");
+  verb.examples = {"sweep submit grid.toml -o s.sqlite --slurm --tasks 4",
+                   "sweep submit grid.toml -o s.sqlite --slurm --tasks 4 --dry-run"};
   auto& options = verb.Keep<Options>();
   options.Add(verb);
   verb.Remove("--shard");
@@ -341,6 +349,8 @@ void AddSweep(Command& program, Session& session) {
       "sweep",
       "Simulate every cell of a grid into a store; cells in the store are not computed again. "
       "Exit code 4 if a policy failed, which affects only its own cells");
+  verb.examples = {"sweep 'vgg16:{16,32,64}' --memory 30%,60% -o sweep.sqlite",
+                   "sweep grid.toml -o sweep.sqlite"};
   auto& options = verb.Runs(Sweep, session);
   options.Add(verb);
   verb.File(

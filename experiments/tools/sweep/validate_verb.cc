@@ -303,6 +303,8 @@ void AddValidate(Command& program, Session& session) {
       "validate",
       "Check predictions for one case or the cells of a grid on this machine's GPU; exit code 1 if "
       "out of tolerance, 4 if a policy failed, which affects only its own cells, 5 without a GPU");
+  verb.examples = {"validate alexnet:8 --policy vdnn-all --memory 30%",
+                   "validate 'alexnet:{8,16}' --kernels spin -o v.sqlite"};
   auto& options = verb.Runs(Execute, session);
   options.Add(verb);
   verb.Remove("--backend");

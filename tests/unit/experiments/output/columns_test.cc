@@ -23,9 +23,9 @@ Columns<Planet> PlanetColumns() {
   Columns<Planet> columns{
       {"name", "", "what it is called", &Planet::name, "planet"},
       {"moons", "1", "how many", &Planet::moons, "moons"},
-      {"mass", "1", "in Earths", &Planet::mass, "Earths", 2},
+      {"mass", "1", "in Earths", &Planet::mass, "Earths"},
       {"rings", "", "whether it has any", &Planet::rings, "rings"},
-      {"map_bytes", "B", "of its map", &Planet::map, "map GiB", 1},
+      {"map_bytes", "B", "of its map", &Planet::map, "map GiB"},
       {"day_ms", "ms", "from noon to noon", &Planet::day},
       {"parts", "", "in documents", [](auto&) { return Nested{"[1, {}]"}; }},
       {"colour", "", "of those that are red", [](auto&) { return "red"; }},
@@ -72,9 +72,36 @@ TEST(ColumnsTest, WriteTables) {
   const Planet earth{"Earth", 1, 1, false, Bytes::GiB(20), {}};
   EXPECT_EQ(FormatTable(PlanetColumns(), kShown, std::vector{earth, kSaturn}),
             "map GiB  planet  moons  Earths  rings\n"
-            "   20.0  Earth       1    1.00  no\n"
-            "    3.0  Saturn    146   95.16  yes\n");
-  EXPECT_EQ(FormatCell(Value(), "1", 0), "-");
+            "  20.00  Earth       1   1.000  no\n"
+            "  3.000  Saturn    146   95.16  yes\n");
+}
+
+TEST(ColumnsTest, CellsHaveFourSignificantDigits) {
+  for (const auto& [number, text] :
+       std::vector<std::pair<double, std::string>>{{0, "0"},
+                                                   {1, "1.000"},
+                                                   {868.24, "868.2"},
+                                                   {2039.8, "2040"},
+                                                   {123456.7, "123457"},
+                                                   {999.96, "1000"},
+                                                   {-9.4121, "-9.412"},
+                                                   {0.051234, "0.0512"}}) {
+    EXPECT_EQ(FormatCell(number, "1"), text);
+  }
+  EXPECT_EQ(FormatCell(int64_t{123456}, "1"), "123456");
+  EXPECT_EQ(FormatCell(Bytes::MiB(1536).count(), "B"), "1.500");
+  EXPECT_EQ(FormatCell(Value(), "1"), "-");
+}
+
+TEST(ColumnsTest, LongFirstCellsGoOnInTheNextLine) {
+  const std::vector<std::vector<std::string>> cells{
+      {"policy", "ms"}, {"mine:first=1,second=2", "30"}, {"abcdefghijklmnopqrstuvwxyz", "4"}};
+  EXPECT_EQ(FormatTable(cells, 40),
+            "policy            ms\n"
+            "mine:first=1,     30\n"
+            "  second=2\n"
+            "abcdefghijklmnop   4\n"
+            "  qrstuvwxyz\n");
 }
 
 TEST(ColumnsTest, TablesFitAWidth) {

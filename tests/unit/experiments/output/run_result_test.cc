@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include <set>
 
 namespace spillway {
@@ -90,7 +92,7 @@ TEST(RunResultTest, WhatDoesNotFitHasNoFigures) {
     if (!column.IsIn(result) || column.unit.empty()) continue;
     if (column.get(result) != Value()) numbers.push_back(column.name);
   }
-  EXPECT_THAT(numbers, ElementsAre("batch", "memory_bytes", "bound_layer_bytes",
+  EXPECT_THAT(numbers, ElementsAre("batch", "memory_bytes", "bound_layer_bytes", "missing_bytes",
                                    "memory_floor_bytes", "in_core_peak_bytes"));
   EXPECT_EQ(Find(result, "status"), Value("oom"));
   EXPECT_THAT(std::get<std::string>(Find(result, "reason")), HasSubstr("out of"));
@@ -136,18 +138,34 @@ TEST(RunResultTest, ColumnsOfCompressionAndExecutionAreThereWhereTheyBelong) {
                          R"("compressed": true, "compressed_bytes": 800}])"}));
 }
 
-TEST(RunResultTest, TablesForPeople) {
-  RunResult oom = Fitting();
-  oom.policy = "liveness";
-  oom.report.out_of_memory.emplace();
-  const std::vector<RunResult> results{Fitting(), oom};
-  EXPECT_EQ(FormatComparison(results),
-            "policy    status  time ms  slowdown  peak GiB  avg GiB  out GiB  in GiB  stall ms  "
-            "fetch  fence  memory  launch  drain  x time bound  x memory bound\n"
-            "vdnn-all  ok         30.0     3.000      0.50     0.25     0.00    0.00      10.0  "
-            "  7.0    0.0     0.0     0.0    3.0         1.200           4.000\n"
-            "liveness  oom           -         -         -        -        -       -         -  "
-            "    -      -       -       -      -             -               -\n");
+TEST(RunResultTest, TheFastestComesFirstAndMissesComeLast) {
+  std::vector<RunResult> results(5, Fitting());
+  const std::vector<std::string> policies{"far", "broken", "near", "slow", "fast"};
+  for (size_t i = 0; i < results.size(); ++i) results[i].policy = policies[i];
+  results[0].report.out_of_memory.emplace().wanted = Bytes::GiB(3);
+  results[1].failure = "no plan";
+  results[2].report.out_of_memory.emplace().wanted = Bytes::GiB(3);
+  results[2].report.out_of_memory->stats.largest_free = Bytes::GiB(1);
+  results[3].iteration = results[4].iteration + Duration::Milliseconds(1);
+  std::istringstream table(FormatComparison(results));
+  std::vector<std::string> begins;
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream words(line);
+    std::string policy, second, third;
+    words >> policy >> second >> third;
+    begins.push_back(policy + " " + second + " " + third);
+  }
+  EXPECT_EQ(begins,
+            (std::vector<std::string>{"policy fits time", "fast * yes", "slow yes 31.00",
+                                      "near + 2", "far + 3", "broken failed -", "* the fastest"}));
+  EXPECT_EQ(Find(results[2], "missing_bytes"), Value(Bytes::GiB(2).count()));
+  EXPECT_EQ(Find(results[3], "missing_bytes"), Value());
+}
+
+TEST(RunResultTest, NoResultIsMarkedWhereAllAreAsFast) {
+  const std::vector<RunResult> results(3, Fitting());
+  EXPECT_EQ(FormatComparison(results).find('*'), std::string::npos);
+  EXPECT_EQ(FormatComparison(std::span(results).first(1)).find('*'), std::string::npos);
   EXPECT_EQ(FormatCompression(results), "");
 }
 
