@@ -51,10 +51,10 @@ int RunSession(Session& session) {
       "why?");
   program.Version(fmt::format("spillway {} (commit {})", SPILLWAY_VERSION, kCommit));
   program.footer = kFooter;
-  for (const auto add :
-       {AddRun, AddCompare, AddSweep, AddLimit, AddFit, AddList, AddTrace, AddReport, AddRecord,
-        AddStore, AddValidate, AddCalibrate, AddReproduce, AddReplay, AddNewPolicy, AddReplayRun,
-        AddDoctor, AddCompletion, AddHelp}) {
+  for (const auto add : {AddRun,       AddCompare,   AddSweep,     AddLimit,      AddFit,
+                         AddList,      AddTrace,     AddReport,    AddRecord,     AddStore,
+                         AddValidate,  AddCalibrate, AddReproduce, AddReplay,     AddNewDevice,
+                         AddNewPolicy, AddReplayRun, AddDoctor,    AddCompletion, AddHelp}) {
     add(program, session);
   }
   if (session.captures()) AddCase(program, session);
