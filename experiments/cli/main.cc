@@ -34,7 +34,7 @@ struct VerbGroup {
   std::vector<void (*)(Command& program, Session& session)> verbs;
 };
 const VerbGroup kVerbs[] = {
-    {"Workloads and policies", {AddTrace, AddList, AddNewPolicy}},
+    {"Workloads and policies", {AddTrace, AddList, AddNewDevice, AddNewPolicy}},
     {"Measurements on this machine's GPU", {AddRecord, AddStore, AddCalibrate, AddValidate}},
     {"Answers", {AddFit, AddRun, AddCompare, AddLimit, AddReplay}},
     {"Many results", {AddSweep, AddReport, AddReproduce, AddReplayRun}},

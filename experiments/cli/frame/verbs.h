@@ -32,6 +32,7 @@ void AddCalibrate(Command& program, Session& session);
 void AddReproduce(Command& program, Session& session);
 void AddReport(Command& program, Session& session);
 void AddReplay(Command& program, Session& session);
+void AddNewDevice(Command& program, Session& session);
 void AddNewPolicy(Command& program, Session& session);
 void AddReplayRun(Command& program, Session& session);
 void AddDoctor(Command& program, Session& session);

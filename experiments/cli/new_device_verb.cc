@@ -1,0 +1,156 @@
+// spillway new-device: a device file for a GPU that nobody has calibrated, from its data sheet.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/run/catalogue.h"
+#include "sim/core/device.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+#include "traces/base/units.h"
+#include "traces/ops/data_type.h"
+
+namespace spillway::cli {
+namespace {
+
+constexpr double kReachedBandwidth = 0.875;  // of a data sheet's bandwidth, as on an H200
+constexpr double kReachedDuplex = 0.918;     // of the sum of both directions, as on an H200
+
+struct NewDeviceOptions {
+  std::string name, description, gpu, capability;
+  std::string memory, flops, bandwidth;
+  std::array<std::string, kArithmeticNames.size()> rates;  // by arithmetic; empty: no units for it
+  std::string h2d = "25GB/s", d2h = "25GB/s";
+  std::string like = "h200", source = "data sheet", output;
+};
+
+// Returns the lines of the sections [host], [driver] and [efficiency] of a device file, each number
+// marked as an estimate.
+std::string SectionsOf(std::string_view file, const std::string& like) {
+  std::string text;
+  bool copies = false;
+  while (!file.empty()) {
+    const size_t end = std::min(file.find('\n'), file.size());
+    std::string_view line = file.substr(0, end);
+    file.remove_prefix(std::min(end + 1, file.size()));
+    if (line.starts_with('[')) {
+      copies = line.starts_with("[host]") || line.starts_with("[driver]") ||
+               line.starts_with("[efficiency");
+      if (copies) text += fmt::format("\n{}\n", line);
+    } else if (copies && line.find('=') < line.find('#')) {
+      line = line.substr(0, line.find('#'));
+      line = line.substr(0, line.find_last_not_of(' ') + 1);
+      text += fmt::format("{}  # estimate: as in {}.toml\n", line, like);
+    }
+  }
+  return text;
+}
+
+std::string FileOf(const NewDeviceOptions& options) {
+  const auto rate = [](double bytes_per_second) {
+    return fmt::format("{:.1f}GB/s", bytes_per_second / 1e9);
+  };
+  const auto parsed = [](const std::string& text) {
+    return static_cast<double>(ParseBandwidth(text).bytes_per_second);
+  };
+  std::string text = fmt::format(
+      "# {0}.\n"
+      "# Written by spillway new-device. Each number has its source beside it; \"estimate\" marks "
+      "a\n"
+      "# number that the source does not give.\n\n"
+      "description = \"{0}\"\n"
+      "library = \"cuDNN 9\"  # estimate: the library of {1}.toml\n",
+      options.description, options.like);
+  if (!options.gpu.empty()) text += fmt::format("gpus = [\"{}\"]\n", options.gpu);
+  if (!options.capability.empty()) {
+    text += fmt::format("compute_capability = \"{}\"\n", options.capability);
+  }
+  text += fmt::format(
+      "\n[memory]\n"
+      "size = \"{}\"  # source: {}\n"
+      "alignment = \"512B\"  # source: the granularity of PyTorch's caching allocator\n"
+      "host = \"64GiB\"  # estimate: usual for a workstation\n"
+      "\n[compute]\n"
+      "flops = \"{}\"  # source: {}, fp32 without tensor cores\n"
+      "dram = \"{}\"  # estimate: {} of {} ({}), as on an H200\n",
+      options.memory, options.source, options.flops, options.source,
+      rate(kReachedBandwidth * parsed(options.bandwidth)), kReachedBandwidth, options.bandwidth,
+      options.source);
+  for (size_t i = 0; i < options.rates.size(); ++i) {
+    if (options.rates[i].empty()) continue;
+    text += fmt::format("{} = \"{}\"  # source: {}, dense, sums in fp32\n", kArithmeticNames[i],
+                        options.rates[i], options.source);
+  }
+  text += fmt::format(
+      "\n[link]\n"
+      "h2d = \"{}\"  # estimate: usual for pinned copies, unless it was measured\n"
+      "h2d_latency = \"5us\"  # estimate: usual for a cudaMemcpyAsync of a few bytes\n"
+      "d2h = \"{}\"  # estimate: as h2d\n"
+      "d2h_latency = \"5us\"  # estimate: as h2d_latency\n"
+      "duplex = \"{}\"  # estimate: {} of the sum of both, as on an H200\n",
+      options.h2d, options.d2h, rate(kReachedDuplex * (parsed(options.h2d) + parsed(options.d2h))),
+      kReachedDuplex);
+  return text + SectionsOf(ReadFile(DevicePath(options.like)), options.like);
+}
+
+int Execute(const NewDeviceOptions& given, Session& session) {
+  NewDeviceOptions options = given;
+  if (options.output.empty()) options.output = options.name + ".toml";
+  if (options.description.empty())
+    options.description = options.gpu.empty() ? options.name : options.gpu;
+  if (std::filesystem::exists(options.output)) {
+    throw UsageError(fmt::format("{} exists already; nothing was written", options.output));
+  }
+  const std::string text = FileOf(options);
+  ParseDevice(text, options.output);  // throws if a given value is invalid
+  WriteFile(options.output, text);
+  session.Remark(
+      fmt::format("wrote {0}; next: spillway fit STEP.json.zst --device {0}", options.output));
+  return kOk;
+}
+
+}  // namespace
+
+void AddNewDevice(Command& program, Session& session) {
+  Command& verb = program.Add(
+      "new-device",
+      "Write a device file for your own GPU from the numbers of its data sheet; spillway calibrate "
+      "measures them where the GPU is");
+  verb.examples = {
+      "new-device mine --memory 24GiB --flops 82.6TFLOP/s --bandwidth 1008GB/s --bf16 165.2TFLOP/s",
+      "new-device my-a100 --like a100 --memory 40GiB --flops 19.5TFLOP/s --bandwidth 1555GB/s"};
+  auto& options = verb.Runs(Execute, session);
+  verb.Text("name", options.name, "Name of the device and of the file, NAME.toml").Required();
+  verb.Text("--memory", options.memory,
+            "Memory of the GPU; best is the total capacity that PyTorch prints (23.64GiB)")
+      .Required();
+  verb.Text("--flops", options.flops, "fp32 without tensor cores (82.6TFLOP/s)").Required();
+  verb.Text("--bandwidth", options.bandwidth, "Bandwidth of the memory (1008GB/s)").Required();
+  for (const Arithmetic arithmetic :
+       {Arithmetic::kTf32, Arithmetic::kBf16, Arithmetic::kFp16, Arithmetic::kFp8}) {
+    verb.Text(fmt::format("--{}", Name(arithmetic)), options.rates[static_cast<size_t>(arithmetic)],
+              fmt::format("Dense matrix products in {} with sums in fp32; half of what a data "
+                          "sheet says with sparsity",
+                          Name(arithmetic)));
+  }
+  verb.Text("--h2d", options.h2d, "Copies from pinned host memory to the GPU");
+  verb.Text("--d2h", options.d2h, "Copies from the GPU to pinned host memory");
+  verb.Text("--gpu", options.gpu, "The GPU as its driver calls it (NVIDIA GeForce RTX 4090)");
+  verb.Text("--capability", options.capability, "Compute capability (8.9)");
+  verb.Text("--description", options.description, "A title (default: the name of the GPU)");
+  verb.Text("--like", options.like,
+            "A device from which the costs of host, driver and kernels are taken");
+  verb.Text("--source", options.source, "Where the numbers come from, for the comments");
+  verb.File("-o,--output", options.output, "The file to write (default: NAME.toml)");
+}
+
+}  // namespace spillway::cli
