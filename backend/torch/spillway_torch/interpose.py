@@ -68,7 +68,8 @@ class Casts:
             if policy == "norm":
                 if args[0].dtype == torch.float32:
                     return op, args, kwargs
-                return _norm_with_dtype(op), args, {**kwargs, "dtype": torch.float32}
+                rest = [a.default_value for a in op._schema.arguments[len(args):] if a.name not in kwargs]
+                return _norm_with_dtype(op), (*args, *rest), {**kwargs, "dtype": torch.float32}
             names = [argument.name for argument in op._schema.arguments]
             given = kwargs.get("dtype") or (args[names.index("dtype")] if len(args) > names.index("dtype") else None)
             if given is not None:
@@ -95,7 +96,7 @@ def _half_to_float(name: str) -> Kernel:
     fused, plain = getattr(aten, "_" + name).default, getattr(aten, name).int
 
     def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-        if dtype == torch.float32 and x.dtype in attention.HALF:
+        if dtype == torch.float32 and x.dtype == torch.float16:
             return fused(x, dim, True)
         return plain(x, dim, dtype)
 
@@ -122,10 +123,29 @@ def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
     return aten.batch_norm.default(x, weight, bias, mean, variance, training, momentum, eps, cudnn)
 
 
+class _FusedRmsNorm(torch.autograd.Function):
+    """The GPU's operator, which PyTorch takes apart on other devices before autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            y, root = aten._fused_rms_norm.default(x, shape, weight, eps)
+        ctx.save_for_backward(x, weight, root)
+        ctx.shape = shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        x, weight, root = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        dx, dweight = aten._fused_rms_norm_backward.default(grad, x, ctx.shape, root, weight, needed)
+        return dx, None, dweight, None
+
+
 def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
     """From PyTorch 2.9 on, a GPU has one operator for it unless the types differ."""
     if hasattr(aten, "_fused_rms_norm_backward") and (weight is None or weight.dtype == x.dtype):
-        return aten._fused_rms_norm.default(x, shape, weight, eps)[0]
+        return _FusedRmsNorm.apply(x, shape, weight, eps)
     return aten.rms_norm.default(x, shape, weight, eps)
 
 

@@ -67,6 +67,7 @@ class Names(TorchFunctionMode):
             _Tensor.is_pinned: lambda t, device=None: False,
             _Tensor.record_stream: lambda t, stream: None,
             _Tensor.backward: self.backward,
+            _Tensor.__setitem__: self.set_item,
             _Tensor.item: self.item,
             _Tensor.__format__: lambda t, spec: format(self.item(t), spec) if t.dim() == 0 else t.__format__(spec),
             torch.tensor: functools.partial(self.from_data, torch.tensor),
@@ -80,6 +81,12 @@ class Names(TorchFunctionMode):
                  inputs: Any = None) -> None:
         with self:  # backward may run parts of the program again
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def set_item(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
+        # A number that is written into a GPU's tensor goes there from the host, by one fill.
+        if isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
+            value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+        tensor[index] = value
 
     def item(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() == 1 and self.watch.values.of(tensor) is None and not tensor.dtype == torch.bool:
@@ -125,10 +132,13 @@ class Names(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _refused(name: str, reason: str) -> Callable[..., Any]:
+def _refused(name: str, reason: str) -> Any:
+    """Returns a function that raises, or for the name of a class, a class that cannot be instantiated."""
     def call(*_: Any, **__: Any) -> Any:
         raise NotRecordableError(f"torch.cuda.{name} cannot be recorded without a GPU: {reason}")
-    return call
+
+    original = getattr(torch.cuda, name, None)
+    return type(name, (original,), {"__new__": call}) if isinstance(original, type) else call
 
 
 def _cuda_patches(target: Target) -> dict[str, Any]:

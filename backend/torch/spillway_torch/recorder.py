@@ -52,6 +52,7 @@ class Operator:
     random: bool
     layer: int  # number of the forward operator whose backward it is, otherwise its own
     product: bool  # it uses cuBLAS
+    scratch: int = 0  # bytes that it held in addition to its operands; only known of a GPU of this machine
 
 
 @dataclasses.dataclass(slots=True)
@@ -124,6 +125,7 @@ class Watch(TorchDispatchMode):
         self.target = target
         self.values = Values()
         self.tape: Tape | None = None
+        self.scratch = 0  # of the last operator
         self.ledger.clock = lambda: len(self.tape.operators) if self.tape is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,8 +158,16 @@ class Watch(TorchDispatchMode):
     def run(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
             written: list[torch.Tensor]) -> Any:
         if self.target.real:
-            return func(*args, **kwargs)
+            return self.measure(func, args, kwargs) if self.target.cuda else func(*args, **kwargs)
         return self.run_without_data(func, facts, args, kwargs, inputs, written)
+
+    def measure(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operator and keeps in `scratch` the bytes that it requested and gave back."""
+        torch.cuda.reset_peak_memory_stats(self.target.shown)
+        result = func(*args, **kwargs)
+        requested = torch._C._cuda_memoryStats(self.target.shown.index)["requested_bytes"]["all"]
+        self.scratch = requested["peak"] - requested["current"]
+        return result
 
     def run_without_data(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
                          written: list[torch.Tensor]) -> Any:
@@ -187,7 +197,7 @@ class Watch(TorchDispatchMode):
             at, value = table.ASSUMED[facts.packet]
             self.values.learn(args[at], value)
         else:
-            self.values.follow(func, args, kwargs, inputs, written, result, facts.random)
+            self.values.follow(func, args, kwargs, inputs, written, result, facts.random or facts.allocates)
         return result
 
     def look(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Any:
@@ -310,7 +320,7 @@ class Watch(TorchDispatchMode):
         for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
             tape.made_by[sequence] = number
         tape.next_node = made
-        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, product))
+        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, product, self.scratch))
 
     # ---- saved tensors ----
 

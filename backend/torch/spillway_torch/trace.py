@@ -217,7 +217,7 @@ class _Writer:
                        "traffic": traffic}]}
         if repeatable:
             made["recomputable"] = True
-        made["recorded"] = {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}
+        made["recorded"] = {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": op.scratch}
         self.ops.append(made)
 
     def make_allocation(self, use: _Use, number: int) -> None:

@@ -18,6 +18,15 @@ MOST_BYTES = 4 << 20  # of integers and truth values
 MOST_FLOAT_BYTES = 64 << 10
 
 
+# Operators that write all of their first argument.
+_OVERWRITES = {torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default,
+               torch.ops.aten.copy_.default}
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
 def _worth(tensor: torch.Tensor) -> bool:
     size = tensor.untyped_storage().nbytes()
     return size <= (MOST_FLOAT_BYTES if tensor.dtype.is_floating_point or tensor.dtype.is_complex else MOST_BYTES)
@@ -62,30 +71,33 @@ class Values:
             copy.fill_(value)
 
     def follow(self, func: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
-               written: Sequence[torch.Tensor], result: Any, random: bool) -> None:
+               written: Sequence[torch.Tensor], result: Any, arbitrary: bool) -> None:
         """Carries the values through an operator that has run without data.
 
-        `inputs` are the tensors among its arguments, `written` those that it writes; `result` is what it returned.
+        `inputs` are the tensors among its arguments, `written` those that it writes; `result` is what it returned, with
+        `arbitrary` values if it draws random numbers or only allocates.
         """
         outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, torch.Tensor)]
         fresh = [t for t in outputs if all(t.untyped_storage()._cdata != i.untyped_storage()._cdata for i in inputs)]
-        known = not random and (bool(written) or any(_worth(t) for t in fresh)) and all(
+        if func in _OVERWRITES and _whole(args[0]):
+            self.learn(args[0], 0)  # the operator then writes over it
+        known = not arbitrary and (bool(written) or any(_worth(t) for t in fresh)) and all(
             self.of(t) is not None for t in inputs)
+        real = None
+        if known:
+            try:
+                real = self.compute(func, args, kwargs)
+            except (RuntimeError, IndexError, ValueError):
+                known = False  # the host has no kernel for it, or the program fails on a GPU, too
         if not known:
-            for tensor in written:
+            for tensor in [*written, *(t for t in fresh if t.device.type != "meta")]:
                 self.forget(tensor)
-            for tensor in fresh:
-                if tensor.device.type != "meta":
-                    self.forget(tensor)
             return
-        if not written and not fresh:
-            return
-        real = self.compute(func, args, kwargs)
         if not fresh:
             return  # the write in place went to the shared copies
         for tensor, value in zip(result if isinstance(result, (tuple, list)) else (result,),
                                  real if isinstance(real, (tuple, list)) else (real,)):
-            if isinstance(tensor, torch.Tensor) and any(tensor is t for t in fresh):
+            if isinstance(tensor, torch.Tensor) and any(tensor is t for t in fresh) and tensor.shape == value.shape:
                 self.learn(tensor, value)
 
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

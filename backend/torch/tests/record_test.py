@@ -236,6 +236,7 @@ class HostileTest(unittest.TestCase):
             "equal": "torch.equal({x}, {x})",
             "lstm": "torch.nn.LSTM(4, 4).cuda()({x})",
             "several streams": "torch.cuda.Stream()",
+            "CUDA graphs": "torch.cuda.CUDAGraph | None; torch.cuda.CUDAGraph()",
             "no memory of its own": "torch.cuda.memory_allocated()",
         }.items():
             with self.subTest(code):
