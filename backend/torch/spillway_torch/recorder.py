@@ -172,6 +172,8 @@ class Watch(TorchDispatchMode):
     def run_without_data(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
                          written: list[torch.Tensor]) -> Any:
         on_device = any(t.device.type == "meta" for t in inputs)
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}  # the host has no GPU for which to pin memory
         refused = table.REFUSED_TYPES.get(facts.packet)
         if on_device and refused and any(t.is_floating_point() and t.dtype not in refused[0] for t in inputs):
             raise NotRecordableError(f"aten::{facts.name}{self.place()} of {inputs[0].dtype}: {refused[1]}")
