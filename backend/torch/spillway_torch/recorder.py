@@ -51,8 +51,12 @@ class Operator:
     flops: int
     random: bool
     layer: int  # number of the forward operator whose backward it is, otherwise its own
-    product: bool  # it uses cuBLAS
     scratch: int = 0  # bytes that it held in addition to its operands; only known of a GPU of this machine
+
+    @property
+    def packet(self) -> str:
+        """The name without namespace: "addmm"."""
+        return self.name.split("::")[-1]
 
 
 @dataclasses.dataclass(slots=True)
@@ -265,7 +269,7 @@ class Watch(TorchDispatchMode):
     def reading(self, tensor: torch.Tensor) -> Iterator[None]:
         """Notes that the host reads a number from the device."""
         if self.tape is not None:
-            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False, False)
+            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False)
         yield
 
     # ---- recording ----
@@ -300,10 +304,9 @@ class Watch(TorchDispatchMode):
         if not (fresh or writes or facts.kind == "number" and read or to_host):
             return
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
-        self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random,
-                    facts.packet in table.PRODUCTS)
+        self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random)
 
-    def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool, product: bool) -> None:
+    def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool) -> None:
         tape = self.tape
         assert tape is not None
         number = len(tape.operators)
@@ -322,7 +325,7 @@ class Watch(TorchDispatchMode):
         for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
             tape.made_by[sequence] = number
         tape.next_node = made
-        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, product, self.scratch))
+        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch))
 
     # ---- saved tensors ----
 

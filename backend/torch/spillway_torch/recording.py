@@ -115,8 +115,11 @@ def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
 def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
     storages = sorted(tape.storages.values(), key=lambda s: s.number)
     workspace = 0
-    if watch.target.cuda and any(op.product for op in tape.operators):
-        workspace = table.cublas_workspace(watch.target.capability)
+    if watch.target.cuda:
+        threads = {op.phase == "backward" for op in tape.operators if op.packet in table.PRODUCTS}
+        workspace = len(threads) * table.cublas_workspace(watch.target.capability)
+        if any(op.packet in table.BIASED_PRODUCTS for op in tape.operators):
+            workspace += table.CUBLASLT_WORKSPACE
     return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
                      _peak(storages, 1) + workspace, _peak(storages, GRANULE) + workspace, workspace, tape.modules.block_of)
 

@@ -91,9 +91,18 @@ ALLOCATIONS = frozenset(("empty", "empty_strided", "empty_like", "empty_permuted
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation",
                       "_scaled_mm", "_int_mm"))
 
+# Those among them that run in cuBLASLt, which adds a bias while it multiplies.
+BIASED_PRODUCTS = frozenset(("addmm", "_addmm_activation", "_scaled_mm"))
+
+# Bytes that PyTorch allocates once for cuBLASLt. Measured with PyTorch 2.11 on an H200: the peaks of GPT-2 and ViT, whose
+# layers have biases, are so much higher; Llama's, which has none, is not (experiments/evidence/pytorch/h200.csv).
+CUBLASLT_WORKSPACE = 1 << 20
+
 
 def cublas_workspace(capability: int) -> int:
-    """Returns the bytes that PyTorch allocates once for cuBLAS, at the first product.
+    """Returns the bytes that PyTorch allocates for cuBLAS at the first product of each thread that runs products.
+
+    Forward and update run in the program's thread, backward in a thread of autograd.
 
     From aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x (and 10.x from PyTorch 2.7 on), otherwise
     2 x 4 MiB and 8 x 16 KiB. The variable CUBLAS_WORKSPACE_CONFIG is not read.

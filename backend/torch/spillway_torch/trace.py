@@ -133,7 +133,7 @@ class _Writer:
 
     def op_name(self, number: int) -> str:
         op = self.operators[number]
-        short = op.name.split("::")[-1]
+        short = op.packet
         block = self.recording.block_of(op.module)
         rest = op.module[len(block):].lstrip(".")
         return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + f"{short}.{number}"
@@ -206,7 +206,7 @@ class _Writer:
         repeatable &= not any(self.uses[s].kind == "input" for s in fresh)
         name = self.op_names[number]
         shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
-        type_ = _type_of(op.name.split("::")[-1])
+        type_ = _type_of(op.packet)
         layer = self.op_names[op.layer]
         if op.layer == number:
             self.layers.append({"name": layer, "type": type_})
