@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import attention, table
 from .errors import NotRecordableError
+from .recorder import take_apart
 from .target import Target
 
 KEY = "AutocastPrivateUse1"
@@ -107,7 +108,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
     """A GPU has one operator for dropout, which keeps a mask of one byte per element."""
     if train and 0 < p < 1 and x.numel() > 0:
         return aten.native_dropout.default(x, p, train)[0]
-    return aten.dropout.default(x, p, train)
+    return take_apart(aten.dropout.default, x, p, train)
 
 
 def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
@@ -120,7 +121,7 @@ def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
               and x.shape[0] <= (880801 if training else 65535) and eps >= 1e-5)
     if usable:
         return aten.cudnn_batch_norm.default(x, weight, bias, mean, variance, training, momentum, eps)[0]
-    return aten.batch_norm.default(x, weight, bias, mean, variance, training, momentum, eps, cudnn)
+    return take_apart(aten.batch_norm.default, x, weight, bias, mean, variance, training, momentum, eps, cudnn)
 
 
 class _FusedRmsNorm(torch.autograd.Function):
@@ -146,7 +147,7 @@ def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = N
     """From PyTorch 2.9 on, a GPU has one operator for it unless the types differ."""
     if hasattr(aten, "_fused_rms_norm_backward") and (weight is None or weight.dtype == x.dtype):
         return _FusedRmsNorm.apply(x, shape, weight, eps)
-    return aten.rms_norm.default(x, shape, weight, eps)
+    return take_apart(aten.rms_norm.default, x, shape, weight, eps)
 
 
 def _convert_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -213,6 +214,10 @@ def _kernels(target: Target) -> dict[str, Kernel]:
             **{name: _refuse(name, reason) for name, reason in table.REFUSED.items()}}
 
 
+def _autocast_wraps(name: str) -> bool:
+    return _overload(name) is not None and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+
+
 class Interposer:
     """Registers the kernels for a pretended GPU. `active` switches them on for the calling thread."""
 
@@ -222,23 +227,32 @@ class Interposer:
         self._fallback.fallback_fallthrough(KEY)  # all operators without a kernel pass through
         self._library = torch.library.Library("aten", "IMPL")
         ways = _kernels(target)
-        policies = {name: policy for policy, names in table.AUTOCAST.items() for name in names}
+        policies = {name: policy for policy, names in table.AUTOCAST.items() for name in names if _autocast_wraps(name)}
         for name in dict.fromkeys([*policies, *ways]):
             op = _overload(name)
             if op is not None:
                 self._library.impl(name, self._kernel(op, policies.get(name), ways.get(name)), KEY)
 
     def _kernel(self, op: Any, policy: str | None, way: Kernel | None) -> Kernel:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
+        def on_device(args: Any) -> bool:
+            return bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type == "meta"
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            # As autocast's own wrappers, this runs the operator with all casts off.
             with torch._C._ExcludeDispatchKeyGuard(_KEYS), torch._C.DisableTorchFunction():
                 run = op
                 if policy is not None and torch.is_autocast_enabled("cuda"):
                     run, args, kwargs = self.casts.arguments(policy, op, args, kwargs)
-                if way is not None and args and isinstance(args[0], torch.Tensor) and args[0].device.type == "meta":
-                    run = way
-                return run(*args, **kwargs)
+                return (way if way is not None and on_device(args) else run)(*args, **kwargs)
 
-        return kernel
+        def composite(*args: Any, **kwargs: Any) -> Any:
+            # The parts of the operator come through this key again.
+            with torch._C.DisableTorchFunction():
+                if way is not None and on_device(args):
+                    return way(*args, **kwargs)
+                return take_apart(op, *args, **kwargs)
+
+        return composite if policy is None else wrapped
 
     @contextmanager
     def active(self) -> Iterator[None]:

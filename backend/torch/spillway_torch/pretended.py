@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -26,6 +27,7 @@ from .recorder import META, Watch
 from .target import Target, parse_target
 
 _Tensor: Any = torch.Tensor
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 class NoValue(float):
@@ -83,8 +85,9 @@ class Names(TorchFunctionMode):
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
     def set_item(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
-        # A number that is written into a GPU's tensor goes there from the host, by one fill.
-        if isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
+        # A number that is written into a GPU's tensor goes there from the host, by one fill. PyTorch 2.15 fills tensors of
+        # all devices so.
+        if RELEASE < (2, 15) and isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
             value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
         tensor[index] = value
 
@@ -156,6 +159,14 @@ def _cuda_patches(target: Target) -> dict[str, Any]:
             "set_rng_state": lambda *_, **__: None, "device": _NoDevice}
 
 
+def _accelerator_patches() -> dict[str, Any]:
+    """Returns replacements in torch.accelerator, which PyTorch 2.6 and later have."""
+    stream = types.SimpleNamespace(is_capturing=lambda: False)
+    return {"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0,
+            "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": lambda device=None: stream,
+            "synchronize": lambda device=None: None}
+
+
 class _NoDevice(contextlib.nullcontext):
     def __init__(self, device: Any = None) -> None:
         super().__init__()
@@ -173,6 +184,14 @@ def _empty_weights() -> Callable[..., None]:
         register(module, name, parameter)
 
     return register_parameter
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that sees PyTorch's devices. Hooks of autograd run with and without the translation of names."""
+    def call(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+    return call
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
@@ -215,9 +234,11 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
             interposer = Interposer(wanted)
             stack.callback(interposer.close)
             stack.enter_context(interposer.active())
-            for name, value in _cuda_patches(wanted).items():
-                if hasattr(torch.cuda, name):
-                    stack.enter_context(mock.patch.object(torch.cuda, name, value))
+            for module, patches in ((torch.cuda, _cuda_patches(wanted)),
+                                    (getattr(torch, "accelerator", None), _accelerator_patches())):
+                for name, value in patches.items():
+                    if hasattr(module, name):
+                        stack.enter_context(mock.patch.object(module, name, value))
             clear = torch.clear_autocast_cache
 
             def clear_caches() -> None:
@@ -225,6 +246,8 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
                 clear()
 
             stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_caches))
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        stack.enter_context(mock.patch.dict(checks, {"default": _plainly(checks["default"])}))
         stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _empty_weights()))
         swap = torch.__future__.get_swap_module_params_on_conversion()
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._meta_registrations  # noqa: F401  shapes of results, which PyTorch before 2.5 does not load itself
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import table
 from .errors import NotRecordableError, SpillwayError
 from .ledger import Ledger, Storage
 from .modules import Modules
+from .shapes import SHAPES
 from .target import Target
 from .values import Values
 
@@ -110,6 +112,11 @@ def facts_of(func: Any) -> _Facts:
                   torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
+def take_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs an operator that is made of others by these, as PyTorch's C++ code does. REQUIRES: it is composite."""
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     """Appends the tensors in an argument or result to `found`, and returns it."""
     if isinstance(value, torch.Tensor):
@@ -143,9 +150,7 @@ class Watch(TorchDispatchMode):
         facts = facts_of(func)
         if facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
             with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+                return take_apart(func, *args, **kwargs)
         inputs = tensors_in(args, [])
         for value in kwargs.values():
             tensors_in(value, inputs)
@@ -251,10 +256,8 @@ class Watch(TorchDispatchMode):
 
     def without_kernel(self, func: Any, facts: _Facts, args: Any, kwargs: Any, error: Exception) -> Any:
         """Runs an operator that has no kernel for tensors without data, if its result follows from its schema."""
-        if facts.packet == "_fused_rms_norm":
-            x, shape = args[0], args[1]
-            kept = (*x.shape[:x.dim() - len(shape)], *([1] * len(shape)))
-            return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(kept, dtype=torch.float32)
+        if facts.packet in SHAPES:
+            return SHAPES[facts.packet](*args, **kwargs)
         returns = func._schema.returns
         if all(r.alias_info is not None and r.alias_info.is_write for r in returns) and facts.writes:
             return args[0] if returns else None  # it only writes in place

@@ -10,8 +10,8 @@ import torch
 
 # ---- autocast ----
 #
-# The operators that autocast("cuda") wraps, by what it does with their arguments; from aten/src/ATen/autocast_mode.h. A
-# test compares the names with those that the running PyTorch registers, and the types of results with PyTorch's own.
+# The operators that autocast("cuda") wraps, by what it does with their arguments; from aten/src/ATen/autocast_mode.h of all
+# releases. A row holds if the running PyTorch wraps the operator. A test compares the types of results with PyTorch's own.
 
 AUTOCAST: dict[str, tuple[str, ...]] = {
     # Floating-point arguments are cast to autocast's type.
@@ -30,7 +30,7 @@ AUTOCAST: dict[str, tuple[str, ...]] = {
         multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
         _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
         _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
-        upsample_bicubic2d _upsample_bicubic2d_aa""".split()),
+        upsample_bicubic2d _upsample_bicubic2d_aa rms_norm linalg_matrix_sqrth""".split()),
     # The argument `dtype` becomes float32 unless it is given.
     "dtype": tuple("""
         prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
