@@ -136,7 +136,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight, root = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         dx, dweight = aten._fused_rms_norm_backward.default(grad, x, ctx.shape, root, weight, needed)

@@ -17,6 +17,7 @@ from . import table
 from .errors import NotRecordableError, SpillwayError
 from .ledger import Ledger, Storage
 from .modules import Modules
+from .scratch import scratch_of
 from .shapes import SHAPES
 from .target import Target
 from .values import Values
@@ -53,7 +54,7 @@ class Operator:
     flops: int
     random: bool
     layer: int  # number of the forward operator whose backward it is, otherwise its own
-    scratch: int = 0  # bytes that it held in addition to its operands; only known of a GPU of this machine
+    scratch: int = 0  # bytes that it held in addition to its operands, as far as they are known
 
     @property
     def packet(self) -> str:
@@ -272,6 +273,7 @@ class Watch(TorchDispatchMode):
     def reading(self, tensor: torch.Tensor) -> Iterator[None]:
         """Notes that the host reads a number from the device."""
         if self.tape is not None:
+            self.scratch = 0
             self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False)
         yield
 
@@ -306,6 +308,8 @@ class Watch(TorchDispatchMode):
         to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
         if not (fresh or writes or facts.kind == "number" and read or to_host):
             return
+        if self.target.cuda and not self.target.real:
+            self.scratch = scratch_of(facts.packet, args, self.target.capability)
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
         self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random)
 

@@ -29,7 +29,7 @@ class Recording:
     """One step: what it ran, and the memory of the device that it used.
 
     Sizes are bytes as the program requests them. `peak_requested` includes `workspace`, the memory that libraries hold
-    throughout; the scratch memory inside operators is not known.
+    throughout, and the scratch memory of operators as far as it is known (`scratch.py`).
     """
 
     network: str
@@ -121,16 +121,16 @@ def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
         if any(op.packet in table.BIASED_PRODUCTS for op in tape.operators):
             workspace += table.CUBLASLT_WORKSPACE
     return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
-                     _peak(storages, 1) + workspace, _peak(storages, GRANULE) + workspace, workspace, tape.modules.block_of)
+                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspace, tape.modules.block_of)
 
 
-def _peak(storages: list[Storage], granule: int) -> int:
-    """Returns the largest sum of sizes, each rounded up, of storages that exist at one time.
+def _peak(tape: Tape, granule: int) -> int:
+    """Returns the largest sum of sizes, each rounded up, of storages and scratch memory that exist at one time.
 
     At equal times, storages are released before others are allocated.
     """
     changes: dict[int, list[int]] = {}
-    for storage in storages:
+    for storage in tape.storages.values():
         size = -(-storage.size // granule) * granule
         if storage.died == storage.born and storage.died is not None:
             continue  # it existed between two operators
@@ -138,9 +138,11 @@ def _peak(storages: list[Storage], granule: int) -> int:
         if storage.died is not None and storage.died >= 0:
             changes.setdefault(storage.died, [0, 0])[1] += size
     held = peak = 0
-    for time in sorted(changes):
-        held += changes[time][0] - changes[time][1]
-        peak = max(peak, held)
+    for time in range(len(tape.operators) + 1):
+        allocated, released = changes.get(time, (0, 0))
+        held += allocated - released
+        scratch = tape.operators[time].scratch if time < len(tape.operators) else 0
+        peak = max(peak, held + -(-scratch // granule) * granule)
     return peak
 
 

@@ -54,7 +54,7 @@ def held_over_time(recording):
     """Returns the bytes alive while each operator runs, by hand."""
     held = []
     for now in range(len(recording.operators)):
-        held.append(sum(s.size for s in recording.storages
+        held.append(recording.operators[now].scratch + sum(s.size for s in recording.storages
                         if s.born <= now and (s.died is None or s.died > now)))
     return held
 
