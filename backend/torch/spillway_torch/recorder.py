@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,7 +82,8 @@ class Tape:
         self.modules = Modules()
         self.updating = False
         self.made_by: dict[int, int] = {}  # number of the operator that made an autograd node, by the node's number
-        self.next_node = 0
+        self.thread = threading.get_ident()
+        self.next_node = torch._C._autograd._get_sequence_nr()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -328,10 +330,11 @@ class Watch(TorchDispatchMode):
                 path = path or tape.operators[maker].module
         else:
             phase = "update" if tape.updating else "forward"
-        made = torch._C._autograd._get_sequence_nr()
-        for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
-            tape.made_by[sequence] = number
-        tape.next_node = made
+        if threading.get_ident() == tape.thread:  # each thread counts its nodes
+            made = torch._C._autograd._get_sequence_nr()
+            for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
+                tape.made_by[sequence] = number
+            tape.next_node = made
         tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch))
 
     # ---- saved tensors ----

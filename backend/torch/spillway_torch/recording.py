@@ -93,7 +93,6 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
 def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
     """Runs the step on the tape."""
     tape.storages = {storage.number: storage for storage in watch.ledger.renew()}
-    tape.next_node = torch._C._autograd._get_sequence_nr()
 
     def begin_update(*_: Any) -> None:
         tape.updating = True
