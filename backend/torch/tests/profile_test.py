@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
-"""Tests scripts/record_pytorch.py on a stand-in for PyTorch and, if PyTorch is installed, on PyTorch without a GPU."""
+"""Tests profiles on a stand-in for PyTorch on a GPU and on PyTorch without a GPU, and the program that makes recordings."""
 
 import contextlib
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
+import os
 import pathlib
 import pickle
+import subprocess
 import sys
 import tempfile
 import types
+import unittest
 from unittest import mock
 
-from harness import CommandTest, ROOT, main
+import torch
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import record_pytorch  # noqa: E402
+from spillway_torch import __main__ as program
+from spillway_torch import modules, profile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 class OutOfMemory(RuntimeError):
@@ -37,28 +41,13 @@ class Event:
         return end.time - self.time
 
 
-def history_of_2_1(calls):
+def history(calls):
     def record_memory_history(enabled="all", context="all", stacks="all", max_entries=0):
         calls.append(enabled)
     return record_memory_history
 
 
-def history_of_2_0(calls):
-    def record_memory_history(enabled, record_context=True, trace_alloc_max_entries=1,
-                              trace_alloc_record_context=False):
-        calls.append(bool(enabled))
-    return record_memory_history
-
-
-def history_of_1_13(calls):
-    def record_memory_history(enabled, device=None):
-        if not isinstance(enabled, bool):
-            raise RuntimeError("expected a bool")
-        calls.append(enabled)
-    return record_memory_history
-
-
-def fake_torch(gpu=True, history=history_of_2_1, observer="ExecutionTraceObserver"):
+def fake_torch(gpu=True):
     calls = []
 
     class Observer:
@@ -103,11 +92,11 @@ def fake_torch(gpu=True, history=history_of_2_1, observer="ExecutionTraceObserve
             cudnn=types.SimpleNamespace(allow_tf32=False, benchmark=False, version=lambda: 9)),
         are_deterministic_algorithms_enabled=lambda: False,
         profiler=types.SimpleNamespace(
-            **{observer: Observer}, profile=Profile, kineto_available=lambda: True,
+            ExecutionTraceObserver=Observer, profile=Profile, kineto_available=lambda: True,
             ProfilerActivity=types.SimpleNamespace(CPU="cpu", CUDA="cuda")))
 
 
-class RecordTest(CommandTest):
+class ProfileTest(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -118,9 +107,8 @@ class RecordTest(CommandTest):
             torch.calls.append("step")
             Event.now += 2.0 + 0.5 * (torch.calls.count("step") % 2)
 
-        with mock.patch.object(record_pytorch, "import_torch", lambda: torch), \
-                mock.patch.object(record_pytorch, "gpu_query", lambda _: None):
-            return record_pytorch.record(step or one_step, "m", self.out, **arguments)
+        with mock.patch.object(profile, "torch", torch), mock.patch.object(profile, "gpu_query", lambda _: None):
+            return profile.profile(step or one_step, "m", self.out, **arguments)
 
     def test_one_call_makes_all_files(self):
         torch = fake_torch()
@@ -142,15 +130,6 @@ class RecordTest(CommandTest):
         self.assertEqual(torch.calls[:6], ["reset", "all", "step", "step", "step", None])
         self.assertEqual(torch.calls[6:8] + torch.calls[-5:], ["reset", "step"] + [
             "profile ends", "observer starts", "step", "observer stops", "profile ends"])
-
-    def test_versions_of_pytorch(self):
-        for history, observer, enabled in (
-                (history_of_2_1, "ExecutionTraceObserver", ["all", None]),
-                (history_of_2_0, "ExecutionGraphObserver", [True, False]),
-                (history_of_1_13, "ExecutionGraphObserver", [True, False])):
-            torch = fake_torch(history=history, observer=observer)
-            self.record(torch)
-            self.assertEqual([call for call in torch.calls if not isinstance(call, str) or call == "all"], enabled)
 
     def test_an_out_of_memory_error_ends_in_a_snapshot(self):
         def step():
@@ -197,34 +176,49 @@ class RecordTest(CommandTest):
 
         model = Module(stem=ModuleList(a=Module(), b=Module()), layers=ModuleList(**{"0": block(), "1": block()}),
                        single=ModuleList(**{"0": block()}))
-        self.assertEqual([name for name, _ in record_pytorch.find_blocks(model)], [
+        self.assertEqual([name for name, _ in modules.find_blocks(model)], [
             "layers.0", "layers.1", "single.0.inner.a", "single.0.inner.b"])
 
-    def test_wrong_arguments(self):
-        for arguments, text in ((["m", "-o", "d", "--plan", "budget=2"], "from 0 to 1"),
-                                (["m", "-o", "d", "--batch", "0"], "above 0"), (["m"], "--output")):
-            error = io.StringIO()
-            with self.assertRaises(SystemExit) as end, contextlib.redirect_stderr(error):
-                record_pytorch.main(arguments)
-            self.assertEqual(end.exception.code, 2)
-            self.assertIn(text, error.getvalue())
-
     def test_pytorch_itself(self):
-        if importlib.util.find_spec("torch") is None:
-            self.skip("PyTorch is not installed")
-        import torch
         model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(3)))
-
-        def step():
-            model(torch.ones(2, 8)).sum().backward()
-
-        with mock.patch.object(torch.cuda, "is_available", lambda: False):
-            record_pytorch.record(step, "m", self.out, model=model)
+        profile.profile(lambda: model(torch.ones(2, 8)).sum().backward(), "m", self.out, model=model)
         trace = json.loads(gzip.open(self.out / "m.et.json.gz").read())
         names = [node["name"] for node in trace["nodes"]]
         self.assertEqual([name for name in names if name.startswith("block: ")], ["block: 0", "block: 1", "block: 2"])
         self.assertIn("aten::addmm", names)
+        imported = subprocess.run([os.environ["SPILLWAY"], "trace", "import", self.out / "m.manifest.json", "-o", self.out / "t.json"],
+                                  capture_output=True, text=True, check=False)
+        self.assertEqual(imported.returncode, 0, imported.stderr)
+
+
+class ProgramTest(unittest.TestCase):
+    def record(self, *arguments):
+        return subprocess.run([sys.executable, ROOT / "scripts" / "record_pytorch.py", *arguments], capture_output=True, text=True,
+                              check=False)
+
+    def test_wrong_arguments(self):
+        for arguments, text in ((["m", "-o", "d", "--plan", "budget=2"], "from 0 to 1"),
+                                (["m", "-o", "d", "--batch", "0"], "above 0"), (["m"], "--output"),
+                                (["m", "-o", "d", "--target", "cuda"], "not a pretended device"),
+                                (["m", "-o", "d", "--target", "cuda:sm_90", "--plan", "budget=0.5"], "omit --target")):
+            error = io.StringIO()
+            with self.assertRaises(SystemExit) as end, contextlib.redirect_stderr(error):
+                program.main(arguments)
+            self.assertEqual(end.exception.code, 2)
+            self.assertIn(text, error.getvalue())
+
+    def test_without_a_gpu_it_writes_a_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for plan in ("none", "checkpoint", "save_on_cpu"):
+                made = self.record("vit", "--layers", "2", "--width", "48", "--heads", "4", "--plan", plan, "--name", plan,
+                                   "--target", "cuda:sm_90", "-o", folder)
+                self.assertEqual(made.returncode, 0, made.stderr)
+                self.assertIn("bytes requested", made.stdout)
+                checked = subprocess.run([os.environ["SPILLWAY"], "trace", "validate", f"{folder}/{plan}.json"], check=False,
+                                         capture_output=True, text=True)
+                self.assertEqual(checked.returncode, 0, checked.stderr)
+            self.assertEqual(self.record("no such model", "-o", folder).returncode, 5)
 
 
 if __name__ == "__main__":
-    main()
+    unittest.main()

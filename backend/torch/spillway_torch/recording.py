@@ -1,0 +1,163 @@
+"""Recordings of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+from unittest import mock
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from . import table
+from .errors import NotRecordableError, SpillwayError
+from .ledger import Storage
+from .pretended import active, pretend
+from .recorder import Operator, Saved, Tape, Watch
+from .target import Target, parse_target
+from .trace import to_trace, write_trace
+
+GRANULE = 512  # bytes; PyTorch's allocator rounds blocks up to a multiple
+
+
+@dataclasses.dataclass
+class Recording:
+    """One step: what it ran, and the memory of the device that it used.
+
+    Sizes are bytes as the program requests them. `peak_requested` includes `workspace`, the memory that libraries hold
+    throughout, and the scratch memory of operators as far as it is known (`scratch.py`).
+    """
+
+    network: str
+    batch: int
+    target: Target
+    framework: str
+    operators: list[Operator]
+    storages: list[Storage]  # all that existed during the step
+    saved: list[Saved]
+    peak_requested: int
+    peak_allocated: int
+    workspace: int
+    block_of: Callable[[str], str] = dataclasses.field(repr=False)
+
+    def trace(self) -> dict[str, Any]:
+        """Returns the object of the trace file (traces/FORMAT.md)."""
+        return to_trace(self)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the trace for `spillway`. The ending .gz or .zst compresses it."""
+        write_trace(self.trace(), path)
+
+
+def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,
+           name: str = "step", batch: int = 1, warm_up: int = 1) -> Recording:
+    """Runs `step` and returns what it did on the device `target`.
+
+    step: one iteration of training or inference, its data included; takes no argument.
+    target: a pretended device ("cuda:sm_90", "cpu:pretended"), where the step runs without data and the model has to be made
+        inside `pretend`; or a device of this machine ("cuda", "cpu"), where it runs as it is.
+    model: the module whose paths name the operators; by default the first module that the step calls.
+    name, batch: what the trace says of itself.
+    warm_up: number of steps that run before the recorded one. Optimizers make their state in the first step.
+
+    Raises `NotRecordableError` if the step depends on data or does what a recording cannot follow. Whatever `step` raises
+    passes through. In both cases nothing of the recorder stays active.
+    """
+    if warm_up < 0 or batch < 1:
+        raise SpillwayError(f"warm_up is {warm_up} and batch is {batch}; expected at least 0 and 1")
+    wanted = parse_target(target)
+    if active() is not None and wanted.real:
+        raise SpillwayError(f"target '{target}' cannot be recorded inside pretend")
+    with contextlib.ExitStack() as stack:
+        if wanted.real:
+            watch = stack.enter_context(Watch(wanted.shown.type, wanted))
+        else:
+            watch = stack.enter_context(pretend(target)).watch
+        stack.enter_context(_refuse_compiled())
+        for _ in range(warm_up):
+            step()
+        tape = Tape()
+        if model is not None:
+            tape.modules.add_root(model)
+        _run(step, watch, tape)
+    if not tape.operators:
+        raise SpillwayError(f"the step ran no operator on '{target}': make the model inside spillway_torch.pretend, or move it "
+                            "there, and the step's data, too")
+    return _finish(tape, watch, name, batch)
+
+
+def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
+    """Runs the step on the tape."""
+    tape.storages = {storage.number: storage for storage in watch.ledger.renew()}
+
+    def begin_update(*_: Any) -> None:
+        tape.updating = True
+
+    def end_update(*_: Any) -> None:
+        tape.updating = False
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tape.modules.watched())
+        for handle in (register_optimizer_step_pre_hook(begin_update), register_optimizer_step_post_hook(end_update)):
+            stack.callback(handle.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack))
+        watch.tape = tape
+        stack.callback(setattr, watch, "tape", None)
+        stack.callback(watch.ledger.renew)
+        step()
+
+
+def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
+    storages = sorted(tape.storages.values(), key=lambda s: s.number)
+    workspace = 0
+    if watch.target.cuda:
+        threads = {op.phase == "backward" for op in tape.operators if op.packet in table.PRODUCTS}
+        workspace = len(threads) * table.cublas_workspace(watch.target.capability)
+        if any(op.packet in table.BIASED_PRODUCTS for op in tape.operators):
+            workspace += table.CUBLASLT_WORKSPACE
+    return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
+                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspace, tape.modules.block_of)
+
+
+def _peak(tape: Tape, granule: int) -> int:
+    """Returns the largest sum of sizes, each rounded up, of storages and scratch memory that exist at one time.
+
+    At equal times, storages are released before others are allocated.
+    """
+    changes: dict[int, list[int]] = {}
+    for storage in tape.storages.values():
+        size = -(-storage.size // granule) * granule
+        if storage.died == storage.born and storage.died is not None:
+            continue  # it existed between two operators
+        changes.setdefault(max(storage.born, 0), [0, 0])[0] += size
+        if storage.died is not None and storage.died >= 0:
+            changes.setdefault(storage.died, [0, 0])[1] += size
+    held = peak = 0
+    for time in range(len(tape.operators) + 1):
+        allocated, released = changes.get(time, (0, 0))
+        held += allocated - released
+        scratch = tape.operators[time].scratch if time < len(tape.operators) else 0
+        peak = max(peak, held + -(-scratch // granule) * granule)
+    return peak
+
+
+@contextlib.contextmanager
+def _refuse_compiled() -> Iterator[None]:
+    """Makes torch.compile, and compiled modules and functions that are called, raise `NotRecordableError`."""
+    def refuse(callback: Any = None, *_: Any, **__: Any) -> Any:
+        if callback is None or callback is False:  # torch.compiler.disable
+            return callback
+        raise NotRecordableError("the step runs a region of torch.compile, whose kernels and memory a recording cannot follow; "
+                                 "record it without torch.compile")
+
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # absent if nothing is compiled
+    names = [name for name in ("_callback_from_stance", "maybe_set_eval_frame", "set_eval_frame") if hasattr(frames, name)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "compile", refuse))
+        if names:
+            stack.enter_context(mock.patch.object(frames, names[0], refuse))
+        yield

@@ -1,0 +1,296 @@
+"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from .ledger import BEFORE, Storage
+from .errors import SpillwayError
+from .recorder import Operand, Operator
+
+if TYPE_CHECKING:
+    from .recording import Recording
+
+MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation", "_scaled_mm", "_grouped_mm", "_int_mm"))
+
+
+def _type_of(name: str) -> str:
+    """Returns the op type of an operator without namespace."""
+    if name in MATMUL:
+        return "matmul"
+    if "convolution" in name or "conv_depthwise" in name:
+        return "convolution"
+    return "attention" if "attention" in name else "other"
+
+
+@dataclasses.dataclass
+class _Use:
+    """How the step uses a storage. Times are numbers of recorded operators."""
+
+    storage: Storage
+    first: int | None = None
+    last: int = -1
+    written_in: str = ""  # phase of the first write
+    phases: set[str] = dataclasses.field(default_factory=set)
+    updated: bool = False
+    data: bool = False  # input data: written before a parameter is read, from nothing that was written
+    name: str = ""
+    kind: str = ""
+
+    @property
+    def before(self) -> bool:
+        return self.storage.born == BEFORE
+
+
+class _Writer:
+    def __init__(self, recording: "Recording") -> None:
+        self.recording = recording
+        self.operators = recording.operators
+        self.phases = _phases(self.operators)
+        self.uses = {s.number: _Use(s) for s in recording.storages}
+        self.tensors: list[dict[str, Any]] = []
+        self.layers: list[dict[str, str]] = []
+        self.ops: list[dict[str, Any]] = []
+        self.parts: dict[tuple[int, int, int], str] = {}
+        self.written: set[int] = set()
+        self.op_names: list[str] = []  # of the recorded operators
+
+    def trace(self) -> dict[str, Any]:
+        self.find_uses()
+        early = self.allocated_early()
+        self.make_tensors()
+        for number in range(len(self.operators) + 1):
+            for use in early.get(number, ()):
+                self.make_allocation(use, number)
+            if number < len(self.operators):
+                self.make_op(number)
+        self.hold()
+        recording = self.recording
+        return {"format": "spillway-trace", "version": 3, "name": f"{recording.network}:{recording.batch}",
+                "network": recording.network, "batch": recording.batch, "preset": "recorded",
+                "training": any(phase != "forward" for phase in self.phases),
+                "recording": {"framework": recording.framework, "device": "", "step_ns": 0, "plain_step_ns": 0,
+                              "allocated": recording.peak_allocated, "reserved": 0},
+                "layers": self.layers, "tensors": self.tensors, "ops": self.ops}
+
+    def find_uses(self) -> None:
+        begun = False  # a parameter was read
+        seen: set[int] = set()
+        for number, op in enumerate(self.operators):
+            phase = self.phases[number]
+            begun |= any(self.uses[o.storage.number].before for o in op.inputs)
+            reads = any(o.storage.number in seen for o in op.inputs)
+            for i, operand in enumerate([*op.outputs, *op.inputs]):
+                use = self.uses[operand.storage.number]
+                writes = i < len(op.outputs) or (operand.storage.number not in seen and not use.before)
+                if use.first is None:
+                    use.first = number
+                use.last = number
+                use.phases.add(phase)
+                if writes:
+                    use.written_in = use.written_in or phase
+                    use.updated |= phase == "update"
+                    use.data |= operand.storage.number not in seen and not begun and not reads and not use.before
+            seen |= {o.storage.number for o in [*op.inputs, *op.outputs]}
+        for use in self.uses.values():
+            use.kind = self.kind_of(use)
+
+    @staticmethod
+    def kind_of(use: _Use) -> str:
+        stays = use.storage.died is None
+        if use.before:
+            if not stays:
+                return "input"
+            return "optimizer_state" if use.updated and use.phases == {"update"} else "parameter"
+        if use.data:
+            return "input"
+        if use.written_in in ("forward", ""):
+            return "activation"
+        if use.written_in == "backward":
+            return "parameter_gradient" if stays or "update" in use.phases else "gradient"
+        return "optimizer_state" if stays else "gradient"
+
+    def allocated_early(self) -> dict[int, list[_Use]]:
+        """Returns the storages that the program allocates before an operator writes them, by the number of the operator
+        before which they are allocated."""
+        early: dict[int, list[_Use]] = {}
+        for use in self.uses.values():
+            born, died = use.storage.born, use.storage.died
+            if use.before or use.storage.size == 0 or born == use.first or (use.first is None and died == born):
+                continue
+            if use.kind != "input":
+                early.setdefault(born, []).append(use)
+        return early
+
+    # ---- names and tensors ----
+
+    def op_name(self, number: int) -> str:
+        op = self.operators[number]
+        short = op.packet
+        block = self.recording.block_of(op.module)
+        rest = op.module[len(block):].lstrip(".")
+        return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + f"{short}.{number}"
+
+    def make_tensors(self) -> None:
+        unused = self.recording.workspace
+        self.op_names = [self.op_name(i) for i in range(len(self.operators))]
+        for name, op in zip(self.op_names, self.operators):
+            for place, operand in enumerate(op.outputs):
+                use = self.uses[operand.storage.number]
+                use.name = use.name or (name if place == 0 else f"{name}.out{place}")
+            for place, operand in enumerate(op.inputs):
+                use = self.uses[operand.storage.number]
+                use.name = use.name or f"{name}.in{place}"
+        for use in self.uses.values():
+            size = use.storage.size
+            if use.first is None:
+                if use.before and use.storage.died is None:
+                    unused += size
+                    continue
+                if size == 0 or use.storage.died in (0, use.storage.born):
+                    continue
+                use.name = f"unused.{use.storage.number}"
+            self.tensors.append({"name": use.name, "kind": use.kind, "shape": [size], "size": size})
+            if use.storage.shape and use.storage.dtype is not None:
+                self.tensors[-1]["shape"] = list(use.storage.shape)
+        if unused:
+            self.tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused})
+
+    def tensor_of(self, operand: Operand) -> str:
+        """Returns the name of an operand: its whole storage, or an alias for a part."""
+        use = self.uses[operand.storage.number]
+        size = use.storage.size
+        part = min(operand.size, size - operand.offset)
+        if operand.storage.number not in self.written or part == size:
+            return use.name
+        key = (operand.storage.number, operand.offset, part)
+        if key not in self.parts:
+            name = self.parts[key] = f"{use.name}[{operand.offset}:{operand.offset + part}]"
+            shape = list(operand.shape) if part == operand.size else [part]
+            alias = {"name": name, "kind": use.kind, "shape": shape, "size": part, "alias_of": use.name}
+            if operand.offset:
+                alias["offset"] = operand.offset
+            self.tensors.append(alias)
+        return self.parts[key]
+
+    # ---- ops ----
+
+    def make_op(self, number: int) -> None:
+        op, phase = self.operators[number], self.phases[number]
+        inputs: list[str] = []
+        outputs: list[str] = []
+        repeatable, traffic = phase == "forward", 0
+        fresh: list[int] = []
+        for i, operand in enumerate([*op.inputs, *op.outputs]):
+            storage = operand.storage.number
+            known = storage in self.written or self.uses[storage].before
+            if known:
+                self.written.add(storage)
+            writes = i >= len(op.inputs) or not known
+            name = self.tensor_of(operand)
+            traffic += min(operand.size, operand.storage.size - operand.offset) if known else operand.storage.size
+            into = outputs if writes else inputs
+            if name not in into:
+                into.append(name)
+            if writes:
+                repeatable &= not known
+                fresh.append(storage)
+        self.written.update(fresh)
+        repeatable &= not any(self.uses[s].kind == "input" for s in fresh)
+        name = self.op_names[number]
+        shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
+        type_ = _type_of(op.packet)
+        layer = self.op_names[op.layer]
+        if op.layer == number:
+            self.layers.append({"name": layer, "type": type_})
+        made: dict[str, Any] = {
+            "name": name, "layer": layer, "type": type_, "phase": phase,
+            "batch": 1 if phase == "update" else self.recording.batch, "inputs": inputs, "outputs": outputs,
+            "slots": [{"name": "op", "signature": f"{op.name}{shapes} traffic={traffic}", "flops": op.flops,
+                       "traffic": traffic}]}
+        if repeatable:
+            made["recomputable"] = True
+        made["recorded"] = {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": op.scratch}
+        self.ops.append(made)
+
+    def make_allocation(self, use: _Use, number: int) -> None:
+        """Adds an op that only takes memory: the program allocated it before it wrote it."""
+        name = f"empty.{len(self.operators)}.{use.storage.number}"
+        phase = self.phases[min(number, len(self.operators) - 1)]
+        self.layers.append({"name": name, "type": "other"})
+        self.written.add(use.storage.number)
+        self.ops.append({"name": name, "layer": name, "type": "other", "phase": phase,
+                         "batch": 1 if phase == "update" else self.recording.batch, "inputs": [], "outputs": [use.name],
+                         "slots": [{"name": "op", "signature": "aten::empty", "flops": 0, "traffic": 0}],
+                         "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}})
+        if use.first is None:
+            use.last = number - 1
+
+    def hold(self) -> None:
+        """Says when the program gave back what it held beyond its last use."""
+        by_name = {tensor["name"]: tensor for tensor in self.tensors}
+        for use in self.uses.values():
+            tensor = by_name.get(use.name)
+            if tensor is None or use.kind in ("parameter", "optimizer_state"):
+                continue
+            died = len(self.operators) if use.storage.died is None else use.storage.died
+            if died > 0 and died - 1 > use.last:
+                tensor["held_until"] = self.op_names[died - 1]
+
+
+def _phases(operators: list[Operator]) -> list[str]:
+    """Returns the phases. What runs behind the last operator of backward is update, not forward."""
+    backward = [i for i, op in enumerate(operators) if op.phase == "backward"]
+    end = backward[-1] + 1 if backward else len(operators)
+    return ["update" if op.phase == "forward" and i >= end else op.phase for i, op in enumerate(operators)]
+
+
+def to_trace(recording: "Recording") -> dict[str, Any]:
+    """Returns the trace as the object that its JSON file has."""
+    return _Writer(recording).trace()
+
+
+def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a trace, compressed if `path` ends in .zst. The file appears complete or not at all."""
+    path = pathlib.Path(path)
+    part = path.with_name(path.name + ".part")
+    data = _format(trace).encode()
+    try:
+        if path.suffix == ".zst":
+            _write_zstd(data, part)
+        else:
+            part.write_bytes(data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_zstd(data: bytes, path: pathlib.Path) -> None:
+    try:
+        zstd = importlib.import_module("compression.zstd")  # Python 3.14
+        path.write_bytes(zstd.compress(data))
+    except ImportError:
+        program = shutil.which("zstd")
+        if program is None:
+            raise SpillwayError(f"{path.with_suffix('')}: Python before 3.14 needs the program 'zstd' to write .zst; end "
+                                "the name in .json instead") from None
+        subprocess.run([program, "-q", "-f", "-o", str(path)], input=data, check=True)
+
+
+def _format(trace: dict[str, Any]) -> str:
+    """One layer, tensor or op stands on a line."""
+    lines = []
+    for key, value in trace.items():
+        if isinstance(value, list):
+            items = ",\n".join("    " + json.dumps(item, ensure_ascii=False) for item in value)
+            lines.append(f'  "{key}": [\n{items}\n  ]')
+        else:
+            lines.append(f'  "{key}": {json.dumps(value, ensure_ascii=False)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,338 @@
+"""Tests the recorder on small steps against PyTorch's own tracker of memory, against real runs, and against `spillway`."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import threading
+import unittest
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import cases
+from spillway_torch import NotRecordableError, SpillwayError, pretend, record
+from spillway_torch.pretended import active
+
+try:
+    from torch.distributed._tools.mem_tracker import MemTracker
+except ImportError:  # before PyTorch 2.5
+    MemTracker = None
+
+GPU = "cuda:sm_90"
+
+
+def recording_of(case, target, **options):
+    with contextlib.nullcontext() if target == "cpu" else pretend(target):
+        torch.manual_seed(1)
+        model, step = case("cuda" if target.startswith("cuda") else "cpu")
+        return record(step, target, model=model, **options)
+
+
+def operand(o):
+    return o.storage.number, o.storage.size, o.storage.born, o.storage.died, o.offset, o.size, o.shape, o.dtype
+
+
+def renumbered(recording):
+    """Returns all that a recording says, with storages numbered in the order of their first use."""
+    numbers = {}
+
+    def of(o):
+        return (numbers.setdefault(o.storage.number, len(numbers)), *operand(o)[1:])
+
+    operators = [(o.name, o.module, o.phase, o.layer, o.random, o.flops, [of(i) for i in o.inputs], [of(i) for i in o.outputs])
+                 for o in recording.operators]
+    saved = [(numbers[s.storage.number], s.packed, s.unpacked) for s in recording.saved
+             if s.storage.number in numbers]  # the others are states of the generator of random numbers
+    return operators, saved, recording.peak_requested
+
+
+def held_over_time(recording):
+    """Returns the bytes alive while each operator runs, by hand."""
+    held = []
+    for now in range(len(recording.operators)):
+        held.append(recording.operators[now].scratch + sum(s.size for s in recording.storages
+                        if s.born <= now and (s.died is None or s.died > now)))
+    return held
+
+
+def program(*arguments):
+    return subprocess.run([os.environ["SPILLWAY"], *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+class RecordTest(unittest.TestCase):
+    def test_without_data_it_sees_what_really_runs(self):
+        for name, case in cases.CASES.items():
+            if name == "positions":  # copies to the host, which a CPU does not
+                continue
+            with self.subTest(name), sdpa_kernel(SDPBackend.MATH):
+                self.assertEqual(renumbered(recording_of(case, "cpu")), renumbered(recording_of(case, "cpu:pretended")))
+
+    @unittest.skipIf(MemTracker is None, "this PyTorch has no tracker of memory")
+    def test_peak_is_that_of_the_tracker_of_pytorch(self):
+        for name in ("mlp", "mlp, momentum", "convolutions", "transformer", "transformer, not tied", "two optimizers", "inference"):
+            case = cases.CASES[name]
+            with self.subTest(name):
+                torch.manual_seed(1)
+                model, step = case("cpu")
+                tracker = MemTracker()
+                tracker.track_external(model)
+                with tracker:
+                    step()
+                    tracker.reset_mod_stats()
+                    step()
+                theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+                self.assertEqual(recording_of(case, "cpu").peak_requested, theirs)
+
+    def test_every_trace_is_accepted_and_replayed_to_its_peak(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "t.json"
+            for name, case in {**cases.CASES, **cases.GPU_CASES}.items():
+                with self.subTest(name):
+                    recording = recording_of(case, GPU)
+                    recording.write(path)
+                    ran = program("run", path, "--policy", "as-recorded", "--device", "h100", "--format", "json")
+                    self.assertEqual(ran.returncode, 0, ran.stderr)
+                    row = json.loads(ran.stdout)["rows"][0]
+                    self.assertEqual(row["peak_requested_bytes"], recording.peak_requested)
+                    self.assertEqual(max(held_over_time(recording)) + recording.workspace, recording.peak_requested)
+
+    def test_what_the_program_says_of_a_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "t.json"
+            recording = recording_of(cases.transformer, GPU, name="tiny", batch=3)
+            recording.write(path)
+            peaks = {}
+            for policy in ("as-recorded", "liveness"):
+                ran = program("run", path, "--policy", policy, "--device", "h100", "--format", "json")
+                peaks[policy] = json.loads(ran.stdout)["rows"][0]["peak_requested_bytes"]
+            self.assertLessEqual(peaks["liveness"], peaks["as-recorded"])
+            for verb in ("trace info", "compare"):
+                self.assertEqual(program(*verb.split(), path).returncode, 0)
+            fit = program("fit", path, "--device", "h100,v100")
+            self.assertEqual(fit.returncode, 0, fit.stderr)
+            self.assertIn("layers.*", fit.stdout)
+            decisions = pathlib.Path(folder) / "decisions.csv"
+            self.assertEqual(program("run", path, "--policy", "as-recorded", "--device", "h100", "--export-decisions", decisions)
+                             .returncode, 0)
+            self.assertEqual(program("replay", decisions).returncode, 0)
+
+    def test_kinds_of_tensors(self):
+        trace = recording_of(cases.transformer, GPU).trace()
+        sizes = {}
+        for tensor in trace["tensors"]:
+            if "alias_of" not in tensor:
+                sizes.setdefault(tensor["kind"], []).append(tensor["size"])
+        with pretend(GPU):
+            model, _ = cases.transformer("cuda")
+        parameters = sum(p.numel() * 4 for p in model.parameters())
+        self.assertEqual(sum(sizes["parameter"]), parameters)
+        self.assertEqual(sum(sizes["parameter_gradient"]), parameters)
+        self.assertEqual(sum(sizes["optimizer_state"]), 2 * parameters + (65 << 20))  # the workspaces of cuBLAS
+        self.assertEqual(sizes["input"], [3 * 16 * 8])
+        self.assertEqual({op["phase"] for op in trace["ops"]}, {"forward", "backward", "update"})
+        self.assertIn("layers.0/qkv.addmm", {op["name"].rpartition(".")[0] for op in trace["ops"]})
+
+    def test_recorded_twice_it_is_the_same(self):
+        self.assertEqual(recording_of(cases.autocast, GPU).trace(), recording_of(cases.autocast, GPU).trace())
+
+
+class LifetimeTest(unittest.TestCase):
+    """Hand counts."""
+
+    def test_storages_end_when_they_are_freed(self):
+        def step():
+            a = torch.ones(100, device="cuda")  # 0
+            b = a + 1  # 1
+            c = b[:50]
+            del a, b
+            d = c * 2  # 2
+            del c
+            d += 1  # 3
+
+        recording = record(step, GPU)
+        lives = [(s.size, s.born, s.died) for s in recording.storages]
+        self.assertEqual(lives, [(400, 0, 2), (400, 1, 3), (200, 2, 4)])
+        self.assertEqual(recording.peak_requested, 800)
+
+    def test_memory_that_is_allocated_early(self):
+        def step():
+            a = torch.empty(100, device="cuda")
+            b = torch.ones(50, device="cuda")
+            b.mul_(2)
+            torch.mul(b[0], b[1], out=a[0])
+
+        recording = record(step, GPU)
+        self.assertEqual([s.born for s in recording.storages], [0, 0])
+        ops = recording.trace()["ops"]
+        self.assertEqual([op["slots"][0]["signature"].split()[0] for op in ops],
+                         ["aten::empty", "aten::ones", "aten::mul_", "aten::mul"])
+
+    def test_saved_tensors(self):
+        weight = None
+
+        def step():
+            x = torch.ones(4, device="cuda")  # 0
+            y = (x * weight).sin()  # 1, 2
+            y.sum().backward()  # 3; backward: ones_like 4, mul by cos: 5, 6, 7
+
+        with pretend(GPU):
+            weight = torch.ones(4, device="cuda", requires_grad=True)
+            recording = record(step, GPU, warm_up=0)
+        self.assertEqual([(s.packed, len(s.unpacked)) for s in recording.saved], [(1, 1), (2, 1)])
+
+
+class HostileTest(unittest.TestCase):
+    def assert_nothing_is_active(self):
+        self.assertIsNone(active())
+        self.assertEqual(torch.ones(2).device.type, "cpu")
+        self.assertFalse(torch._C._dispatch_tls_is_dispatch_key_included("AutocastPrivateUse1"))
+        self.assertEqual(torch.utils._python_dispatch._get_current_dispatch_mode(), None)
+        self.assertEqual(torch.overrides._get_current_function_mode(), None)
+        self.assertEqual(nn.Linear(2, 2).weight.device.type, "cpu")
+        self.assertFalse(nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            pass
+
+    def refused(self, text, step, target=GPU):
+        with self.assertRaisesRegex(NotRecordableError, text):
+            with pretend(target):
+                record(step, target)
+        self.assert_nothing_is_active()
+
+    def test_an_exception_leaves_nothing(self):
+        def step():
+            model = nn.Linear(4, 4)
+            model.register_forward_hook(fail)
+            with torch.autocast("cpu"):
+                model(torch.ones(4) if target != GPU else torch.ones(4, device="cuda"))
+
+        def fail(*_):
+            raise KeyError("own")
+
+        for target in ("cpu", "cpu:pretended", GPU):
+            with self.subTest(target), self.assertRaisesRegex(KeyError, "own"):
+                record(step, target)
+            self.assert_nothing_is_active()
+
+    def test_a_failing_write_leaves_no_file(self):
+        recording = recording_of(cases.mlp, GPU)
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaises(OSError):
+                recording.write(os.path.join(folder, "none", "t.json"))
+            recording.network = {1, 2}  # JSON cannot say this
+            with self.assertRaises(TypeError):
+                recording.write(os.path.join(folder, "t.json"))
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_decisions_by_data_are_refused(self):
+        x = "torch.ones(4, 4, device='cuda').normal_()"
+        for text, code in {
+            "decides by a number": "if {x}.sum().item() > 0: pass",
+            "_local_scalar_dense": "bool({x}.sum() > 0)",
+            "_local_scalar_dense.*result": "float({x}.sum())",
+            "nonzero": "{x}.nonzero()",
+            "masked_select": "{x}.masked_select({x} > 0)",
+            "selection by a mask": "{x}[{x} > 0]",
+            "_unique2": "{x}.unique()",
+            "equal": "torch.equal({x}, {x})",
+            "lstm": "torch.nn.LSTM(4, 4).cuda()({x})",
+            "several streams": "torch.cuda.Stream()",
+            "CUDA graphs": "torch.cuda.CUDAGraph | None; torch.cuda.CUDAGraph()",
+            "no memory of its own": "torch.cuda.memory_allocated()",
+        }.items():
+            with self.subTest(code):
+                self.refused(text, lambda code=code: exec(code.format(x=x), {"torch": torch}))
+
+    def test_the_module_is_named(self):
+        class Chooser(nn.Module):
+            def forward(self, x):
+                return x[x > 0]
+
+        model = None
+
+        def step():
+            model(torch.ones(4, device="cuda").normal_())
+
+        with self.assertRaisesRegex(NotRecordableError, "in module 'inner'"):
+            with pretend(GPU):
+                model = nn.Sequential()
+                model.add_module("inner", Chooser())
+                record(step, GPU, warm_up=0)
+        self.assert_nothing_is_active()
+
+    def test_custom_kernels_are_refused(self):
+        library = torch.library.Library("spillway_test", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        self.refused("spillway_test::twice", lambda: torch.ops.spillway_test.twice(torch.ones(2, device="cuda")))
+        library._destroy()
+
+    def test_compiled_regions_are_refused(self):
+        compiled = torch.compile(lambda x: x + 1)
+        self.refused("torch.compile", lambda: compiled(torch.ones(2, device="cuda")))
+
+    def test_numbers_without_value_can_be_printed(self):
+        def step():
+            loss = torch.ones(2, device="cuda").normal_().sum()
+            self.assertIn("nan", f"{loss.item():.3f} {loss.item() / 2 + 1} {loss:.2f}")
+
+        names = [o.name for o in record(step, GPU).operators]
+        self.assertEqual(names.count("aten::_local_scalar_dense"), 3)
+
+    def test_hooks_of_others_run(self):
+        seen = []
+        model = nn.Linear(4, 4)
+        model.register_forward_hook(lambda *_: seen.append("module"))
+        hook = nn.modules.module.register_module_forward_hook(lambda *_: seen.append("global"))
+        model.weight.register_hook(lambda grad: seen.append("gradient"))
+
+        def step():
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append("pack"), t)[1], lambda t: t):
+                model(torch.ones(4)).sum().backward()
+
+        record(step, "cpu", warm_up=0)
+        hook.remove()
+        self.assertEqual(set(seen), {"module", "global", "gradient", "pack"})
+        self.assert_nothing_is_active()
+
+    def test_a_second_thread_is_its_own(self):
+        found = []
+
+        def other():
+            found.append((torch.ones(2).device.type, nn.Linear(2, 2)(torch.ones(2)).device.type))
+
+        def step():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            torch.ones(2, device="cuda").mul_(2)
+
+        recording = record(step, GPU, warm_up=0)
+        self.assertEqual([o.name for o in recording.operators], ["aten::ones", "aten::mul_"])
+        self.assertEqual(found, [("cpu", "cpu")])
+
+    def test_wrong_arguments(self):
+        for text, call in {
+            "target 'cuda:90' is not known": lambda: record(lambda: None, "cuda:90"),
+            "tensors of the host and of the pretended device": lambda: record(
+                lambda: torch.ones(4) @ torch.ones(4, device="cuda"), GPU),
+            "ran no operator": lambda: record(lambda: None, GPU),
+            "warm_up is -1": lambda: record(lambda: None, GPU, warm_up=-1),
+            "is a device of this machine": lambda: pretend("cpu").__enter__(),
+        }.items():
+            with self.subTest(text), self.assertRaisesRegex(SpillwayError, text):
+                call()
+        with pretend(GPU):
+            with self.assertRaisesRegex(SpillwayError, "is pretended already"):
+                pretend("cuda:sm_80").__enter__()
+            with self.assertRaisesRegex(SpillwayError, "inside pretend"):
+                record(lambda: None, "cpu")
+        self.assert_nothing_is_active()
+
+
+if __name__ == "__main__":
+    unittest.main()
