@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -83,7 +83,8 @@ class Casts:
                     dtype = torch.float32
         else:
             dtype = torch.float32 if policy == "float32" else torch.get_autocast_dtype("cuda")
-        cast = [self.cast(value, dtype) if self.eligible(value) else value for value in flat]
+        # PyTorch casts the last argument first: its compilers evaluate the arguments of a call from the right.
+        cast = [self.cast(value, dtype) if self.eligible(value) else value for value in reversed(flat)][::-1]
         args, kwargs = tree_unflatten(cast, spec)
         return op, args, kwargs
 
@@ -193,10 +194,36 @@ def _attention(capability: int) -> Kernel:
                 mask = _aligned(mask, query, key)
             return aten._scaled_dot_product_efficient_attention.default(
                 query, key, value, mask, needs_grad, dropout, causal, scale=scale)[0]
-        return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout, causal, None, scale=scale,
-                                                               enable_gqa=enable_gqa)[0]
+        # Its dropout is that of a GPU, and the casts have been made.
+        with _interposed(), _without_casts():
+            return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout, causal, None, scale=scale,
+                                                                   enable_gqa=enable_gqa)[0]
 
     return kernel
+
+
+@contextmanager
+def _interposed() -> Iterator[None]:
+    """The calling thread runs operators through the kernels of this module."""
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, False)
+    torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(KEY, included)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, excluded)
+
+
+@contextmanager
+def _without_casts() -> Iterator[None]:
+    enabled = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", enabled)
 
 
 def _refuse(name: str, reason: str) -> Kernel:
@@ -254,17 +281,8 @@ class Interposer:
 
         return composite if policy is None else wrapped
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
-        included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, False)
-        torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
-        try:
-            yield
-        finally:
-            torch._C._dispatch_tls_set_dispatch_key_included(KEY, included)
-            torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, excluded)
+    def active(self) -> AbstractContextManager[None]:
+        return _interposed()
 
     def close(self) -> None:
         self._library._destroy()

@@ -207,6 +207,9 @@ class Watch(TorchDispatchMode):
                     raise SpillwayError(f"aten::{facts.name}{self.place()} got tensors of the host and of the pretended device "
                                         f"'{self.target.name}'; make models inside pretend or move them there") from error
                 raise
+        if on_device and facts.packet in table.HOST_OUTPUTS:
+            result = tuple(torch.empty_like(value, device="cpu") if at in table.HOST_OUTPUTS[facts.packet] else value
+                           for at, value in enumerate(result))
         if facts.packet in table.ASSUMED:
             at, value = table.ASSUMED[facts.packet]
             self.values.learn(args[at], value)

@@ -110,6 +110,9 @@ def cublas_workspace(capability: int) -> int:
     return 32 << 20 if capability // 10 in (9, 10) else 2 * (4 << 20) + 8 * (16 << 10)
 
 
+# Outputs that a GPU's kernel leaves on the host, unless a CUDA graph is captured: the seed and the offset of its dropout.
+HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
+
 # ---- torch.cuda ----
 
 # Functions of torch.cuda that do nothing on a pretended GPU.

@@ -31,7 +31,7 @@ ValueTable TableOf(const std::vector<Result>& results) {
           {"memory_bytes", "B", "", &Result::memory},
           {"memory_request", "", "", &Result::request},
           {"policy", "", "", &Result::policy, "policy"},
-          {"slowdown", "1", "", &Result::slowdown, "slowdown", 3},
+          {"slowdown", "1", "", &Result::slowdown, "slowdown"},
           {"stall_ms", "ms", "", [](auto&) { return Duration::Milliseconds(7); }},
       },
       results);
