@@ -137,6 +137,11 @@ def under_autocast(function):
         return function()
 
 
+def attend_by_math():
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(tensor(1, 2, 4, 8), tensor(1, 2, 4, 8), tensor(1, 2, 4, 8), tensor(1, 2, 4, 4), 0.1)
+
+
 WAYS = {
     **{f"{function.__name__} of {dtype}": lambda function=function, dtype=dtype: function(tensor(4, 8, dtype=dtype), -1, dtype=SINGLE)
        for function in (F.softmax, F.log_softmax) for dtype in (HALF, torch.float16, SINGLE)},
@@ -147,6 +152,8 @@ WAYS = {
         tensor(4, 8, dtype=dtype), (8,), tensor(8, dtype=of_weight)) for dtype, of_weight in ((SINGLE, SINGLE), (HALF, HALF), (HALF, SINGLE))},
     "rms norm under autocast": lambda: under_autocast(lambda: F.rms_norm(tensor(4, 8, dtype=HALF), (8,), tensor(8))),
     "softmax under autocast": lambda: under_autocast(lambda: F.softmax(tensor(4, 8, dtype=HALF), -1)),
+    "dropout in attention by products": attend_by_math,
+    "casts": lambda: under_autocast(lambda: F.linear(tensor(2, 3), tensor(5, 3), tensor(5))),
     "dropout": lambda: F.dropout(tensor(4, 8), 0.1), "dropout of channels": lambda: F.dropout2d(tensor(1, 2, 4, 8), 0.1),
     "dropout in place": lambda: F.dropout(tensor(4, 8, grad=False), 0.1, inplace=True),
     "dropout of none": lambda: F.dropout(tensor(4, 8), 0.0), "dropout of all": lambda: F.dropout(tensor(4, 8), 1.0),
