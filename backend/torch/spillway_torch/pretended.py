@@ -33,7 +33,7 @@ RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 class NoValue(float):
     """The number that a tensor without data gives. It can be printed; a decision on it raises `NotRecordableError`."""
 
-    def __new__(cls, place: str = "item()") -> "NoValue":
+    def __new__(cls) -> "NoValue":
         return super().__new__(cls, "nan")
 
     def _refuse(self, *_: Any) -> Any:
@@ -98,13 +98,18 @@ class Names(TorchFunctionMode):
         return tensor.item()
 
     def from_data(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.pop("device", None)
-        made = make(data, *args, **kwargs, device="cpu") if not isinstance(data, torch.Tensor) or device is None else data
-        if isinstance(data, torch.Tensor) and made is data:
-            return make(data, *args, **kwargs, device=self.translated(device))
-        device = self.translated(device) if device is not None else (
-            META if not self.target.cuda else self.translated(torch.get_default_device()))
-        return made if torch.device(device).type == "cpu" else made.to(device).requires_grad_(made.requires_grad)
+        """Makes a tensor of Python's numbers on the host and copies it, so that its values are known."""
+        device = self.translated(kwargs.pop("device", None))
+        if isinstance(data, torch.Tensor):
+            return make(data, *args, **kwargs, device=device)
+        device = device or self.default()
+        made = make(data, *args, **kwargs, device="cpu")
+        return made if device is None or torch.device(device).type == "cpu" else made.to(device).requires_grad_(made.requires_grad)
+
+    def default(self) -> Any:
+        """Returns the device of tensors for which the program names none; None for the host."""
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # of set_default_device
+        return self.translated(context.device if context is not None else "cpu" if not self.target.cuda else None)
 
     def translated(self, device: Any) -> Any:
         """Returns `meta` for a name of the pretended device, else the argument itself."""
@@ -123,10 +128,8 @@ class Names(TorchFunctionMode):
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.translated(kwargs["device"])}
             kwargs.pop("pin_memory", None) if kwargs["device"] is META else None
-        elif func in self.constructors and not (kwargs or {}).get("device"):
-            like = args and isinstance(args[0], torch.Tensor)
-            if not self.target.cuda and not like:
-                kwargs = {**(kwargs or {}), "device": META}
+        elif func in self.constructors and not (args and isinstance(args[0], torch.Tensor)):
+            kwargs = {**(kwargs or {}), "device": self.default()}
         elif func is _Tensor.to or func is _Tensor.type:
             args = (args[0], *(self.translated(a) if isinstance(a, (str, torch.device)) or (i == 0 and type(a) is int) else a
                                for i, a in enumerate(args[1:])))
@@ -184,6 +187,22 @@ def _empty_weights() -> Callable[..., None]:
         register(module, name, parameter)
 
     return register_parameter
+
+
+def _in_place_apply() -> Callable[..., Any]:
+    """A module that moves from the host keeps its Parameter objects, which optimizers and tied weights refer to."""
+    apply, future = torch.nn.Module._apply, torch.__future__
+
+    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        swap = future.get_swap_module_params_on_conversion()
+        moves = any(_is_on_host(p) for p in module.parameters(recurse=False))
+        future.set_swap_module_params_on_conversion(swap or moves)
+        try:
+            return apply(module, *args, **kwargs)
+        finally:
+            future.set_swap_module_params_on_conversion(swap)
+
+    return _apply
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,8 +268,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         stack.enter_context(mock.patch.dict(checks, {"default": _plainly(checks["default"])}))
         stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _empty_weights()))
-        swap = torch.__future__.get_swap_module_params_on_conversion()
-        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
+        stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
         stack.enter_context(pretended.watch)
         stack.enter_context(names)
         yield pretended

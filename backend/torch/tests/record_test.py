@@ -140,6 +140,39 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(recording_of(cases.autocast, GPU).trace(), recording_of(cases.autocast, GPU).trace())
 
 
+class DeviceTest(unittest.TestCase):
+    """What a program sees of the pretended device."""
+
+    def test_names_of_the_device(self):
+        with pretend(GPU):
+            shown = torch.device("cuda", 0)
+            for made in (torch.zeros(2, device="cuda"), torch.zeros(2).cuda(), torch.zeros(2).to(0), torch.tensor([1, 2]).to("cuda:0"),
+                         torch.zeros(2, device="cuda").new_ones(3), torch.ones_like(torch.zeros(2, device=shown)),
+                         torch.as_tensor([1.0], device="cuda"), nn.Linear(2, 2).cuda().weight):
+                self.assertEqual((made.device, made.is_cuda, made.is_meta, made.get_device()), (shown, True, False, 0))
+            self.assertEqual(torch.tensor([1, 2], device="cuda").add(1).tolist(), [2, 3])
+            self.assertEqual(torch.zeros(2).device.type, "cpu")
+            torch.set_default_device("cuda")
+            self.assertEqual((torch.zeros(2).device, nn.Linear(2, 2).weight.device), (shown, shown))
+            torch.set_default_device(None)
+
+    def test_a_model_that_moves_there_keeps_its_parameters(self):
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        model = nn.Sequential(first, second)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pretend(GPU):
+            model.cuda()
+            self.assertIs(first.weight, second.weight)
+
+            def step():
+                optimizer.zero_grad()
+                model(torch.ones(2, 4, device="cuda")).sum().backward()
+                optimizer.step()
+
+            self.assertIn("update", {o.phase for o in record(step, GPU).operators})
+
+
 class LifetimeTest(unittest.TestCase):
     """Hand counts."""
 
