@@ -244,7 +244,7 @@ class BadArgumentTest(BadInputTest):
                                 ("link", "'link' is not key=value"),
                                 ("link=2,link=3", "'link' is given twice")):
             self.fails(2, message, "run", "alexnet:1", "--device", f"h200:{change}")
-        self.fails(2, "did you mean 'h200'?", "run", "alexnet:1", "--device", "h20:link=2")
+        self.fails(2, "did you mean 'h200'?", "run", "alexnet:1", "--device", "h2000:link=2")
 
     def test_without_a_gpu_what_is_misspelt_is_said_first(self):
         for args in (("record", "alexnet:1", "--micro-batch", "0"),

@@ -212,7 +212,7 @@ class CliTest(unittest.TestCase):
         self.fails(2, "NETWORK:BATCH", "run", "vgg19")
         self.fails(2, "whole number", "run", "vgg19:0")
         self.fails(2, "did you mean 'vdnn-all'?", "run", "vgg19:2", "--policy", "vdnn-al")
-        self.fails(2, "did you mean 'h200'?", "run", "vgg19:2", "--device", "h20")
+        self.fails(2, "did you mean 'h200'?", "run", "vgg19:2", "--device", "h2000")
         self.fails(2, "did you mean 'best-fit'?", "run", "vgg19:2", "--allocator", "bestfit")
         self.fails(2, "did you mean 'torch'?", "run", "vgg19:2", "--preset", "torhc")
         self.fails(2, "10 gigs", "run", "vgg19:2", "--memory", "10 gigs")
@@ -266,7 +266,7 @@ class CliTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "gpu.toml")
             self.fails(2, "must end in .toml", "calibrate", "-o", directory + "/gpu.json")
-            self.fails(2, "did you mean 'h200'?", "calibrate", "-o", path, "--from", "h20")
+            self.fails(2, "did you mean 'h200'?", "calibrate", "-o", path, "--from", "h2000")
             self.fails(3, "no directory", "calibrate", "-o", os.path.join(directory, "no", "x.toml"))
             self.fails(3, "nowhere.json", "calibrate", "-o", path, "--refit", "nowhere.json")
             if run("calibrate", "-o", path, "--quick").returncode == 0:

@@ -89,7 +89,7 @@ class FiguresTest(CommandTest):
         self.assertEqual(len(gpus), len(set(gpus)))
         self.assertTrue(all(" h200 " in item for item in gpus), gpus)
         self.fails(2, "no number of that depends on the device", "reproduce", "mmcnn-Tab6", "--device", "h200")
-        self.fails(2, "did you mean 'h200'", "reproduce", "vdnn-Fig1", "--device", "h20")
+        self.fails(2, "did you mean 'h200'", "reproduce", "vdnn-Fig1", "--device", "h2000")
         self.fails(2, "did you mean 'auto'", "reproduce", "vdnn-Fig6", "--device", "h200", "--cost", "aut")
         self.fails(2, "unknown item", "reproduce", "vdnn-Fig99", "--device", "h200")
         self.fails(2, "--device", "reproduce", "vdnn-Fig1", "--cost", "auto")

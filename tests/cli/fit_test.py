@@ -187,7 +187,7 @@ class FitTest(CommandTest):
             self.ok("replay-run", f"{path}.manifest.json")
 
     def test_wrong_input(self):
-        self.fails(2, "did you mean 'h200'", "fit", "alexnet:1", "--device", "h20")
+        self.fails(2, "did you mean 'h200'", "fit", "alexnet:1", "--device", "h2000")
         self.fails(2, "did you mean 'superneurons'", "fit", "alexnet:1", "--policy", "superneuron")
         self.fails(2, "outside", "fit", "alexnet:1", "--outside", "3 apples")
         self.fails(2, "leaves nothing", "fit", "alexnet:1", *SMALL, "--outside", "8GiB")

@@ -139,7 +139,7 @@ class GridTest(SweepTest):
                 ("more than 1000000 values in one place", ("alexnet:{1..2000000}",)),
                 ("did you mean 'alexnet'?", ("alexnt:{1,2}",)),
                 ("did you mean 'torch'?", ("alexnet:1", "--policy", "torch,torh")),
-                ("did you mean 'a100'?", ("alexnet:1", "--device", "h200,a10")),
+                ("did you mean 'a100'?", ("alexnet:1", "--device", "h200,a1000")),
                 ("unknown preset 'torh'", ("alexnet:1", "--preset", "torh")),
                 ("unknown mode 'traning'", ("alexnet:1", "--mode", "traning")),
                 ("unknown backend 'cuda' (valid: sim, cpu)", ("alexnet:1", "--backend", "sim,cuda")),

@@ -42,6 +42,7 @@ class Recording:
     peak_requested: int
     peak_allocated: int
     workspace: int
+    tf32: tuple[bool, bool]  # whether products of matrices, and convolutions, may run in TF32
     block_of: Callable[[str], str] = dataclasses.field(repr=False)
 
     def trace(self) -> dict[str, Any]:
@@ -120,7 +121,8 @@ def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
         if any(op.packet in table.BIASED_PRODUCTS for op in tape.operators):
             workspace += table.CUBLASLT_WORKSPACE
     return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
-                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspace, tape.modules.block_of)
+                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspace,
+                     (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), tape.modules.block_of)
 
 
 def _peak(tape: Tape, granule: int) -> int:

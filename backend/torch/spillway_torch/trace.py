@@ -1,4 +1,4 @@
-"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 3)."""
+"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 4)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .ledger import BEFORE, Storage
 from .errors import SpillwayError
 from .recorder import Operand, Operator
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
     from .recording import Recording
 
 MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation", "_scaled_mm", "_grouped_mm", "_int_mm"))
+
+
+DATA_TYPES = frozenset("""float64 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64
+    complex128""".split())
+
+
+def _type_key(dtype: torch.dtype) -> dict[str, str]:
+    """Returns the key of a tensor's type, which is absent for float32 and for types that a trace does not know."""
+    name = str(dtype).rpartition(".")[2]
+    return {"dtype": name} if name in DATA_TYPES else {}
 
 
 def _type_of(name: str) -> str:
@@ -73,7 +85,7 @@ class _Writer:
                 self.make_op(number)
         self.hold()
         recording = self.recording
-        return {"format": "spillway-trace", "version": 3, "name": f"{recording.network}:{recording.batch}",
+        return {"format": "spillway-trace", "version": 4, "name": f"{recording.network}:{recording.batch}",
                 "network": recording.network, "batch": recording.batch, "preset": "recorded",
                 "training": any(phase != "forward" for phase in self.phases),
                 "recording": {"framework": recording.framework, "device": "", "step_ns": 0, "plain_step_ns": 0,
@@ -160,6 +172,7 @@ class _Writer:
             self.tensors.append({"name": use.name, "kind": use.kind, "shape": [size], "size": size})
             if use.storage.shape and use.storage.dtype is not None:
                 self.tensors[-1]["shape"] = list(use.storage.shape)
+                self.tensors[-1] |= _type_key(use.storage.dtype)
         if unused:
             self.tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused})
 
@@ -174,7 +187,9 @@ class _Writer:
         if key not in self.parts:
             name = self.parts[key] = f"{use.name}[{operand.offset}:{operand.offset + part}]"
             shape = list(operand.shape) if part == operand.size else [part]
-            alias = {"name": name, "kind": use.kind, "shape": shape, "size": part, "alias_of": use.name}
+            alias: dict[str, Any] = {"name": name, "kind": use.kind, "shape": shape, "size": part}
+            alias |= _type_key(operand.dtype) if part == operand.size else {}
+            alias["alias_of"] = use.name
             if operand.offset:
                 alias["offset"] = operand.offset
             self.tensors.append(alias)
@@ -217,8 +232,16 @@ class _Writer:
                        "traffic": traffic}]}
         if repeatable:
             made["recomputable"] = True
+        if type_ != "other" and op.inputs and (arithmetic := self.arithmetic_of(type_, op.inputs[0].dtype)):
+            made["slots"][0]["arithmetic"] = arithmetic
         made["recorded"] = {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": op.scratch}
         self.ops.append(made)
+
+    def arithmetic_of(self, type_: str, dtype: torch.dtype) -> str:
+        """Returns the arithmetic of an op's products; empty for fp32."""
+        if dtype == torch.float32:
+            return "tf32" if self.recording.tf32[type_ == "convolution"] else ""
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
     def make_allocation(self, use: _Use, number: int) -> None:
         """Adds an op that only takes memory: the program allocated it before it wrote it."""

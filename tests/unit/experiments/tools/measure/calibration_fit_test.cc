@@ -324,15 +324,15 @@ TEST(NearestDeviceTest, OthersStartFromTheNearestCapability) {
     Bytes memory;
     const char* name;
   } cases[] = {
-      {"9.0", Bytes::GiB(94), "h100"},   {"9.0", Bytes::GiB(141), "h200"},
-      {"8.9", Bytes::GiB(24), "a100"},   {"12.0", Bytes::GiB(180), "h200"},
-      {"7.5", Bytes::GiB(16), "v100"},   {"6.1", Bytes::GiB(8), "gtx_1080ti"},
-      {"5.2", Bytes::GiB(4), "gtx_970"}, {"3.0", Bytes::GiB(4), "k40c"},
+      {"9.0", Bytes::GiB(80), "h100"},    {"9.0", Bytes::GiB(141), "h200"},
+      {"8.9", Bytes::GiB(24), "rtx4090"}, {"11.0", Bytes::GiB(128), "b200"},
+      {"7.5", Bytes::GiB(16), "v100"},    {"6.1", Bytes::GiB(8), "gtx_1080ti"},
+      {"5.2", Bytes::GiB(4), "gtx_970"},  {"3.0", Bytes::GiB(4), "k40c"},
   };
   const std::vector<Device> devices = ShippedDevices();
   for (const auto& [capability, memory, name] : cases) {
     Machine machine;
-    machine.gpu = "NVIDIA H20";  // a prefix of a GPU's name does not identify the GPU
+    machine.gpu = "NVIDIA H2";  // a prefix of a GPU's name does not identify the GPU
     machine.memory = memory;
     machine.compute_capability = capability;
     ASSERT_NE(NearestDevice(devices, machine), nullptr) << capability;
