@@ -193,7 +193,7 @@ class Watch(TorchDispatchMode):
             return self.look(func, facts, args, kwargs, inputs)
         if on_device and facts.packet in ("_to_copy", "copy_") and (
                 kwargs.get("device") or (args[0].device if facts.packet == "copy_" else META)).type == "cpu":
-            result = self.to_host(func, facts, args, kwargs)
+            result: Any = self.to_host(func, facts, args, kwargs)
         elif on_device and facts.packet == "index" and any(
                 t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1], [])):
             return func(args[0], self.known_indices(func, args[1]))
@@ -207,6 +207,8 @@ class Watch(TorchDispatchMode):
                     raise SpillwayError(f"aten::{facts.name}{self.place()} got tensors of the host and of the pretended device "
                                         f"'{self.target.name}'; make models inside pretend or move them there") from error
                 raise
+        if on_device and facts.packet == "_scaled_dot_product_cudnn_attention" and not args[4]:
+            result = (result[0], None, *result[2:])  # without a gradient, cuDNN keeps no sums of the softmax
         if on_device and facts.packet in table.HOST_OUTPUTS:
             result = tuple(torch.empty_like(value, device="cpu") if at in table.HOST_OUTPUTS[facts.packet] else value
                            for at, value in enumerate(result))

@@ -199,6 +199,20 @@ class AttentionTest(unittest.TestCase):
                 mask = torch.empty(128, 128, dtype=torch.bool, device="meta") if options else None
                 self.assertEqual(attention.choose(q, q, q, mask, 0.0, False, False, capability), expected)
 
+    def test_outputs_that_a_gpu_has(self):
+        def outputs(dtype, grad):
+            with pretend("cuda:sm_90"):
+                q = torch.empty(1, 2, 128, 64, dtype=dtype, device="cuda", requires_grad=grad)
+                recording = record(lambda: F.scaled_dot_product_attention(q, q, q))
+            operator = next(o for o in recording.operators if "attention" in o.name)
+            return operator.name.removeprefix("aten::_scaled_dot_product_"), [o.dtype for o in operator.outputs]
+
+        if attention.prefers_cudnn(90):
+            random = [torch.int64, torch.int64]
+            self.assertEqual(outputs(HALF, True), ("cudnn_attention", [HALF, torch.float32, *random]))
+            self.assertEqual(outputs(HALF, False), ("cudnn_attention", [HALF, *random]))
+        self.assertEqual(outputs(torch.float32, True), ("efficient_attention", [torch.float32, torch.float32]))
+
     def test_switches(self):
         q = torch.empty(2, 4, 128, 64, dtype=HALF, device="meta")
         for backend, expected in ((SDPBackend.MATH, "math"), (SDPBackend.EFFICIENT_ATTENTION, "efficient"),
