@@ -186,6 +186,26 @@ class FitTest(CommandTest):
             self.conforms(path.read_text("utf-8"), "fit")
             self.ok("replay-run", f"{path}.manifest.json")
 
+    def test_a_card_of_ones_own(self):
+        card = ("--memory", "10GiB", "--flops", "30TFLOP/s", "--bandwidth", "800GB/s", "--bf16", "120TFLOP/s")
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "mine.toml"
+            self.ok("new-device", "mine", *card, "--gpu", "ACME 1", "-o", path)
+            text = path.read_text("utf-8")
+            for line in ('size = "10GiB"', 'flops = "30TFLOP/s"', 'dram = "700.0GB/s"', 'bf16 = "120TFLOP/s"', 'gpus = ["ACME 1"]'):
+                self.assertIn(line, text)
+            self.assertTrue(all("#" in line for line in text.splitlines() if " = " in line and not line.startswith((
+                "description", "gpus", "compute_capability"))), "a number without a source")
+            (row,) = self.rows("alexnet:32", "--device", path)
+            self.assertEqual((row["memory_bytes"], row["arithmetic"]), (10 << 30, "fp32"))
+            self.fails(2, "exists already", "new-device", "mine", *card, "-o", path)
+            self.assertEqual(path.read_text("utf-8"), text)
+            other = pathlib.Path(directory) / "other.toml"
+            self.fails(3, "'fast' is not a rate", "new-device", "other", *card, "--tf32", "fast", "-o", other)
+            self.fails(3, "'4GB' is not a bandwidth", "new-device", "other", *card, "--h2d", "4GB", "-o", other)
+            self.fails(2, "did you mean 'h200'", "new-device", "other", *card, "--like", "h2000", "-o", other)
+            self.assertFalse(other.exists())
+
     def test_wrong_input(self):
         self.fails(2, "did you mean 'h200'", "fit", "alexnet:1", "--device", "h2000")
         self.fails(2, "did you mean 'superneurons'", "fit", "alexnet:1", "--policy", "superneuron")
