@@ -19,12 +19,14 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
+constexpr int kVersionWithoutRequests = 4;
 constexpr int kVersionWithoutTypes = 3;
 constexpr int kVersionWithoutRecording = 2;
 constexpr int kVersionWithoutViews = 1;
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxAmount = Bytes::Unlimited().count();
+constexpr int64_t kMaxRequest = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kMaxNanoseconds = (int64_t{1} << 62) / 1000;
 
 using Value = JsonDocument::Value;
@@ -117,9 +119,19 @@ class TraceReader {
                    NeedVersion(2, "offset");
                    tensor.offset = Bytes(json_.ReadInteger(v, 0, kMaxAmount));
                  }),
-        Optional("held_until", [&](Value v) {
-          NeedVersion(3, "held_until");
-          holds_.push_back({index, json_.ReadString(v), json_.Here()});
+        Optional("held_until",
+                 [&](Value v) {
+                   NeedVersion(3, "held_until");
+                   holds_.push_back({index, json_.ReadString(v), json_.Here()});
+                 }),
+        Optional("request",
+                 [&](Value v) {
+                   NeedVersion(5, "request");
+                   tensor.request = static_cast<uint32_t>(json_.ReadInteger(v, 0, kMaxRequest));
+                 }),
+        Optional("movable", [&](Value v) {
+          NeedVersion(5, "movable");
+          tensor.movable = json_.ReadBool(v);
         }));
   }
 
@@ -131,7 +143,28 @@ class TraceReader {
                      Required("step_ns", ToNanoseconds(recording.step)),
                      Required("plain_step_ns", ToNanoseconds(recording.plain_step)),
                      Required("allocated", To(recording.allocated)),
-                     Required("reserved", To(recording.reserved)));
+                     Required("reserved", To(recording.reserved)),
+                     Optional("requests", [&](Value requests) {
+                       NeedVersion(5, "requests");
+                       json_.ReadArray(requests, [&](Value request) {
+                         ReadRequest(request, recording.requests.emplace_back());
+                       });
+                     }));
+  }
+
+  // Reads [size, requests that had been made when it was freed]; the latter is -1 if it was not.
+  void ReadRequest(Value value, SetupRequest& request) {
+    int64_t numbers[] = {0, -1};
+    size_t count = 0;
+    json_.ReadArray(value, [&](Value number) {
+      if (count == 2) json_.Fail("expected two numbers: size, freed");
+      numbers[count] =
+          json_.ReadInteger(number, count == 0 ? 0 : -1, count == 0 ? kMaxAmount : kMaxRequest);
+      ++count;
+    });
+    if (count < 2) json_.Fail("expected two numbers: size, freed");
+    request.size = Bytes(numbers[0]);
+    if (numbers[1] >= 0) request.freed = static_cast<uint32_t>(numbers[1]);
   }
 
   void ReadRecordedCost(Value value, Op& op) {
@@ -314,7 +347,14 @@ class TraceWriter {
       PutNanoseconds("step_ns", trace_.recording->step);
       PutNanoseconds("plain_step_ns", trace_.recording->plain_step);
       json_.Put("allocated", trace_.recording->allocated);
-      json_.Put("reserved", trace_.recording->reserved).EndObject();
+      json_.Put("reserved", trace_.recording->reserved);
+      if (!trace_.recording->requests.empty()) {
+        List("requests", trace_.recording->requests, [this](const SetupRequest& request) {
+          json_.BeginArray().Put(request.size.count());
+          json_.Put(request.freed ? int64_t{*request.freed} : -1).EndArray();
+        });
+      }
+      json_.EndObject();
     }
     List("layers", trace_.layers, [this](const Layer& layer) {
       json_.BeginObject().Put("name", layer.name).Put("type", Name(layer.type)).EndObject();
@@ -330,10 +370,15 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
+    const auto is_fixed = [](const Tensor& tensor) { return !tensor.movable; };
+    if ((trace_.recording && !trace_.recording->requests.empty()) ||
+        std::ranges::any_of(trace_.tensors, is_fixed)) {
+      return kVersion;
+    }
     const auto is_reduced = [](const Op& op) { return std::ranges::any_of(op.slots, &IsReduced); };
     if (std::ranges::any_of(trace_.tensors, &IsTyped) ||
         std::ranges::any_of(trace_.ops, is_reduced)) {
-      return kVersion;
+      return kVersionWithoutRequests;
     }
     if (trace_.recording || std::ranges::any_of(trace_.tensors, &IsHeld)) {
       return kVersionWithoutTypes;
@@ -354,6 +399,8 @@ class TraceWriter {
     if (tensor.part_of) json_.Put("part_of", trace_.tensor(*tensor.part_of).name);
     if (tensor.offset > Bytes(0)) json_.Put("offset", tensor.offset);
     if (tensor.held_until) json_.Put("held_until", trace_.op(*tensor.held_until).name);
+    if (tensor.request) json_.Put("request", int64_t{*tensor.request});
+    if (!tensor.movable) json_.Put("movable", false);
     json_.EndObject();
   }
 

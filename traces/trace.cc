@@ -265,6 +265,7 @@ class Validator {
         }
       }
     }
+    CheckRequests();
     for (const Op& op : trace_.ops) {
       if (op.recorded.has_value() != trace_.recording.has_value()) {
         Fail(fmt::format("op '{}' has {} recorded cost, but the trace has {} recording", op.name,
@@ -279,6 +280,37 @@ class Validator {
         Fail(fmt::format("op '{}' has a recorded workspace of {} bytes, expected 0 to 2^60",
                          op.name, op.recorded->workspace.count()));
       }
+    }
+  }
+
+  // Checks the requests before the first iteration and the tensors that name them.
+  void CheckRequests() const {
+    const std::vector<SetupRequest> none;
+    const auto& requests = trace_.recording ? trace_.recording->requests : none;
+    int64_t total = 0;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const SetupRequest& request = requests[i];
+      if (request.size < Bytes(0) || request.size.count() > kMaxTotal - total) {
+        Fail(fmt::format("request {} of the recording: the sizes are negative or exceed 2^60", i));
+      }
+      total += request.size.count();
+      if (request.freed && (*request.freed <= i || *request.freed > requests.size())) {
+        Fail(
+            fmt::format("request {} of the recording is freed after {} requests, expected {} to {}",
+                        i, *request.freed, i + 1, requests.size()));
+      }
+    }
+    std::vector<bool> taken(requests.size());
+    for (const Tensor& tensor : trace_.tensors) {
+      if (!tensor.request) continue;
+      if (*tensor.request >= requests.size() || requests[*tensor.request].freed ||
+          taken[*tensor.request] || tensor.alias_of) {
+        Fail(
+            fmt::format("tensor '{}' names request {}; expected one of {} that was not freed and "
+                        "that no other tensor names, and no alias",
+                        tensor.name, *tensor.request, requests.size()));
+      }
+      taken[*tensor.request] = true;
     }
   }
 

@@ -62,7 +62,13 @@ struct Tensor {
   // Set if a recorded program kept the storage beyond its last use: the op after which the program
   // released it. Only the policy `as-recorded` keeps the storage for as long.
   std::optional<OpId> held_until{};
+  // Set if the recorded program allocated the storage before its first iteration: the index in
+  // `Recording::requests`.
+  std::optional<uint32_t> request{};
   DataType dtype = DataType::kFloat32;
+  // False if the recorded program cannot do without the storage between two uses, because others
+  // than autograd refer to it. No policy can then offload or evict it.
+  bool movable = true;
 
   bool operator==(const Tensor&) const = default;
 };
@@ -74,6 +80,17 @@ struct Layer {
   bool operator==(const Layer&) const = default;
 };
 
+// A request that a program made before its first iteration, such as for a weight or while it drew
+// the weight's initial values.
+struct SetupRequest {
+  Bytes size;
+  // The number of requests that had been made when the memory was given back; nullopt if the first
+  // iteration began with it.
+  std::optional<uint32_t> freed{};
+
+  bool operator==(const SetupRequest&) const = default;
+};
+
 // The program and the device on which the costs of a recorded trace were measured.
 struct Recording {
   std::string framework;  // "PyTorch 2.11.0"
@@ -82,6 +99,7 @@ struct Recording {
   Duration plain_step;    // one iteration without the profiler; 0: not measured
   Bytes allocated;        // peak bytes allocated by the framework's allocator in the iteration
   Bytes reserved;         // peak bytes reserved by it, including earlier iterations; 0: not known
+  std::vector<SetupRequest> requests{};  // in their order; empty: not known
 
   bool operator==(const Recording&) const = default;
 };

@@ -196,12 +196,12 @@ std::string FormatImport(const ImportRow& row) {
 ImportRow RunAsRecorded(ImportedStep step, Case asked, std::optional<SnapshotPeaks> snapshot) {
   asked.policy = "as-recorded";
   ImportRow row{std::move(step.trace), step.report, snapshot, {}, {}};
-  const auto run = [&](HostTimes host) {
+  const auto run = [&](const HostTimes& host) {
     const Inputs inputs(asked, std::make_shared<const Trace>(WithHostTimes(row.trace, host)));
     return RunCase(asked, inputs).report.metrics;
   };
-  row.as_recorded = run(HostTimes::kRecorded);
-  row.plain = run(HostTimes::kPlain).iteration;
+  row.as_recorded = run({HostTimes::Kind::kRecorded});
+  row.plain = run({}).iteration;
   return row;
 }
 
@@ -257,6 +257,8 @@ void AddImport(Command& trace, Session& session) {
     import.batch = files.batch;
     import.framework = files.framework;
     import.plain_step = files.plain_step;
+    import.tf32_matmuls = files.tf32_matmuls;
+    import.tf32_convolutions = files.tf32_convolutions;
     import.kineto_file = files.kineto.string();
     import.execution_trace_file = files.execution_trace.string();
     TextStream kineto_text(files.kineto);

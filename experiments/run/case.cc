@@ -14,7 +14,7 @@ namespace {
 using Kind = CaseKey::Kind;
 
 constexpr std::pair<const char*, HostTimes> kHostTimes[] = {
-    {"plain", HostTimes::kPlain}, {"recorded", HostTimes::kRecorded}, {"none", HostTimes::kNone}};
+    {"plain", {}}, {"recorded", {HostTimes::Kind::kRecorded}}, {"none", {HostTimes::Kind::kNone}}};
 
 bool ReadFlag(const std::string& text) { return text == "true"; }
 std::string WriteFlag(bool value) { return value ? "true" : ""; }
@@ -32,7 +32,12 @@ void SetHost(Case& asked, const std::string& text) {
     names.emplace_back(name);
     if (text == name) asked.host = host;
   }
-  if (std::ranges::count(names, text) == 0) throw UsageError(UnknownName("host", text, names));
+  if (std::ranges::count(names, text) != 0) return;
+  try {
+    asked.host = {HostTimes::Kind::kPlain, ParseDuration(text)};
+  } catch (const InputError&) {
+    throw UsageError(UnknownName("host", text, names) + ", or a time for each operator (5us)");
+  }
 }
 
 void SetTimeout(Case& asked, const std::string& text) {
@@ -45,8 +50,9 @@ void SetTimeout(Case& asked, const std::string& text) {
 }
 
 std::string HostOf(const Case& asked) {
-  return std::ranges::find(kHostTimes, asked.host, &std::pair<const char*, HostTimes>::second)
-      ->first;
+  const auto* const named =
+      std::ranges::find(kHostTimes, asked.host, &std::pair<const char*, HostTimes>::second);
+  return named == std::end(kHostTimes) ? FormatDuration(asked.host.per_operator) : named->first;
 }
 
 constexpr CaseKey kKeys[] = {
@@ -62,9 +68,10 @@ constexpr CaseKey kKeys[] = {
      [](const Case& c) {
        return std::string(!c.training ? "" : *c.training ? "training" : "inference");
      }},
-    {"host", nullptr, Kind::kText, "plain", "plain|recorded|none",
-     "Host time before each launch of a recorded trace: plain (without the profiler), recorded "
-     "(with it), or none",
+    {"host", nullptr, Kind::kText, "plain", nullptr,
+     "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
+     "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "
+     "none",
      SetHost, HostOf},
     {"device", "device", Kind::kText, "h200", nullptr,
      "A device name or a device file (.toml), then :key=value,... for changes (h200:link=2 has a "

@@ -21,11 +21,24 @@
 
 namespace spillway {
 
+// The time that PyTorch's host code takes for one operator without a profiler. With the profiler
+// recording shapes and memory, it takes three to eight times as long. The value was chosen on the
+// unprofiled steps of ten recordings on an H100 and two H200
+// (experiments/evidence/pytorch/README.md).
+inline constexpr Duration kOperatorTime = Duration::Microseconds(7);
+
 // The host's time before each launch of a recorded trace.
-enum class HostTimes : uint8_t {
-  kPlain,     // the time without a profiler: at most `kOperatorTime` for each operator
-  kRecorded,  // the recorded time, which includes that of the profiler
-  kNone,      // no time: the GPU never waits for the host
+struct HostTimes {
+  enum class Kind : uint8_t {
+    kPlain,     // the time without a profiler: at most `per_operator` for each operator
+    kRecorded,  // the recorded time, which includes that of the profiler
+    kNone,      // no time: the GPU never waits for the host
+  };
+
+  Kind kind = Kind::kPlain;
+  Duration per_operator = kOperatorTime;
+
+  bool operator==(const HostTimes&) const = default;
 };
 
 // One run, as a user asks for it.
@@ -34,7 +47,7 @@ struct Case {
   std::optional<std::string> preset =
       std::nullopt;                             // nullopt: "torch", or the preset of the trace file
   std::optional<bool> training = std::nullopt;  // nullopt: true, or the mode of the trace file
-  HostTimes host = HostTimes::kPlain;
+  HostTimes host = {};
   std::string device = "h200";          // a specification for `LoadDevice`
   std::vector<std::string> pools = {};  // specifications for `AddPool`
   CostSource cost = "auto";

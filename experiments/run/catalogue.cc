@@ -5,15 +5,18 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 
 #include "experiments/run/other_links.h"
 #include "sim/cost/interpolated.h"
+#include "sim/cost/operator_table.h"
 #include "sim/cost/recorded.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
+#include "traces/format.h"
 
 namespace spillway {
 
@@ -358,6 +361,52 @@ std::vector<fs::path> TablesOf(const std::string& network, int64_t batch,
 
 namespace {
 
+// The ratio of arithmetic to memory bandwidth, which decides by what operators are bound.
+double BalanceOf(const Device& device) {
+  return static_cast<double>(MatrixRate(device, Arithmetic::kBf16)) /
+         static_cast<double>(device.dram.bytes_per_second);
+}
+
+// Returns the path of the table of operators for a device; nullopt if there is no table.
+std::optional<fs::path> FindOperatorTable(const Device& device) {
+  std::optional<fs::path> nearest;
+  double least = std::numeric_limits<double>::infinity();
+  for (const std::string& name : DeviceNames()) {
+    const auto path = FindDataFile(fs::path("traces/recorded/operators") / (name + ".json.zst"));
+    if (!path) continue;
+    const Device other = LoadDevice(name);
+    const bool same = std::ranges::find_first_of(device.gpus, other.gpus) != device.gpus.end();
+    const double distance = same ? -1 : std::abs(std::log(BalanceOf(device) / BalanceOf(other)));
+    if (distance < least) {
+      least = distance;
+      nearest = path;
+    }
+  }
+  return nearest;
+}
+
+// Gives a trace that was recorded without a GPU the times of a table of operators. Throws
+// `InputError` if the file is not a trace that was recorded on a known GPU.
+LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& path,
+                     const char* kind) {
+  const Trace measured = ReadTrace(path);
+  const std::string gpu = measured.recording ? measured.recording->device : "";
+  const std::optional<Device> there = DeviceOf(gpu);
+  if (!there) {
+    throw InputError(fmt::format(
+        "{}: expected a trace that was recorded on a GPU with a device file, got one of {}",
+        path.string(), gpu.empty() ? "no GPU" : "'" + gpu + "'"));
+  }
+  LoadedCost loaded;
+  loaded.timed = std::make_shared<const Trace>(OperatorTable(measured, *there).Timed(trace));
+  loaded.model = std::make_unique<RecordedCostModel>(
+      *loaded.timed->recording, device, there, fmt::format("estimated from operators of {}", gpu));
+  loaded.read.push_back({"operator_table", kind, path});
+  return loaded;
+}
+
+bool HasNoTimes(const Trace& trace) { return trace.recording && trace.recording->device.empty(); }
+
 std::unique_ptr<const CostModel> FindCost(const Trace& trace, const Device& device) {
   if (trace.recording) {
     return std::make_unique<RecordedCostModel>(*trace.recording, device,
@@ -380,6 +429,11 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
   if (source.roofline()) {
     loaded.model = std::make_unique<RooflineCostModel>(device);
   } else if (source.automatic()) {
+    if (HasNoTimes(trace)) {
+      if (const auto table = FindOperatorTable(device)) {
+        return TimedCost(trace, device, *table, "data");
+      }
+    }
     loaded.model = FindCost(trace, device);
     for (const fs::path& path : TablesOf(trace.network, trace.batch, device.name)) {
       loaded.read.push_back({"cost_table", "data", path});
@@ -392,6 +446,7 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
       throw UsageError(UnknownName("cost", path, {"auto", "roofline"}) +
                        ", or the path of a cost table");
     }
+    if (HasNoTimes(trace)) return TimedCost(trace, device, path, "file");
     loaded.model = std::make_unique<TableCostModel>(ReadCostTable(path), device);
     loaded.read.push_back({"cost_table", "file", path});
   }

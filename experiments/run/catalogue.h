@@ -108,11 +108,16 @@ std::vector<std::filesystem::path> TablesOf(const std::string& network, int64_t 
 // A cost model and the files that it depends on.
 struct LoadedCost {
   std::unique_ptr<const CostModel> model;
+  // The trace with the times of a table of operators; nullptr if no table is used.
+  std::shared_ptr<const Trace> timed = nullptr;
   std::vector<InputFile> read;  // includes tables that "auto" looked for and that do not exist
 };
 
-// Makes the cost model for a source. Throws `UsageError` if the source is neither a known name nor
-// a file, and `InputError` for a bad table.
+// Makes the cost model for a source, which for a trace that was recorded without a GPU may be the
+// path of a table of operators. Without a path, the table of the device counts, or else that of
+// the device with the most similar ratio of arithmetic to bandwidth (traces/recorded/operators).
+// Throws `UsageError` if the source is neither a known name nor a file, and `InputError` for a bad
+// table.
 LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& device);
 
 // Returns the file name of a recorded cost table: "NETWORK-BATCH.json.zst".

@@ -18,20 +18,22 @@
 namespace spillway {
 namespace {
 
-Duration HostTime(const Op& op, HostTimes host) {
+// `timed` is true if the recording has times.
+Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
   const Duration recorded = op.recorded->host;
-  switch (host) {
-    case HostTimes::kRecorded:
+  switch (host.kind) {
+    case HostTimes::Kind::kRecorded:
       return recorded;
-    case HostTimes::kNone:
+    case HostTimes::Kind::kNone:
       return Duration();
-    case HostTimes::kPlain:
+    case HostTimes::Kind::kPlain:
       break;
   }
+  if (!timed) return host.per_operator;
   // An op keeps the recorded time if its number of operators is unknown or more than a million.
   const double operators = op.FindAttribute("operators").value_or(-1);
   if (operators < 0 || operators > 1e6) return recorded;
-  return std::min(recorded, kOperatorTime * static_cast<int64_t>(operators));
+  return std::min(recorded, host.per_operator * static_cast<int64_t>(operators));
 }
 
 std::string_view ModeName(bool training) { return training ? "training" : "inference"; }
@@ -56,9 +58,10 @@ std::string TextOf(const Case& asked, std::initializer_list<std::string_view> ke
 
 }  // namespace
 
-Trace WithHostTimes(Trace trace, HostTimes host) {
+Trace WithHostTimes(Trace trace, const HostTimes& host) {
+  const bool timed = trace.recording && !trace.recording->device.empty();
   for (Op& op : trace.ops) {
-    if (op.recorded) op.recorded->host = HostTime(op, host);
+    if (op.recorded) op.recorded->host = HostTime(op, host, timed);
   }
   return trace;
 }
@@ -101,6 +104,7 @@ Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
   if (!cost) {
     LoadedCost loaded = LoadCost(asked.cost, *plain_.trace, plain_.device);
     cost = std::move(loaded.model);
+    if (loaded.timed) plain_.trace = std::move(loaded.timed);
     std::ranges::move(loaded.read, std::back_inserter(read_));
   }
   if (asked.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));

@@ -23,15 +23,10 @@
 
 namespace spillway {
 
-// The time that PyTorch's host code takes for one operator without a profiler. With the profiler
-// recording shapes and memory, it takes three to eight times as long. The value was chosen on the
-// unprofiled steps of ten recordings on an H100 and two H200
-// (experiments/evidence/pytorch/README.md).
-inline constexpr Duration kOperatorTime = Duration::Microseconds(7);
-
-// Returns the trace with the host's time of each recorded op replaced according to `host`. Ops
-// without a recording do not change. REQUIRES: the host's times are still the imported ones.
-Trace WithHostTimes(Trace trace, HostTimes host);
+// Returns the trace with the host's time of each recorded op replaced according to `host`; each op
+// of a recording without a GPU counts as one operator. Ops without a recording do not change.
+// REQUIRES: the host's times are still the recorded ones.
+Trace WithHostTimes(Trace trace, const HostTimes& host);
 
 // Returns the trace that the case names. Throws `InputError` for a bad trace file. Throws
 // `UsageError` for an unknown network, or if the case asks for a preset or mode that the trace file

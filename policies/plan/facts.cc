@@ -29,7 +29,7 @@ JointFacts::JointFacts(const PolicyContext& context)
     if (liveness_.Root(id) != id) continue;
     gaps_[i] = FindGap(id);
     if (gaps_[i]) movable_.push_back(id);
-    if (StaysOnDevice(trace_->tensor(id).kind)) continue;
+    if (!MayMove(trace_->tensor(id))) continue;
     for (const OpId op : liveness_.Uses(id)) uses_.push_back({IsBig(id), op, id});
   }
   std::ranges::sort(uses_, std::greater());
@@ -48,8 +48,7 @@ JointFacts::JointFacts(const PolicyContext& context)
 }
 
 std::optional<Gap> JointFacts::FindGap(TensorId storage) const {
-  const TensorKind kind = trace_->tensor(storage).kind;
-  if (StaysOnDevice(kind)) return std::nullopt;
+  if (!MayMove(trace_->tensor(storage))) return std::nullopt;
   const auto uses = liveness_.Uses(storage);
   std::optional<Gap> longest;
   Duration length;
@@ -68,7 +67,7 @@ std::optional<Gap> JointFacts::FindGap(TensorId storage) const {
 }
 
 size_t JointFacts::RankOf(TensorId storage, OpId op) const {
-  if (StaysOnDevice(trace_->tensor(storage).kind)) return uses_.size();
+  if (!MayMove(trace_->tensor(storage))) return uses_.size();
   return ranks_[IsBig(storage) ? 1 : 0][Index(op)];
 }
 

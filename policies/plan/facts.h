@@ -21,6 +21,8 @@ namespace spillway {
 inline bool StaysOnDevice(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
 }
+// Returns true iff a plan may move the tensor.
+inline bool MayMove(const Tensor& tensor) { return tensor.movable && !StaysOnDevice(tensor.kind); }
 
 // The longest stretch between two uses of a storage, by the time of the ops between them.
 struct Gap {
@@ -48,8 +50,9 @@ class JointFacts {
   const CostModel& cost() const { return *cost_; }
   const Liveness& liveness() const { return liveness_; }
 
-  // Returns nullopt for a storage that stays where it is: parameters and optimizer state, and a
-  // storage that is used once or only by ops next to one another.
+  // Returns nullopt for a storage that stays where it is: parameters and optimizer state, a storage
+  // that the program cannot do without, and one that is used once or only by ops next to one
+  // another.
   const std::optional<Gap>& GapOf(TensorId storage) const { return gaps_[Index(storage)]; }
   // Storages with a gap, in the order of `Gap::written`, then by id.
   const std::vector<TensorId>& movable() const { return movable_; }

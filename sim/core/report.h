@@ -41,7 +41,7 @@ std::string_view Name(Verb verb);
 // Why a verb returned false.
 enum class Refusal : uint8_t {
   kNone,     // it did not
-  kPinned,   // the op that is being served uses the tensor
+  kPinned,   // the op that is being served uses the tensor, or the program cannot do without it
   kFull,     // the device or the pool outside has no room
   kUnknown,  // the runtime knows no contents to work on: the tensor is not where the verb needs it,
              // or cannot be computed again; or the reservation is there already

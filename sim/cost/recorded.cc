@@ -24,19 +24,19 @@ Duration Scaled(Duration time, Duration here, Duration there) {
 }  // namespace
 
 RecordedCostModel::RecordedCostModel(const Recording& recording, const Device& device,
-                                     const std::optional<Device>& recorded_on)
+                                     const std::optional<Device>& recorded_on, std::string source)
     : here_(device), timed_(!recording.device.empty()) {
   const std::string& gpu = recording.device;
+  if (source.empty()) source = fmt::format("recorded on {}", gpu);
   if (!timed_) {
     provenance_ = here_.Provenance() + ", for the trace was recorded without a GPU";
   } else if (IsOne(device, gpu)) {
-    provenance_ = fmt::format("recorded on {}, {}", gpu, recording.framework);
+    provenance_ = fmt::format("{}, {}", source, recording.framework);
   } else if (recorded_on) {
     there_.emplace(*recorded_on);
-    provenance_ = fmt::format("recorded on {}, scaled by the rooflines of the two", gpu);
+    provenance_ = fmt::format("{}, scaled by the rooflines of the two", source);
   } else {
-    provenance_ =
-        fmt::format("recorded on {}, for which there is no device file: as they were", gpu);
+    provenance_ = fmt::format("{}, for which there is no device file: as they were", source);
   }
 }
 

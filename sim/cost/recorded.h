@@ -1,8 +1,8 @@
 // The costs of a recorded trace: the measured times of its ops.
 //
 // On another GPU, the time of an op is scaled by the ratio of the rooflines of the two GPUs. A
-// trace recorded without a GPU gets the times of the roofline. An op has one kernel, without
-// choice, on its whole batch.
+// trace recorded without a GPU gets the times of the roofline, unless a table of operators has
+// given it times (operator_table.h). An op has one kernel, without choice, on its whole batch.
 
 #ifndef SPILLWAY_SIM_COST_RECORDED_H_
 #define SPILLWAY_SIM_COST_RECORDED_H_
@@ -22,9 +22,10 @@ namespace spillway {
 
 class RecordedCostModel final : public CostModel {
  public:
-  // `recorded_on` is the device of the recording, if it is known.
+  // `recorded_on` is the device of the recording, if it is known. `source` says where the times
+  // come from; if it is empty, they were recorded.
   RecordedCostModel(const Recording& recording, const Device& device,
-                    const std::optional<Device>& recorded_on);
+                    const std::optional<Device>& recorded_on, std::string source = "");
 
   std::vector<int64_t> Batches(const Op& op, size_t slot) const override;
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;

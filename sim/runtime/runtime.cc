@@ -70,7 +70,7 @@ class Runtime final : public PolicyContext {
     const TensorId id = liveness_.Root(tensor);
     Storage& storage = At(id);
     const auto attempt = [&] {
-      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
       if (storage.residency == Residency::kBoth) return Refusal::kNone;
       if (arriving_ || storage.residency != Residency::kDevice) return Refusal::kUnknown;
       if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return Refusal::kFull;
@@ -111,7 +111,7 @@ class Runtime final : public PolicyContext {
     const auto attempt = [&] {
       Storage& storage = At(id);
       const std::optional<OpId> next = NextUse(id);
-      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
       if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
       if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
       // With this check, storages that were evicted earlier and are used sooner stay rebuildable
@@ -200,7 +200,8 @@ class Runtime final : public PolicyContext {
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       const bool starts = At(id).persistent || std::ranges::count(arrivals_, id) > 0;
-      At(id).lives_outside = starts && parts_.policy->LivesOutside(trace_, id);
+      At(id).lives_outside =
+          starts && trace_.tensor(id).movable && parts_.policy->LivesOutside(trace_, id);
       if (At(id).persistent) Arrive(id);
     }
     arriving_ = false;

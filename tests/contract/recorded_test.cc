@@ -124,5 +124,23 @@ TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
   EXPECT_GE(fitted, 2 * std::ssize(programs()));  // all runs in ample memory fit
 }
 
+// Every second storage is one without which the program cannot do.
+TEST_P(RecordedContract, MovesOnlyWhatMayMove) {
+  Trace trace = programs()[0];
+  for (size_t i = 0; i < trace.tensors.size(); i += 2) trace.tensors[i].movable = false;
+  const RecordedCostModel cost(*trace.recording, device_, std::nullopt);
+  const auto run = [&](Bytes memory) {
+    const Prepared setup{Borrow(trace), device_, Borrow(cost), memory};
+    return testing::RunPolicy(setup, *registry_.Make(GetParam()));
+  };
+  const Bytes peak = run(Bytes::GiB(1)).report.metrics.peak_reserved;
+  const Outcome outcome = run(Bytes(peak.count() * 8 / 10));
+  for (const Decision& decision : outcome.report.decisions) {
+    const bool moves = decision.verb == Verb::kOffload || decision.verb == Verb::kEvict;
+    if (!decision.done || !moves) continue;
+    EXPECT_TRUE(outcome.trace->tensor(decision.tensor).movable);
+  }
+}
+
 }  // namespace
 }  // namespace spillway

@@ -4,6 +4,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <string_view>
 #include <utility>
@@ -30,6 +31,39 @@ constexpr int64_t kMostElementSize = 64;
 
 // A tensor is a list of five integers and the name of a device.
 constexpr size_t kTensorIntegers = 5;
+
+// The types of elements as execution traces call them: "Tensor(c10::BFloat16)".
+constexpr std::array kElementTypes = std::to_array<std::pair<std::string_view, DataType>>({
+    {"float", DataType::kFloat32},
+    {"double", DataType::kFloat64},
+    {"c10::Half", DataType::kFloat16},
+    {"c10::BFloat16", DataType::kBfloat16},
+    {"c10::Float8_e4m3fn", DataType::kFloat8E4m3fn},
+    {"c10::Float8_e5m2", DataType::kFloat8E5m2},
+    {"long", DataType::kInt64},
+    {"long int", DataType::kInt64},
+    {"int", DataType::kInt32},
+    {"short", DataType::kInt16},
+    {"short int", DataType::kInt16},
+    {"signed char", DataType::kInt8},
+    {"unsigned char", DataType::kUint8},
+    {"bool", DataType::kBool},
+    {"c10::complex<float>", DataType::kComplex64},
+    {"c10::complex<double>", DataType::kComplex128},
+});
+
+// Appends the element types of the tensors in the type of an argument, such as
+// "GenericList[Tensor(float),Tensor(long int)]".
+void AppendElementTypes(std::string_view type, std::vector<DataType>& types) {
+  constexpr std::string_view kTensor = "Tensor(";
+  for (size_t at = type.find(kTensor); at != type.npos; at = type.find(kTensor, at)) {
+    at += kTensor.size();
+    const std::string_view name = type.substr(at, type.find(')', at) - at);
+    const auto known =
+        std::ranges::find(kElementTypes, name, [](const auto& row) { return row.first; });
+    types.push_back(known == kElementTypes.end() ? DataType::kFloat32 : known->second);
+  }
+}
 
 class NodeReader {
  public:
@@ -67,12 +101,16 @@ class NodeReader {
         if (!ReadList(content, false, inputs_)) return false;
       } else if (key == "output_shapes") {
         if (!ReadList(content, false, outputs_)) return false;
+      } else if (key == "input_types" || key == "output_types") {
+        ReadTypes(content, key == "input_types" ? inputs_ : outputs_);
       } else if (key == "attrs") {
         if (!ReadAttributes(content, node)) return false;
       } else if (!ReadAttribute(key, content, node)) {
         return false;
       }
     }
+    SetTypes(inputs_);
+    SetTypes(outputs_);
     node.inputs = WithShapes(inputs_);
     node.outputs = WithShapes(outputs_);
     return has_id && !node.name.empty();
@@ -116,9 +154,10 @@ class NodeReader {
     return true;
   }
 
-  // The operands of a node on one side. Their shapes may be read before them.
+  // The operands of a node on one side. Their shapes and types may be read before them.
   struct Operands {
     std::vector<TensorRef> refs;
+    std::vector<std::vector<DataType>> types;  // of the tensors of each argument
     std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes;  // with their arguments
   };
 
@@ -134,6 +173,7 @@ class NodeReader {
       std::string_view key;
       if (std::move(result).get(field) != simdjson::SUCCESS) return false;
       if (field.unescaped_key().get(key) != simdjson::SUCCESS) return false;
+      if (key == "types") ReadTypes(field.value(), to);
       if (key != "values" && key != "shapes") continue;
       if (!ReadList(field.value(), key == "values", to)) return false;
     }
@@ -218,6 +258,32 @@ class NodeReader {
     total_ += ref.end();
     to.refs.push_back(std::move(ref));
     return true;
+  }
+
+  // Collects the types of the arguments. A broken list of types counts as none.
+  static void ReadTypes(value content, Operands& to) {
+    array list;
+    to.types.clear();
+    if (content.get_array().get(list) != simdjson::SUCCESS) return;
+    for (auto element : list) {
+      std::string_view type;
+      if (element.get_string().get(type) != simdjson::SUCCESS) return to.types.clear();
+      AppendElementTypes(type, to.types.emplace_back());
+    }
+  }
+
+  // Gives each tensor its type, in arguments that have a type for each of their tensors.
+  static void SetTypes(Operands& operands) {
+    std::vector<size_t> counts(operands.types.size());
+    for (const TensorRef& ref : operands.refs) {
+      if (ref.argument < counts.size()) ++counts[ref.argument];
+    }
+    std::vector<size_t> next(counts.size());
+    for (TensorRef& ref : operands.refs) {
+      if (ref.argument >= counts.size()) continue;
+      const std::vector<DataType>& types = operands.types[ref.argument];
+      if (types.size() == counts[ref.argument]) ref.dtype = types[next[ref.argument]++];
+    }
   }
 
   // Collects shapes. A tensor's shape is a list of integers; the shapes of other values are empty.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "traces/base/text_stream.h"
+#include "traces/ops/data_type.h"
 
 namespace spillway {
 
@@ -26,6 +27,8 @@ struct ExecutionTrace {
     int64_t device = 0;     // the GPU's number
     uint32_t argument = 0;  // index in the operator's signature
     std::vector<int64_t> shape;
+    // Of the elements; float32 if the file does not say or names a type that traces do not know.
+    DataType dtype = DataType::kFloat32;
 
     int64_t begin() const { return offset * element_size; }
     int64_t end() const { return (offset + elements) * element_size; }

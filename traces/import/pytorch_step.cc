@@ -150,7 +150,10 @@ class Importer {
     if (ref == nullptr) return root;
     Tensor& whole = result_.trace.tensors[Index(root)];
     const int64_t length = ref->elements * ref->element_size;
-    if (ref->begin() == 0 && length == size) whole.shape = ref->shape;
+    if (ref->begin() == 0 && length == size) {
+      whole.shape = ref->shape;
+      whole.dtype = ref->dtype;
+    }
     // The first op to write a storage defines the whole, because its part need not be contiguous.
     if (first || (ref->begin() == 0 && length == size)) return root;
     // A part that is not contiguous, such as the columns of a matrix, covers as many bytes as it
@@ -165,6 +168,7 @@ class Importer {
       tensor.name = fmt::format("{}[{}:{}]", whole.name, offset, offset + part);
       tensor.kind = whole.kind;
       tensor.shape = part == length ? ref->shape : std::vector<int64_t>{part};
+      if (part == length) tensor.dtype = ref->dtype;
       tensor.size = Bytes(part);
       tensor.alias_of = root;
       tensor.offset = Bytes(offset);
@@ -220,6 +224,7 @@ class Importer {
       slot.signature = SignatureOf(unit, traffic);
       slot.flops = unit.call == nullptr ? 0 : FlopsOf(*unit.call->node);
       slot.traffic = traffic;
+      if (unit.call != nullptr) slot.arithmetic = ArithmeticOf(*unit.call->node, op.type);
       op.slots.push_back(std::move(slot));
       if (step_.has_gpu())
         op.attributes = {{"operators", static_cast<double>(step_.BegunIn(before, unit.launched))}};
@@ -233,6 +238,27 @@ class Importer {
       result_.report.kernels += op.recorded->time;
       result_.trace.ops.push_back(std::move(op));
     }
+  }
+
+  // Returns the arithmetic of the operator's products, by the type of its first operand.
+  Arithmetic ArithmeticOf(const ExecutionTrace::Node& node, OpType type) const {
+    if (type == OpType::kOther || node.inputs.empty()) return Arithmetic::kFp32;
+    switch (node.inputs[0].dtype) {
+      case DataType::kBfloat16:
+        return Arithmetic::kBf16;
+      case DataType::kFloat16:
+        return Arithmetic::kFp16;
+      case DataType::kFloat8E4m3fn:
+      case DataType::kFloat8E5m2:
+        return Arithmetic::kFp8;
+      case DataType::kFloat32:
+        break;
+      default:
+        return Arithmetic::kFp32;
+    }
+    const bool tf32 = (type == OpType::kConvolution && options_.tf32_convolutions) ||
+                      (type == OpType::kMatmul && options_.tf32_matmuls);
+    return tf32 ? Arithmetic::kTf32 : Arithmetic::kFp32;
   }
 
   // Returns the layer of an op. A backward op belongs to the layer whose forward op made its

@@ -34,6 +34,8 @@ struct ImportOptions {
   // this size only rounded to blocks.
   std::optional<Bytes> requested_before = {};
   std::string kineto_file = "the Kineto trace", execution_trace_file = "the execution trace";
+  // Whether products of float32 matrices, and convolutions, ran in TF32.
+  bool tf32_matmuls = false, tf32_convolutions = false;
 };
 
 struct ImportReport {

@@ -52,6 +52,12 @@ PyTorchRecording ReadRecordingManifest(const std::filesystem::path& path) {
         recording.plain_step = Duration::Nanoseconds(std::llround(ms * 1e6));
       });
     }
+    if (key == "settings") {
+      json.ReadMap(value, [&](std::string_view what, Value setting) {
+        if (what == "matmul_allow_tf32") recording.tf32_matmuls = json.ReadBool(setting);
+        if (what == "cudnn_allow_tf32") recording.tf32_convolutions = json.ReadBool(setting);
+      });
+    }
     if (key == "files") {
       json.ReadMap(value, [&](std::string_view what, Value described) {
         if (what == "kineto") json.ReadMap(described, file(recording.kineto));

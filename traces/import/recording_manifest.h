@@ -18,6 +18,7 @@ struct PyTorchRecording {
   std::string framework = "PyTorch";
   int64_t batch = 1;
   Duration plain_step;  // 0: not timed
+  bool tf32_matmuls = false, tf32_convolutions = false;
 };
 
 // Reads a manifest and finds its files in the same folder. Throws `InputError` if the file is not a

@@ -24,6 +24,7 @@ class Storage:
     died: int | None = None  # None: it outlives the recording
     dtype: torch.dtype | None = None  # of the first tensor in it
     shape: tuple[int, ...] = ()  # of the first tensor that covers all of it
+    request: int | None = None  # index in `Ledger.requests`
 
 
 class Ledger:
@@ -34,6 +35,14 @@ class Ledger:
         self.clock: Callable[[], int] = lambda: BEFORE
         self._alive: dict[int, tuple[Storage, weakref.ref[torch.UntypedStorage]]] = {}
         self._seen = 0
+        # The requests until the first step begins: the size, and how many had been made when the memory was given back, or
+        # -1 if it was not.
+        self.requests: list[list[int]] = []
+        self.started = False
+
+    def start(self) -> None:
+        """Says that the first step begins."""
+        self.started = True
 
     def find(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
         """Returns the storage of a tensor; a storage never seen was born at `born`, by default before the recording."""
@@ -48,12 +57,17 @@ class Ledger:
         if tensor.numel() * tensor.element_size() == storage.size:
             storage.shape = tuple(tensor.shape)
         self._seen += 1
-
+        if not self.started and storage.size > 0:
+            storage.request = len(self.requests)
+            self.requests.append([storage.size, -1])
         self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
         return storage
 
     def _end(self, key: int) -> None:
-        self._alive.pop(key)[0].died = self.clock()
+        storage = self._alive.pop(key)[0]
+        storage.died = self.clock()
+        if storage.request is not None and storage.died == BEFORE:
+            self.requests[storage.request][1] = len(self.requests)
 
     def renew(self) -> list[Storage]:
         """Returns the storages that exist now, as new objects that were born before. Others will not change any more."""

@@ -41,9 +41,17 @@ class Recording:
     saved: list[Saved]
     peak_requested: int
     peak_allocated: int
-    workspace: int
+    workspaces: list[tuple[int, int]]  # of libraries: the number of the operator that makes them allocate it, and its size
     tf32: tuple[bool, bool]  # whether products of matrices, and convolutions, may run in TF32
+    # The requests before the first step, for a pretended device: the size, and how many had been made when the memory was
+    # given back, or -1 if it was not.
+    requests: list[list[int]] = dataclasses.field(repr=False)
     block_of: Callable[[str], str] = dataclasses.field(repr=False)
+
+    @property
+    def workspace(self) -> int:
+        """The bytes of all workspaces of libraries."""
+        return sum(size for _, size in self.workspaces)
 
     def trace(self) -> dict[str, Any]:
         """Returns the object of the trace file (traces/FORMAT.md)."""
@@ -79,6 +87,7 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
         else:
             watch = stack.enter_context(pretend(target)).watch
         stack.enter_context(_refuse_compiled())
+        watch.ledger.start()
         for _ in range(warm_up):
             step()
         tape = Tape()
@@ -114,15 +123,25 @@ def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
 
 def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
     storages = sorted(tape.storages.values(), key=lambda s: s.number)
-    workspace = 0
-    if watch.target.cuda:
-        threads = {op.phase == "backward" for op in tape.operators if op.packet in table.PRODUCTS}
-        workspace = len(threads) * table.cublas_workspace(watch.target.capability)
-        if any(op.packet in table.BIASED_PRODUCTS for op in tape.operators):
-            workspace += table.CUBLASLT_WORKSPACE
+    workspaces = _workspaces(tape.operators, watch.target.capability) if watch.target.cuda else []
+    workspace = sum(size for _, size in workspaces)
     return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
-                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspace,
-                     (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32), tape.modules.block_of)
+                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspaces,
+                     (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+                     [] if watch.target.real else [list(r) for r in watch.ledger.requests], tape.modules.block_of)
+
+
+def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, int]]:
+    """Returns the memory that cuBLAS and cuBLASLt take at an operator and keep: the operator's number and the bytes."""
+    products = [(i, op) for i, op in enumerate(operators) if op.packet in table.PRODUCTS]
+    size = table.cublas_workspace(capability)
+    found = []
+    for chosen, bytes_ in (([i for i, op in products if op.phase != "backward"], size),  # each thread has its own
+                           ([i for i, op in products if op.phase == "backward"], size),
+                           ([i for i, op in products if op.packet in table.BIASED_PRODUCTS], table.CUBLASLT_WORKSPACE)):
+        if chosen:
+            found.append((chosen[0], bytes_))
+    return sorted(found)
 
 
 def _peak(tape: Tape, granule: int) -> int:

@@ -1,4 +1,4 @@
-"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 4)."""
+"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 5)."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class _Writer:
         self.parts: dict[tuple[int, int, int], str] = {}
         self.written: set[int] = set()
         self.op_names: list[str] = []  # of the recorded operators
+        self.requests = recording.requests  # before the first step
 
     def trace(self) -> dict[str, Any]:
         self.find_uses()
@@ -80,16 +81,25 @@ class _Writer:
         self.make_tensors()
         for number in range(len(self.operators) + 1):
             for use in early.get(number, ()):
-                self.make_allocation(use, number)
+                self.make_allocation(f"empty.{len(self.operators)}.{use.storage.number}", use.name, number)
+                self.written.add(use.storage.number)
+                if use.first is None:
+                    use.last = number - 1
+            for place, (first, size) in enumerate(self.recording.workspaces):
+                if first == number:
+                    name = f"workspace.{place}"
+                    self.tensors.append({"name": name, "kind": "optimizer_state", "shape": [size], "size": size})
+                    self.make_allocation(f"empty.{name}", name, number)
             if number < len(self.operators):
                 self.make_op(number)
         self.hold()
         recording = self.recording
-        return {"format": "spillway-trace", "version": 4, "name": f"{recording.network}:{recording.batch}",
+        requests = {"requests": self.requests} if self.requests else {}
+        return {"format": "spillway-trace", "version": 5 if requests else 4, "name": f"{recording.network}:{recording.batch}",
                 "network": recording.network, "batch": recording.batch, "preset": "recorded",
                 "training": any(phase != "forward" for phase in self.phases),
                 "recording": {"framework": recording.framework, "device": "", "step_ns": 0, "plain_step_ns": 0,
-                              "allocated": recording.peak_allocated, "reserved": 0},
+                              "allocated": recording.peak_allocated, "reserved": 0, **requests},
                 "layers": self.layers, "tensors": self.tensors, "ops": self.ops}
 
     def find_uses(self) -> None:
@@ -151,7 +161,7 @@ class _Writer:
         return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + f"{short}.{number}"
 
     def make_tensors(self) -> None:
-        unused = self.recording.workspace
+        unused = 0
         self.op_names = [self.op_name(i) for i in range(len(self.operators))]
         for name, op in zip(self.op_names, self.operators):
             for place, operand in enumerate(op.outputs):
@@ -173,6 +183,8 @@ class _Writer:
             if use.storage.shape and use.storage.dtype is not None:
                 self.tensors[-1]["shape"] = list(use.storage.shape)
                 self.tensors[-1] |= _type_key(use.storage.dtype)
+            if use.before and self.requests and use.storage.request is not None:
+                self.tensors[-1]["request"] = use.storage.request
         if unused:
             self.tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused})
 
@@ -243,18 +255,14 @@ class _Writer:
             return "tf32" if self.recording.tf32[type_ == "convolution"] else ""
         return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
-    def make_allocation(self, use: _Use, number: int) -> None:
-        """Adds an op that only takes memory: the program allocated it before it wrote it."""
-        name = f"empty.{len(self.operators)}.{use.storage.number}"
+    def make_allocation(self, name: str, tensor: str, number: int) -> None:
+        """Adds an op that only takes memory for a tensor, before the operator `number`."""
         phase = self.phases[min(number, len(self.operators) - 1)]
         self.layers.append({"name": name, "type": "other"})
-        self.written.add(use.storage.number)
         self.ops.append({"name": name, "layer": name, "type": "other", "phase": phase,
-                         "batch": 1 if phase == "update" else self.recording.batch, "inputs": [], "outputs": [use.name],
+                         "batch": 1 if phase == "update" else self.recording.batch, "inputs": [], "outputs": [tensor],
                          "slots": [{"name": "op", "signature": "aten::empty", "flops": 0, "traffic": 0}],
                          "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}})
-        if use.first is None:
-            use.last = number - 1
 
     def hold(self) -> None:
         """Says when the program gave back what it held beyond its last use."""

@@ -1,5 +1,6 @@
 #include "experiments/tools/fit/first_iterations.h"
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -22,10 +23,11 @@ class Recorder {
   }
 
   AllocationLog Run(int iterations) {
+    SetUp();
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
       const Tensor& tensor = trace_.tensor(id);
-      if (!tensor.alias_of && Stays(tensor.kind) && !IsMadeByOptimizer(id)) Allocate(id);
+      if (!tensor.alias_of && Stays(tensor.kind) && !IsMadeInStep(id)) Allocate(id);
     }
     for (int i = 0; i < iterations; ++i) RunOnce();
     return std::move(log_);
@@ -35,12 +37,34 @@ class Recorder {
   static bool Stays(TensorKind kind) {
     return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
   }
-  // Returns true iff the tensor is optimizer state, such as momentum, whose first use is an op of
-  // the update phase.
-  bool IsMadeByOptimizer(TensorId id) const {
+  // Returns true iff the first iteration allocates the tensor: optimizer state, such as momentum,
+  // whose first use is an op of the update phase or only writes it, as for a library's workspace.
+  bool IsMadeInStep(TensorId id) const {
     const std::optional<OpId> first = liveness_.FirstUse(id);
-    return trace_.tensor(id).kind == TensorKind::kOptimizerState && first &&
-           trace_.op(*first).phase == Phase::kUpdate;
+    if (trace_.tensor(id).kind != TensorKind::kOptimizerState || !first) return false;
+    const Op& op = trace_.op(*first);
+    return op.phase == Phase::kUpdate || std::ranges::count(op.inputs, id) == 0;
+  }
+
+  // Repeats the requests before the first iteration. A tensor is as large as it is now.
+  void SetUp() {
+    const std::vector<SetupRequest>& requests = trace_.recording->requests;
+    std::vector<std::optional<TensorId>> tensors(requests.size());
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (const auto request = trace_.tensor(id).request) tensors[*request] = id;
+    }
+    std::vector<std::vector<uint32_t>> freed(requests.size() + 1);  // by number of requests made
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (const uint32_t block : freed[i]) log_.Free(block);
+      if (tensors[i]) {
+        Allocate(*tensors[i]);
+        continue;
+      }
+      const uint32_t block = log_.Allocate(requests[i].size);
+      if (requests[i].freed) freed[*requests[i].freed].push_back(block);
+    }
+    for (const uint32_t block : freed.back()) log_.Free(block);
   }
 
   void Allocate(TensorId id) {

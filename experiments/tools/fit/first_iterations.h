@@ -12,8 +12,9 @@
 
 namespace spillway {
 
-// Returns the requests of the first `iterations` iterations: each storage, allocated until the
-// recorded program freed it, and the workspace of each op. REQUIRES: the trace has a recording.
+// Returns the requests before the first iteration, if the recording knows them, and those of the
+// first `iterations` iterations: each storage, allocated until the recorded program freed it, and
+// the workspace of each op. REQUIRES: the trace has a recording.
 AllocationLog RequestsOfFirst(const Trace& trace, int iterations);
 
 }  // namespace spillway

@@ -1,5 +1,6 @@
 #include "traces/format.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "tests/testing/files.h"
 #include "traces/base/file.h"
@@ -17,6 +19,7 @@ namespace {
 
 using ::spillway::testing::InputErrorOf;
 using ::spillway::testing::TemporaryDirectory;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -379,8 +382,8 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 5"),
-            "t.json:2:40: version: unsupported version 5; this program reads version 1 to 4");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 6"),
+            "t.json:2:40: version: unsupported version 6; this program reads version 1 to 5");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
@@ -521,6 +524,55 @@ TEST(FormatTest, RecordedTraces) {
   EXPECT_THAT(text, HasSubstr("\"version\": 3"));
   EXPECT_EQ(ParseTrace(text, "t.json"), trace);
   EXPECT_EQ(FormatTrace(ParseTrace(Shuffled(Recorded()), "t.json")), text);
+}
+
+// Returns `Recorded()` with the requests before the first iteration, of which tensor x is one.
+std::string WithRequests(const std::string& requests = "[[30, 1], [24, -1]]",
+                         const std::string& request = "1", int version = 5) {
+  std::string text = Recorded("\"version\": 3", fmt::format("\"version\": {}", version));
+  for (const auto& [before, after] :
+       {std::pair<std::string, std::string>{
+            "\"reserved\": 6", fmt::format("\"reserved\": 6, \"requests\": {}", requests)},
+        {"\"held_until\": \"m.fwd\"",
+         fmt::format("\"held_until\": \"m.fwd\", \"request\": {}", request)}}) {
+    text.replace(text.find(before), before.size(), after);
+  }
+  return text;
+}
+
+TEST(FormatTest, RequestsBeforeTheFirstIteration) {
+  const Trace trace = ParseTrace(WithRequests(), "t.json");
+  EXPECT_THAT(trace.recording->requests,
+              ElementsAre(SetupRequest{Bytes(30), 1}, SetupRequest{Bytes(24)}));
+  EXPECT_EQ(trace.tensors[0].request, 1u);
+  const std::string text = FormatTrace(trace);
+  EXPECT_THAT(text, HasSubstr("\"version\": 5"));
+  EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+}
+
+TEST(FormatTest, TensorsThatMayNotMove) {
+  Trace trace = ParseTrace(Recorded(), "t.json");
+  EXPECT_TRUE(trace.tensors[0].movable);
+  trace.tensors[0].movable = false;
+  const std::string text = FormatTrace(trace);
+  EXPECT_THAT(text, HasSubstr("\"version\": 5"));
+  EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+}
+
+TEST(FormatErrorTest, RequestsBeforeTheFirstIteration) {
+  const auto error = [](const std::string& requests, const std::string& request) {
+    return InputErrorOf([&] { ParseTrace(WithRequests(requests, request), "t.json"); });
+  };
+  EXPECT_THAT(error("[[30]]", "0"), HasSubstr("expected two numbers: size, freed"));
+  EXPECT_THAT(error("[[30, 1, 2]]", "0"), HasSubstr("expected two numbers: size, freed"));
+  EXPECT_THAT(error("[[-1, 1]]", "0"), HasSubstr("requests[0][0]"));
+  EXPECT_THAT(error("[[30, 0]]", "0"), HasSubstr("freed after 0 requests, expected 1 to 1"));
+  EXPECT_THAT(error("[[30, 2]]", "0"), HasSubstr("freed after 2 requests, expected 1 to 1"));
+  EXPECT_THAT(error("[[1152921504606846975, -1], [9, -1]]", "1"), HasSubstr("exceed 2^60"));
+  EXPECT_THAT(error("[[30, 1]]", "0"), HasSubstr("tensor 'x' names request 0"));
+  EXPECT_THAT(error("[[30, -1]]", "1"), HasSubstr("tensor 'x' names request 1"));
+  EXPECT_THAT(InputErrorOf([] { ParseTrace(WithRequests("[]", "0", 4), "t.json"); }),
+              HasSubstr("needs version 5 of the format"));
 }
 
 // Readers of older versions do not know these keys.

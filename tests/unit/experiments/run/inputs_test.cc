@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "experiments/run/catalogue.h"
@@ -66,6 +67,45 @@ TEST_F(InputsTest, BadTextsAreUsageErrors) {
     };
     EXPECT_THROW(load(), UsageError) << key;
   }
+}
+
+// Two ops of a recorded step: one of 3 operators, and one of unknown number.
+Trace RecordedStep(const std::string& gpu) {
+  Trace trace = LowerNetwork(BuildNetwork("constructed(2)"), {2, "torch", true});
+  trace.recording = {"PyTorch", gpu, Duration(), Duration(), Bytes(), Bytes()};
+  for (Op& op : trace.ops) {
+    op.slots.resize(1);
+    op.attributes.clear();
+    op.recorded = {Duration(), Duration(), Duration::Microseconds(50), Bytes()};
+  }
+  trace.ops[0].attributes = {{"operators", 3}};
+  return trace;
+}
+
+TEST(HostTimesTest, OfARecordingWithTimes) {
+  const auto hosts = [](const std::string& text) {
+    Case asked;
+    CaseKeyOf("host").set(asked, text);
+    EXPECT_EQ(CaseKeyOf("host").get(asked), text);
+    const Trace trace = WithHostTimes(RecordedStep("NVIDIA H200"), asked.host);
+    return std::pair(trace.ops[0].recorded->host, trace.ops[1].recorded->host);
+  };
+  const Duration recorded = Duration::Microseconds(50);
+  EXPECT_EQ(hosts("plain"), std::pair(Duration::Microseconds(21), recorded));
+  EXPECT_EQ(hosts("5us"), std::pair(Duration::Microseconds(15), recorded));
+  EXPECT_EQ(hosts("1ms"), std::pair(recorded, recorded));
+  EXPECT_EQ(hosts("recorded"), std::pair(recorded, recorded));
+  EXPECT_EQ(hosts("none"), std::pair(Duration(), Duration()));
+}
+
+// Each op of a recording without a GPU is an operator for which the host takes its time.
+TEST(HostTimesTest, OfARecordingWithoutAGpu) {
+  const auto host = [](const HostTimes& times) {
+    return WithHostTimes(RecordedStep(""), times).ops[1].recorded->host;
+  };
+  EXPECT_EQ(host({}), Duration::Microseconds(7));
+  EXPECT_EQ(host({HostTimes::Kind::kPlain, Duration::Microseconds(2)}), Duration::Microseconds(2));
+  EXPECT_EQ(host({HostTimes::Kind::kNone}), Duration());
 }
 
 TEST_F(InputsTest, SayWhichFilesWereRead) {

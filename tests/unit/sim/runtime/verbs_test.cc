@@ -14,7 +14,9 @@
 namespace spillway {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 using Act = std::function<void(PolicyContext& context, TensorId y1)>;
 
@@ -64,6 +66,22 @@ TEST(VerbsTest, OffloadRunsBesideReaders) {
             "   15    20 compute b3\n"
             "   20    25 compute b2\n"
             "   25    30 compute b1\n");
+}
+
+// A storage without which the recorded program cannot do stays where it is.
+TEST(VerbsTest, AStorageThatMayNotMoveStays) {
+  Trace trace = testing::ChainTrace();
+  for (Tensor& tensor : trace.tensors) tensor.movable = tensor.name != "y1";
+  Scripted policy(
+      [&](PolicyContext& context, TensorId y1) {
+        EXPECT_FALSE(context.Offload(y1));
+        EXPECT_FALSE(context.Evict(y1));
+        EXPECT_TRUE(context.Offload(TensorId{0}));
+      },
+      {});
+  const auto result = testing::RunSim(trace, testing::FixedCost(Duration::Nanoseconds(5)), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_THAT(testing::DecisionText(trace, result.report), Not(HasSubstr("d2h y1")));
 }
 
 // The peer is twice as fast as the host and has room for one tensor. The host has room for another.

@@ -71,14 +71,54 @@ TEST(ExecutionTraceTest, ReadsEveryField) {
   EXPECT_FALSE(node.outputs[0].on_gpu);
 }
 
+// Returns the names of the inputs' data types, given their arguments and the types of the
+// arguments.
+std::vector<std::string_view> TypesOf(std::string_view values, std::string_view types) {
+  const ExecutionTrace trace = ReadNodes(fmt::format(
+      R"({{"id": 2, "name": "n", "inputs": {{"types": {}, "values": {}}}}})", types, values));
+  EXPECT_EQ(trace.broken, 0) << types;
+  std::vector<std::string_view> names;
+  for (const auto& ref : trace.nodes.back().inputs) names.push_back(Name(ref.dtype));
+  return names;
+}
+
+TEST(ExecutionTraceTest, TypesOfElements) {
+  constexpr std::string_view kOne = R"([1,10,0,6,2,"cuda:0"])";
+  const auto one = [&](std::string_view type) {
+    return std::string(
+        TypesOf(fmt::format("[{}]", kOne), fmt::format(R"---(["Tensor({})"])---", type))[0]);
+  };
+  EXPECT_EQ(one("c10::BFloat16"), "bfloat16");
+  EXPECT_EQ(one("c10::Half"), "float16");
+  EXPECT_EQ(one("double"), "float64");
+  EXPECT_EQ(one("long int"), "int64");
+  EXPECT_EQ(one("unsigned char"), "uint8");
+  EXPECT_EQ(one("c10::Float8_e5m2"), "float8_e5m2");
+  EXPECT_EQ(one("c10::complex<float>"), "complex64");
+  EXPECT_EQ(one("c10::qint8"), "float32");
+  // A list has a type for each of its tensors.
+  EXPECT_THAT(
+      TypesOf(fmt::format("[0.5,[{0},{0}],{0}]", kOne),
+              R"---(["Double","GenericList[Tensor(bool),Tensor(c10::Half)]","Tensor(int)"])---"),
+      ElementsAre("bool", "float16", "int32"));
+  // Types that do not fit the tensors count for none, and broken lists neither.
+  EXPECT_THAT(TypesOf(fmt::format("[[{0},{0}],{0}]", kOne),
+                      R"---(["GenericList[Tensor(bool)]","Tensor(bool)"])---"),
+              ElementsAre("float32", "float32", "bool"));
+  EXPECT_THAT(TypesOf(fmt::format("[{}]", kOne), R"---(["Tensor(bool)",1])---"),
+              ElementsAre("float32"));
+  EXPECT_THAT(TypesOf(fmt::format("[{}]", kOne), "7"), ElementsAre("float32"));
+  EXPECT_THAT(TypesOf(fmt::format("[{}]", kOne), R"---(["Tensor(bool"])---"), ElementsAre("bool"));
+}
+
 // Nodes of schema 1.0.1 have the same contents in other fields.
 TEST(ExecutionTraceTest, ReadsFieldsOfTheOldSchema) {
   const ExecutionTrace trace = ReadNodes(R"---({
 "name": "aten::cat", "id": 7, "rf_id": 2517, "parent": 1, "fw_parent": 3, "seq_id": 40, "scope": 0,
 "tid": 2, "fw_tid": 0, "op_schema": "aten::cat(Tensor[] tensors, int dim=0) -> Tensor",
 "input_shapes": [[[2,3],[3]],[]], "inputs": [[[1,10,0,6,4,"cuda:0"],[2,11,0,3,4,"cuda:0"]],0],
-"input_types": ["GenericList[Tensor(float),Tensor(float)]","Int"],
-"outputs": [[5,8,2,9,4,"cuda:0"]], "output_shapes": [[9]], "output_types": ["Tensor(float)"]})---");
+"input_types": ["GenericList[Tensor(float),Tensor(c10::BFloat16)]","Int"],
+"outputs": [[5,8,2,9,4,"cuda:0"]], "output_shapes": [[9]], "output_types": ["Tensor(long int)"]})---");
   EXPECT_EQ(trace.broken, 0);
   ASSERT_THAT(trace.nodes, SizeIs(2));
   const ExecutionTrace::Node& node = trace.nodes[1];
@@ -91,8 +131,10 @@ TEST(ExecutionTraceTest, ReadsFieldsOfTheOldSchema) {
   EXPECT_EQ(node.inputs[1].storage, 11);
   EXPECT_EQ(node.inputs[1].argument, 0u);
   EXPECT_THAT(node.inputs[0].shape, ElementsAre(2, 3));
+  EXPECT_EQ(node.inputs[1].dtype, DataType::kBfloat16);
   ASSERT_THAT(node.outputs, SizeIs(1));
   EXPECT_EQ(node.outputs[0].begin(), 8);
+  EXPECT_EQ(node.outputs[0].dtype, DataType::kInt64);
 }
 
 TEST(ExecutionTraceTest, OrderIsByNumber) {

@@ -293,6 +293,33 @@ TEST(PyTorchImportTest, Ops) {
   }
 }
 
+// The tensors have the types of the operands, and products the arithmetic of their first operand.
+TEST(PyTorchImportTest, Types) {
+  const auto import = [](DataType dtype, bool tf32) {
+    Step step = Drawn();
+    for (auto& node : step.execution_.nodes) {
+      for (auto* refs : {&node.inputs, &node.outputs}) {
+        for (auto& ref : *refs) ref.dtype = dtype;
+      }
+    }
+    step.options_.tf32_matmuls = tf32;
+    return step.Import().trace;
+  };
+  const auto arithmetic = [&](DataType dtype, bool tf32, size_t op = 1) {
+    return import(dtype, tf32).ops[op].slots[0].arithmetic;
+  };
+  EXPECT_EQ(arithmetic(DataType::kBfloat16, false), Arithmetic::kBf16);
+  EXPECT_EQ(arithmetic(DataType::kFloat16, true), Arithmetic::kFp16);
+  EXPECT_EQ(arithmetic(DataType::kFloat8E4m3fn, true), Arithmetic::kFp8);
+  EXPECT_EQ(arithmetic(DataType::kFloat32, true), Arithmetic::kTf32);
+  EXPECT_EQ(arithmetic(DataType::kFloat32, false), Arithmetic::kFp32);
+  EXPECT_EQ(arithmetic(DataType::kFloat64, true), Arithmetic::kFp32);
+  EXPECT_EQ(arithmetic(DataType::kBfloat16, true, 2), Arithmetic::kFp32);  // relu_
+  const Trace trace = import(DataType::kBfloat16, false);
+  EXPECT_EQ(Find(trace, "h.0/mm.1").dtype, DataType::kBfloat16);
+  EXPECT_EQ(Find(trace, "h.0/mm.1[256:512]").dtype, DataType::kBfloat16);
+}
+
 TEST(PyTorchImportTest, Tensors) {
   const Trace trace = Drawn().Import().trace;
   struct Expected {

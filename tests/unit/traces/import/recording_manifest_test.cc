@@ -19,6 +19,7 @@ constexpr std::string_view kManifest = R"({
 "format": "spillway-pytorch-recording", "version": 1, "name": "gpt2-b4s512", "outcome": "ok",
 "model": {"model": "gpt2", "batch": 4, "sequence": 512}, "step_ms": {"median": 78.5, "all": [78.5]},
 "versions": {"torch": "2.11.0", "python": "3.12"},
+"settings": {"matmul_allow_tf32": false, "cudnn_allow_tf32": true, "allocator": ""},
 "files": {"kineto": {"file": "k.json.gz", "sha256": "0"}, "execution_trace": {"file": "e.json.gz"},
           "snapshot": {"file": "s.pickle"}}})";
 
@@ -40,6 +41,8 @@ TEST(RecordingManifestTest, ReadsWhatItNames) {
   EXPECT_EQ(recording.framework, "PyTorch 2.11.0");
   EXPECT_EQ(recording.batch, 4);
   EXPECT_EQ(recording.plain_step, Duration::Microseconds(78500));
+  EXPECT_FALSE(recording.tf32_matmuls);
+  EXPECT_TRUE(recording.tf32_convolutions);
 }
 
 TEST(RecordingManifestTest, MostMayLack) {

@@ -56,5 +56,33 @@ TEST(FirstIterationsTest, StateIsMadeAtTheFirstUpdate) {
   EXPECT_EQ(TextOf(RequestsOfFirst(Step(), 0)), " +20 +60");
 }
 
+// The program drew w with 9 bytes of scratch, and holds 5 bytes that no op uses.
+TEST(FirstIterationsTest, BeginsWithTheRequestsBefore) {
+  Trace trace = Step();
+  trace.recording->requests = {{Bytes(9), 2}, {Bytes(20)}, {Bytes(5)}, {Bytes(8), 4}};
+  trace.tensors[1].request = 1;
+  trace.Validate();
+  EXPECT_EQ(TextOf(RequestsOfFirst(trace, 0)), " +9 +20 -9 +5 +8 -8 +60");
+  trace.tensors[1].size = Bytes(10);  // as a change of the program may make it
+  EXPECT_EQ(TextOf(RequestsOfFirst(trace, 0)), " +9 +10 -9 +5 +8 -8 +60");
+}
+
+// A library's workspace, which an op without inputs stands for, is allocated in the first iteration
+// and stays.
+TEST(FirstIterationsTest, AWorkspaceIsMadeWhereItIsFirstUsed) {
+  Trace trace = Step();
+  Op op = trace.ops[0];
+  op.name = "workspace";
+  op.inputs.clear();
+  op.outputs = {TensorId{5}};
+  op.recorded->workspace = Bytes();
+  trace.ops.insert(trace.ops.begin() + 1, op);
+  for (Tensor& tensor : trace.tensors) tensor.held_until.reset();
+  trace.Validate();
+  const std::string again = " +1 +3 +7 -7 -1";
+  EXPECT_EQ(TextOf(RequestsOfFirst(trace, 2)),
+            " +20" + again + " +60 +4 -3 +50 -4" + again + " +4 -3 -4");
+}
+
 }  // namespace
 }  // namespace spillway

@@ -1,0 +1,106 @@
+#include "sim/cost/operator_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "sim/cost/kernel_time.h"
+
+namespace spillway {
+namespace {
+
+// The number of measured ops whose weighted mean counts.
+constexpr size_t kNeighbours = 6;
+
+// Attributes that say how an op works. Ops that differ in one are as far apart as ops of which one
+// is this many times larger: 2^kOtherWay.
+constexpr std::array kWays =
+    std::to_array<std::string_view>({"transposed", "transposed_a", "transposed_b", "channels_last",
+                                     "causal", "needs_dx", "needs_dw", "strided"});
+constexpr double kOtherWay = 4;
+
+double Log2(double size) { return std::log2(1 + std::max(size, 0.0)); }
+
+std::string KindOf(const Op& op) {
+  const Slot& slot = op.slots[0];
+  return slot.signature.substr(0, slot.signature.find(' ')) + " " +
+         std::string(Name(slot.arithmetic));
+}
+
+bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
+
+}  // namespace
+
+OperatorTable::OperatorTable(const Trace& measured, const Device& gpu)
+    : roofline_(gpu), recording_(*measured.recording) {
+  for (const Op& op : measured.ops) {
+    if (!op.recorded || op.recorded->time == Duration() || DoesNothing(op)) continue;
+    const double seconds = op.recorded->time.milliseconds() / 1e3;
+    const double traffic = std::max(1.0, static_cast<double>(op.slots[0].traffic.count()));
+    entries_[KindOf(op)].push_back({PointOf(op), std::log(seconds / RooflineSeconds(op)),
+                                    static_cast<double>(op.recorded->workspace.count()) / traffic});
+  }
+}
+
+OperatorTable::Point OperatorTable::PointOf(const Op& op) {
+  Point point{{"flops", Log2(static_cast<double>(op.slots[0].flops))},
+              {"traffic", Log2(static_cast<double>(op.slots[0].traffic.count()))}};
+  for (const Attribute& attribute : op.attributes) {
+    if (attribute.name == "operators") continue;
+    const bool way = std::ranges::count(kWays, attribute.name) != 0;
+    point[attribute.name] = way ? kOtherWay * attribute.value : Log2(attribute.value);
+  }
+  return point;
+}
+
+double OperatorTable::RooflineSeconds(const Op& op) const {
+  return roofline_.Kernels(op, 0, op.batch)[0].time.milliseconds() / 1e3;
+}
+
+std::optional<OperatorTable::Entry> OperatorTable::Near(const Op& op) const {
+  const auto found = entries_.find(KindOf(op));
+  if (found == entries_.end()) return std::nullopt;
+  const Point here = PointOf(op);
+  std::vector<std::pair<double, const Entry*>> by_distance;  // squares of distances
+  for (const Entry& entry : found->second) {
+    double square = 0;
+    for (const auto& [name, size] : here) {
+      const auto other = entry.at.find(name);
+      const double difference = size - (other == entry.at.end() ? 0 : other->second);
+      square += difference * difference;
+    }
+    by_distance.emplace_back(square, &entry);
+  }
+  const size_t count = std::min(kNeighbours, by_distance.size());
+  std::ranges::partial_sort(by_distance, by_distance.begin() + static_cast<ptrdiff_t>(count), {},
+                            &std::pair<double, const Entry*>::first);
+  by_distance.resize(count);
+  if (by_distance[0].first == 0) return *by_distance[0].second;
+  Entry mean;
+  double weights = 0;
+  for (const auto& [square, entry] : by_distance) {
+    weights += 1 / square;
+    mean.correction += entry->correction / square;
+    mean.workspace += entry->workspace / square;
+  }
+  mean.correction /= weights;
+  mean.workspace /= weights;
+  return mean;
+}
+
+Trace OperatorTable::Timed(Trace trace) const {
+  trace.recording->device = recording_.device;
+  for (Op& op : trace.ops) {
+    if (!op.recorded || op.recorded->time > Duration() || DoesNothing(op)) continue;
+    const std::optional<Entry> near = Near(op);
+    op.recorded->time = TimeOfSeconds(RooflineSeconds(op) * std::exp(near ? near->correction : 0));
+    const auto workspace =
+        near ? near->workspace * static_cast<double>(op.slots[0].traffic.count()) : 0;
+    op.recorded->workspace = std::max(op.recorded->workspace, Bytes(std::llround(workspace)));
+  }
+  return trace;
+}
+
+}  // namespace spillway

@@ -1,0 +1,147 @@
+#include "sim/cost/operator_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/cost/recorded.h"
+#include "tests/testing/files.h"
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+// A product of two matrices of `rows` x 1024 and 1024 x 1024 numbers, in bf16.
+struct Product {
+  double rows = 0;
+  double slower = 0;  // measured time over that of the roofline
+  bool transposed = false;
+  Bytes workspace = {};
+};
+
+class OperatorTableTest : public ::testing::Test {
+ protected:
+  static Op OpOf(const Product& product) {
+    Op op;
+    op.name = "mm";
+    op.type = OpType::kMatmul;
+    const auto rows = static_cast<int64_t>(product.rows);
+    op.slots = {{"op", "aten::mm bfloat16", 2 * rows * 1024 * 1024,
+                 Bytes(2 * (2 * rows * 1024 + 1024 * 1024)), Arithmetic::kBf16}};
+    op.attributes = {{"rows", product.rows}, {"transposed_a", product.transposed ? 1.0 : 0.0}};
+    op.recorded = RecordedCost{};
+    return op;
+  }
+
+  static Trace TraceOf(std::vector<Op> ops, const std::string& gpu) {
+    testing::TraceBuilder builder;
+    builder.Tensor("x", TensorKind::kInput, 1).Tensor("y", TensorKind::kActivation, 1);
+    builder.Op("first", Phase::kForward, {"x"}, {"y"});
+    Trace trace = builder.Build();
+    const Op first = trace.ops[0];
+    trace.recording = {"PyTorch 2.11.0", gpu, Duration(), Duration(), Bytes(), Bytes()};
+    trace.ops = std::move(ops);
+    for (Op& op : trace.ops) {
+      op.inputs = first.inputs;
+      op.outputs = first.outputs;
+    }
+    return trace;
+  }
+
+  double RooflineOf(const Op& op, const Device& device) const {
+    return RooflineCostModel(device).Kernels(op, 0, 1)[0].time.seconds();
+  }
+
+  OperatorTable TableOf(const std::vector<Product>& products) const {
+    std::vector<Op> ops;
+    for (const Product& product : products) {
+      Op op = OpOf(product);
+      op.recorded->time =
+          Duration::Picoseconds(std::llround(1e12 * product.slower * RooflineOf(op, device_)));
+      op.recorded->workspace = product.workspace;
+      ops.push_back(op);
+    }
+    return {TraceOf(ops, device_.gpus[0]), device_};
+  }
+
+  // Returns the estimated time over that of the roofline.
+  double SlowerOf(const OperatorTable& table, const Op& op) const {
+    const Trace timed = table.Timed(TraceOf({op}, ""));
+    EXPECT_EQ(timed.recording->device, device_.gpus[0]);
+    return timed.ops[0].recorded->time.seconds() / RooflineOf(op, device_);
+  }
+
+  const Device device_ = ReadDevice(testing::InSource("sim/devices/h200.toml"));
+};
+
+TEST_F(OperatorTableTest, AMeasuredOpHasItsTime) {
+  const OperatorTable table = TableOf({{1024, 2.0}, {2048, 1.5}, {2048, 1.1, true}});
+  EXPECT_NEAR(SlowerOf(table, OpOf({1024})), 2.0, 1e-6);
+  EXPECT_NEAR(SlowerOf(table, OpOf({2048})), 1.5, 1e-6);
+  EXPECT_NEAR(SlowerOf(table, OpOf({2048, 0, true})), 1.1, 1e-6);
+}
+
+// Between two measured ops the correction lies between theirs, nearer to that of the nearer one.
+TEST_F(OperatorTableTest, OthersLieBetweenTheirNeighbours) {
+  const OperatorTable table = TableOf({{1024, 2.0}, {4096, 1.0}});
+  const double near = SlowerOf(table, OpOf({1280})), far = SlowerOf(table, OpOf({3500}));
+  EXPECT_LT(near, 2.0);
+  EXPECT_GT(near, std::sqrt(2.0));
+  EXPECT_LT(far, std::sqrt(2.0));
+  EXPECT_GT(far, 1.0);
+}
+
+TEST_F(OperatorTableTest, AnotherLayoutIsFarAway) {
+  const OperatorTable table = TableOf({{1024, 1.5, true}, {4096, 1.0, false}});
+  EXPECT_LT(SlowerOf(table, OpOf({1100})), 1.2);
+}
+
+TEST_F(OperatorTableTest, AnUnknownOpHasTheTimeOfTheRoofline) {
+  const OperatorTable table = TableOf({{1024, 2.0}});
+  Op op = OpOf({1024});
+  op.slots[0].signature = "aten::relu";
+  EXPECT_NEAR(SlowerOf(table, op), 1, 1e-5);
+  op = OpOf({1024});
+  op.slots[0].arithmetic = Arithmetic::kFp32;
+  EXPECT_NEAR(SlowerOf(table, op), 1, 1e-5);
+}
+
+// An op that moves and computes nothing takes no time, and an op that has a time keeps it.
+TEST_F(OperatorTableTest, LeavesOtherOpsAlone) {
+  const OperatorTable table = TableOf({{1024, 2.0}});
+  Op nothing = OpOf({0}), timed = OpOf({1024});
+  nothing.slots[0].traffic = Bytes(0);
+  timed.recorded->time = Duration::Milliseconds(3);
+  const Trace trace = table.Timed(TraceOf({nothing, timed}, ""));
+  EXPECT_EQ(trace.ops[0].recorded->time, Duration());
+  EXPECT_EQ(trace.ops[1].recorded->time, Duration::Milliseconds(3));
+}
+
+// The workspace grows with the traffic, and a recorded one that is larger stays.
+TEST_F(OperatorTableTest, Workspaces) {
+  const OperatorTable table = TableOf({{1024, 1, false, Bytes::MiB(3)}});
+  Op op = OpOf({1024});
+  EXPECT_EQ(table.Timed(TraceOf({op}, "")).ops[0].recorded->workspace, Bytes::MiB(3));
+  op.recorded->workspace = Bytes::MiB(4);
+  EXPECT_EQ(table.Timed(TraceOf({op}, "")).ops[0].recorded->workspace, Bytes::MiB(4));
+  op = OpOf({2048});
+  EXPECT_EQ(table.Timed(TraceOf({op}, "")).ops[0].recorded->workspace, Bytes::MiB(5));
+}
+
+// On another GPU, an estimate is scaled as a measured time is.
+TEST_F(OperatorTableTest, ScaledToAnotherGpu) {
+  const Device a100 = ReadDevice(testing::InSource("sim/devices/a100.toml"));
+  const OperatorTable table = TableOf({{1024, 2.0}});
+  const Op op = OpOf({4096});
+  const Trace timed = table.Timed(TraceOf({op}, ""));
+  const RecordedCostModel cost(*timed.recording, a100, device_, "estimated");
+  EXPECT_NEAR(cost.Kernels(timed.ops[0], 0, 1)[0].time.seconds() / RooflineOf(op, a100), 2.0, 1e-4);
+  EXPECT_EQ(cost.Provenance(), "estimated, scaled by the rooflines of the two");
+}
+
+}  // namespace
+}  // namespace spillway
