@@ -15,8 +15,10 @@ import torch._meta_registrations  # noqa: F401  shapes of results, which PyTorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import table
+from .attributes import attributes_of
 from .errors import NotRecordableError, SpillwayError
 from .ledger import Ledger, Storage
+from .meter import Mark, Meter
 from .modules import Modules
 from .scratch import scratch_of
 from .shapes import SHAPES
@@ -56,6 +58,9 @@ class Operator:
     random: bool
     layer: int  # number of the forward operator whose backward it is, otherwise its own
     scratch: int = 0  # bytes that it held in addition to its operands, as far as they are known
+    attributes: dict[str, int] = dataclasses.field(default_factory=dict)  # its shape (attributes.py)
+    tf32: bool = False  # its products of numbers in float32 may run in TF32
+    time_ns: int = 0  # of the GPU, if it was measured
 
     @property
     def packet(self) -> str:
@@ -77,6 +82,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
+        self.marks: list[Mark] = []  # of the operators, if they are timed
         self.saved: list[Saved] = []
         self.storages: dict[int, Storage] = {}  # by number: all that existed during the step
         self.modules = Modules()
@@ -97,6 +103,8 @@ class _Facts:
     allocates: bool
     kind: str  # "", "number" or "shape": the result depends on values
     composite: bool  # it is made of other operators
+    arguments: tuple[str, ...]  # names
+    lists: tuple[str, ...]  # those among them that are lists of tensors
 
 
 @functools.lru_cache(maxsize=None)
@@ -112,7 +120,9 @@ def facts_of(func: Any) -> _Facts:
         packet in table.SHAPE_FROM_VALUES or name in table.SHAPE_FROM_VALUES) else ""
     return _Facts(name, packet, frozenset(writes), torch.Tag.nondeterministic_seeded in func.tags,
                   packet in table.ALLOCATIONS, kind,
-                  torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+                  torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+                  tuple(a.name for a in func._schema.arguments),
+                  tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"))
 
 
 def take_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,10 +143,12 @@ def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 class Watch(TorchDispatchMode):
     """Follows the storages of one device and, while `tape` is set, records the operators that compute."""
 
-    def __init__(self, device: str, target: Target) -> None:
+    def __init__(self, device: str, target: Target, meter: Meter | None = None) -> None:
         super().__init__()
         self.ledger = Ledger(device)
         self.target = target
+        self.meter = meter  # measures the operators; None: nothing is measured
+        self.mark: Mark | None = None  # of the last operator
         self.values = Values()
         self.tape: Tape | None = None
         self.scratch = 0  # of the last operator
@@ -169,17 +181,12 @@ class Watch(TorchDispatchMode):
 
     def run(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
             written: list[torch.Tensor]) -> Any:
+        if self.meter is not None:
+            result, self.scratch, self.mark = self.meter.run(func, args, kwargs, self.tape is not None)
+            return result
         if self.target.real:
-            return self.measure(func, args, kwargs) if self.target.cuda else func(*args, **kwargs)
+            return func(*args, **kwargs)
         return self.run_without_data(func, facts, args, kwargs, inputs, written)
-
-    def measure(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs an operator and keeps in `scratch` the bytes that it requested and gave back."""
-        torch.cuda.reset_peak_memory_stats(self.target.shown)
-        result = func(*args, **kwargs)
-        requested = torch._C._cuda_memoryStats(self.target.shown.index)["requested_bytes"]["all"]
-        self.scratch = requested["peak"] - requested["current"]
-        return result
 
     def run_without_data(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
                          written: list[torch.Tensor]) -> Any:
@@ -281,7 +288,7 @@ class Watch(TorchDispatchMode):
         """Notes that the host reads a number from the device."""
         if self.tape is not None:
             self.scratch = 0
-            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False)
+            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False, {"elements": 1, "operands": 1, "row": 1, "strided": 0})
         yield
 
     # ---- recording ----
@@ -305,11 +312,13 @@ class Watch(TorchDispatchMode):
         given = {operand.storage.number for operand in read}
         writes = [self.operand(t) for t in written if self.here(t)]
         fresh = []
+        made = []
         for tensor in outputs:
             if self.here(tensor):
                 operand = self.operand(tensor, now)
                 if operand.storage.number not in given:
                     fresh.append(operand)
+                    made.append(tensor)
         if tape is None or facts.allocates:
             return
         to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
@@ -318,9 +327,12 @@ class Watch(TorchDispatchMode):
         if self.target.cuda and not self.target.real:
             self.scratch = scratch_of(facts.packet, args, self.target.capability)
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
-        self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random)
+        named = {**dict(zip(facts.arguments, args)), **kwargs}
+        attributes = attributes_of(facts.packet, named, facts.lists, inputs, [*made, *written])
+        self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random, attributes)
 
-    def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool) -> None:
+    def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
+               attributes: dict[str, int]) -> None:
         tape = self.tape
         assert tape is not None
         number = len(tape.operators)
@@ -340,7 +352,11 @@ class Watch(TorchDispatchMode):
             for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
                 tape.made_by[sequence] = number
             tape.next_node = made
-        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch))
+        flags = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
+        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
+                                       flags.allow_tf32))
+        if self.mark is not None:
+            tape.marks.append(self.mark)
 
     # ---- saved tensors ----
 

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from . import table
 from .errors import NotRecordableError, SpillwayError
 from .ledger import Storage
+from .meter import Measured, meter_of
 from .pretended import active, pretend
 from .recorder import Operator, Saved, Tape, Watch
 from .target import Target, parse_target
@@ -42,11 +43,11 @@ class Recording:
     peak_requested: int
     peak_allocated: int
     workspaces: list[tuple[int, int]]  # of libraries: the number of the operator that makes them allocate it, and its size
-    tf32: tuple[bool, bool]  # whether products of matrices, and convolutions, may run in TF32
     # The requests before the first step, for a pretended device: the size, and how many had been made when the memory was
     # given back, or -1 if it was not.
     requests: list[list[int]] = dataclasses.field(repr=False)
     block_of: Callable[[str], str] = dataclasses.field(repr=False)
+    measured: Measured = Measured()  # without the recorder; empty if the step did not run on a GPU
 
     @property
     def workspace(self) -> int:
@@ -71,7 +72,8 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
         inside `pretend`; or a device of this machine ("cuda", "cpu"), where it runs as it is.
     model: the module whose paths name the operators; by default the first module that the step calls.
     name, batch: what the trace says of itself.
-    warm_up: number of steps that run before the recorded one. Optimizers make their state in the first step.
+    warm_up: number of steps that run before the recorded one. Optimizers make their state in the first step. Unless it is 0,
+        a GPU of this machine runs up to a dozen steps more, whose times are measured.
 
     Raises `NotRecordableError` if the step depends on data or does what a recording cannot follow. Whatever `step` raises
     passes through. In both cases nothing of the recorder stays active.
@@ -81,12 +83,16 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
     wanted = parse_target(target)
     if active() is not None and wanted.real:
         raise SpillwayError(f"target '{target}' cannot be recorded inside pretend")
+    meter = meter_of(wanted)
+    measured = Measured(meter.name) if meter is not None else Measured()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_refuse_compiled())
+        if meter is not None and warm_up > 0:
+            measured = meter.steps(step)
         if wanted.real:
-            watch = stack.enter_context(Watch(wanted.shown.type, wanted))
+            watch = stack.enter_context(Watch(wanted.shown.type, wanted, meter))
         else:
             watch = stack.enter_context(pretend(target)).watch
-        stack.enter_context(_refuse_compiled())
         watch.ledger.start()
         for _ in range(warm_up):
             step()
@@ -97,7 +103,10 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
     if not tape.operators:
         raise SpillwayError(f"the step ran no operator on '{target}': make the model inside spillway_torch.pretend, or move it "
                             "there, and the step's data, too")
-    return _finish(tape, watch, name, batch)
+    if meter is not None:
+        for operator, time in zip(tape.operators, meter.elapsed(tape.marks)):
+            operator.time_ns = time
+    return _finish(tape, watch, name, batch, measured)
 
 
 def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
@@ -121,14 +130,13 @@ def _run(step: Callable[[], Any], watch: Watch, tape: Tape) -> None:
         step()
 
 
-def _finish(tape: Tape, watch: Watch, name: str, batch: int) -> Recording:
+def _finish(tape: Tape, watch: Watch, name: str, batch: int, measured: Measured) -> Recording:
     storages = sorted(tape.storages.values(), key=lambda s: s.number)
     workspaces = _workspaces(tape.operators, watch.target.capability) if watch.target.cuda else []
     workspace = sum(size for _, size in workspaces)
     return Recording(name, batch, watch.target, f"PyTorch {torch.__version__}", tape.operators, storages, tape.saved,
-                     _peak(tape, 1) + workspace, _peak(tape, GRANULE) + workspace, workspaces,
-                     (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
-                     [] if watch.target.real else [list(r) for r in watch.ledger.requests], tape.modules.block_of)
+                     peak_of(tape, 1) + workspace, peak_of(tape, GRANULE) + workspace, workspaces,
+                     [] if watch.target.real else [list(r) for r in watch.ledger.requests], tape.modules.block_of, measured)
 
 
 def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, int]]:
@@ -144,7 +152,7 @@ def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, i
     return sorted(found)
 
 
-def _peak(tape: Tape, granule: int) -> int:
+def peak_of(tape: Tape, granule: int) -> int:
     """Returns the largest sum of sizes, each rounded up, of storages and scratch memory that exist at one time.
 
     At equal times, storages are released before others are allocated.

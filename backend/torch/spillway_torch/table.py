@@ -91,6 +91,9 @@ ALLOCATIONS = frozenset(("empty", "empty_strided", "empty_like", "empty_permuted
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation",
                       "_scaled_mm", "_int_mm"))
 
+# Those among them whose first argument is added to the product.
+SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"))
+
 # Those among them that run in cuBLASLt, which adds a bias while it multiplies.
 BIASED_PRODUCTS = frozenset(("addmm", "_addmm_activation", "_scaled_mm"))
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +28,14 @@ DATA_TYPES = frozenset("""float64 float16 bfloat16 float8_e4m3fn float8_e5m2 int
     complex128""".split())
 
 
-def _type_key(dtype: torch.dtype) -> dict[str, str]:
-    """Returns the key of a tensor's type, which is absent for float32 and for types that a trace does not know."""
+def _form(shape: Sequence[int], size: int, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Returns the shape, size and type of a tensor. Its extent follows from its size if it has no shape."""
     name = str(dtype).rpartition(".")[2]
-    return {"dtype": name} if name in DATA_TYPES else {}
+    item = dtype.itemsize if dtype is not None else 1
+    shape = shape or [size // item]
+    if name not in DATA_TYPES:  # float32, or a type that a trace does not know
+        return {"shape": list(shape), "size": size}
+    return {"shape": list(shape), "size": size, "dtype": name}
 
 
 def _type_of(name: str) -> str:
@@ -93,13 +98,14 @@ class _Writer:
             if number < len(self.operators):
                 self.make_op(number)
         self.hold()
-        recording = self.recording
+        recording, measured = self.recording, self.recording.measured
         requests = {"requests": self.requests} if self.requests else {}
         return {"format": "spillway-trace", "version": 5 if requests else 4, "name": f"{recording.network}:{recording.batch}",
                 "network": recording.network, "batch": recording.batch, "preset": "recorded",
                 "training": any(phase != "forward" for phase in self.phases),
-                "recording": {"framework": recording.framework, "device": "", "step_ns": 0, "plain_step_ns": 0,
-                              "allocated": recording.peak_allocated, "reserved": 0, **requests},
+                "recording": {"framework": recording.framework, "device": measured.device, "step_ns": measured.step_ns,
+                              "plain_step_ns": measured.step_ns, "allocated": recording.peak_allocated,
+                              "reserved": measured.reserved, **requests},
                 "layers": self.layers, "tensors": self.tensors, "ops": self.ops}
 
     def find_uses(self) -> None:
@@ -179,11 +185,8 @@ class _Writer:
                 if size == 0 or use.storage.died in (0, use.storage.born):
                     continue
                 use.name = f"unused.{use.storage.number}"
-            self.tensors.append({"name": use.name, "kind": use.kind, "shape": [size], "size": size})
-            if use.storage.shape and use.storage.dtype is not None:
-                self.tensors[-1]["shape"] = list(use.storage.shape)
-                self.tensors[-1] |= _type_key(use.storage.dtype)
-            if use.before and self.requests and use.storage.request is not None:
+            self.tensors.append({"name": use.name, "kind": use.kind, **_form(use.storage.shape, size, use.storage.dtype)})
+            if self.requests and use.before and use.storage.request is not None:
                 self.tensors[-1]["request"] = use.storage.request
         if unused:
             self.tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused})
@@ -198,10 +201,8 @@ class _Writer:
         key = (operand.storage.number, operand.offset, part)
         if key not in self.parts:
             name = self.parts[key] = f"{use.name}[{operand.offset}:{operand.offset + part}]"
-            shape = list(operand.shape) if part == operand.size else [part]
-            alias: dict[str, Any] = {"name": name, "kind": use.kind, "shape": shape, "size": part}
-            alias |= _type_key(operand.dtype) if part == operand.size else {}
-            alias["alias_of"] = use.name
+            shape = operand.shape if part == operand.size else ()
+            alias = {"name": name, "kind": use.kind, **_form(shape, part, operand.dtype), "alias_of": use.name}
             if operand.offset:
                 alias["offset"] = operand.offset
             self.tensors.append(alias)
@@ -242,18 +243,15 @@ class _Writer:
             "batch": 1 if phase == "update" else self.recording.batch, "inputs": inputs, "outputs": outputs,
             "slots": [{"name": "op", "signature": f"{op.name}{shapes} traffic={traffic}", "flops": op.flops,
                        "traffic": traffic}]}
+        if arithmetic := arithmetic_of(op):
+            made["slots"][0]["arithmetic"] = arithmetic
+        measured = self.recording.measured
+        made["attributes"] = {"operators": 1, **op.attributes} if measured.device else op.attributes
         if repeatable:
             made["recomputable"] = True
-        if type_ != "other" and op.inputs and (arithmetic := self.arithmetic_of(type_, op.inputs[0].dtype)):
-            made["slots"][0]["arithmetic"] = arithmetic
-        made["recorded"] = {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": op.scratch}
+        made["recorded"] = {"time_ns": op.time_ns, "gap_ns": 0, "host_ns": measured.host_ns // len(self.operators),
+                            "workspace": op.scratch}
         self.ops.append(made)
-
-    def arithmetic_of(self, type_: str, dtype: torch.dtype) -> str:
-        """Returns the arithmetic of an op's products; empty for fp32."""
-        if dtype == torch.float32:
-            return "tf32" if self.recording.tf32[type_ == "convolution"] else ""
-        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
     def make_allocation(self, name: str, tensor: str, number: int) -> None:
         """Adds an op that only takes memory for a tensor, before the operator `number`."""
@@ -274,6 +272,16 @@ class _Writer:
             died = len(self.operators) if use.storage.died is None else use.storage.died
             if died > 0 and died - 1 > use.last:
                 tensor["held_until"] = self.op_names[died - 1]
+
+
+def arithmetic_of(op: Operator) -> str:
+    """Returns the arithmetic of an operator's products; empty for fp32 and for operators without products."""
+    if _type_of(op.packet) == "other" or not op.inputs:
+        return ""
+    dtype = op.inputs[0].dtype
+    if dtype == torch.float32:
+        return "tf32" if op.tf32 else ""
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
 
 def _phases(operators: list[Operator]) -> list[str]:
@@ -303,16 +311,19 @@ def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
         part.unlink(missing_ok=True)
 
 
+_LEVEL = 9  # of compression: small files, in about as much time as writing the JSON takes
+
+
 def _write_zstd(data: bytes, path: pathlib.Path) -> None:
     try:
         zstd = importlib.import_module("compression.zstd")  # Python 3.14
-        path.write_bytes(zstd.compress(data))
+        path.write_bytes(zstd.compress(data, _LEVEL))
     except ImportError:
         program = shutil.which("zstd")
         if program is None:
             raise SpillwayError(f"{path.with_suffix('')}: Python before 3.14 needs the program 'zstd' to write .zst; end "
                                 "the name in .json instead") from None
-        subprocess.run([program, "-q", "-f", "-o", str(path)], input=data, check=True)
+        subprocess.run([program, f"-{_LEVEL}", "-q", "-f", "-o", str(path)], input=data, check=True)
 
 
 def _format(trace: dict[str, Any]) -> str:

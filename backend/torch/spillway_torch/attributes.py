@@ -1,0 +1,137 @@
+"""The attributes of an operator in a trace: the numbers by which operators of one name differ, beside their data type.
+
+traces/FORMAT.md describes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import table
+
+Named = Mapping[str, Any]  # the arguments of an operator by name
+Tensors = Sequence[torch.Tensor]
+
+# Operators that make one number of several; the number of these is their `row`.
+REDUCTIONS = frozenset("""sum nansum mean amax amin aminmax prod linalg_vector_norm norm var var_mean std std_mean logsumexp any
+    all max min argmax argmin count_nonzero""".split())
+
+# Operators that work along one dimension, whose extent is their `row`; so do all whose name contains "softmax".
+_ALONG = frozenset("cumsum cumprod logcumsumexp sort topk".split())
+
+
+def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tensors, outputs: Tensors) -> dict[str, int]:
+    """Returns the attributes of one call of the operator `packet`.
+
+    `lists` names those among its arguments that are lists of tensors. `outputs` are new tensors and those that it writes.
+    """
+    if packet in table.PRODUCTS or packet == "_grouped_mm":
+        return _product(packet, inputs)
+    if "convolution" in packet or "conv_depthwise" in packet:
+        return _convolution(named, outputs)
+    if "attention" in packet and named["query"].dim() == 4:
+        return _attention(packet, named)
+    return _other(packet, named, [named[name] for name in lists if named.get(name)], inputs, outputs)
+
+
+def _product(packet: str, inputs: Tensors) -> dict[str, int]:
+    a, b = inputs[1:3] if packet in table.SUMS_OF_PRODUCTS else inputs[:2]
+    batches = max(t.shape[0] if t.dim() == 3 else 1 for t in (a, b))
+    return {"batches": batches, "rows": a.shape[-2] if a.dim() > 1 else 1, "columns": b.shape[-1] if b.dim() > 1 else 1,
+            "depth": a.shape[-1], "transposed_a": _transposed(a), "transposed_b": _transposed(b)}
+
+
+def _transposed(tensor: torch.Tensor) -> int:
+    return int(tensor.dim() > 1 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1)
+
+
+def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
+    x, weight = named.get("input", named.get("self")), named["weight"]
+    y = named.get("grad_output", outputs[0])
+
+    def plane(tensor: torch.Tensor) -> tuple[int, int]:
+        return math.prod(tensor.shape[2:-1]), tensor.shape[-1]
+
+    found = {"batch": x.shape[0], "in_channels": x.shape[1], "out_channels": y.shape[1]}
+    for name, tensor in (("in", x), ("out", y)):
+        found[f"{name}_height"], found[f"{name}_width"] = plane(tensor)
+    found["kernel_h"], found["kernel_w"] = plane(weight)
+    last = any(t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    # Operators of transposed convolutions alone have no argument `transposed`, but one for the padding of their output.
+    found |= {"groups": named.get("groups", 1), "channels_last": int(last),
+              "transposed": int(named.get("transposed", "output_padding" in named))}
+    if "output_mask" in named:
+        found |= {"needs_dx": int(named["output_mask"][0]), "needs_dw": int(named["output_mask"][1])}
+    return found
+
+
+def _attention(packet: str, named: Named) -> dict[str, int]:
+    query, key = named["query"], named["key"]
+    heads, length = (1, 2) if packet.startswith("_scaled_dot_product") else (2, 1)  # the position of their dimensions
+    return {"batch": query.shape[0], "heads": query.shape[heads], "kv_heads": key.shape[heads], "queries": query.shape[length],
+            "keys": key.shape[length], "head_dim": query.shape[-1], "causal": int(bool(named.get("is_causal", False)))}
+
+
+def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors, outputs: Tensors) -> dict[str, int]:
+    if lists:
+        elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, outputs])
+        return {"elements": elements, "operands": len(lists) + bool(outputs), "tensors": max(map(len, lists)),
+                "strided": int(any(_order(t) is None for tensors in lists for t in tensors))}
+    tensors = [*inputs, *outputs]
+    elements = max((t.numel() for t in tensors), default=0)
+    # A tensor that is repeated along a dimension is read as a whole, in whatever order.
+    large = [t for t in tensors if t.numel() == elements > 1 and not _repeated(t)]
+    orders = {(t.shape, _order(t)) for t in large}
+    strided = any(order is None for _, order in orders) or len(orders) > len({shape for shape, _ in orders})
+    if packet in REDUCTIONS and inputs:
+        strided |= _reduces_apart(named.get("dim"), inputs[0])
+    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors),
+             "row": _row(packet, named, tensors[0], outputs) if tensors else 1, "strided": int(strided)}
+    whole = [t.numel() for t in inputs if not t.is_floating_point() and t.dtype != torch.bool]
+    if whole and len(whole) < len(inputs):
+        found["indices"] = max(whole)
+    return found
+
+
+def _row(packet: str, named: Named, first: torch.Tensor, outputs: Tensors) -> int:
+    if packet in REDUCTIONS and outputs and 0 < outputs[0].numel() < first.numel():
+        return first.numel() // outputs[0].numel()
+    if "normalized_shape" in named:
+        return math.prod(named["normalized_shape"])
+    if "group_norm" in packet:
+        return int(named["C"] // named["group"] * named["HxW"])
+    if "batch_norm" in packet and first.dim() > 1:
+        return first.numel() // max(first.shape[1], 1)
+    if first.dim() == 0:
+        return 1
+    along = named.get("dim") if "softmax" in packet or packet in _ALONG else None
+    return first.shape[along if isinstance(along, int) else -1]
+
+
+def _reduces_apart(dims: Any, tensor: torch.Tensor) -> bool:
+    """Returns true if a reduction over these dimensions joins numbers that do not lie side by side."""
+    reduced = {d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims or ())} if tensor.dim() else ()
+    wide = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
+    return bool(reduced and wide) and min(wide, key=tensor.stride) not in reduced
+
+
+def _repeated(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape))
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Returns the dimensions, outermost first, as they lie in memory; None if there are gaps between the elements."""
+    wide = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
+    if tensor.is_contiguous():
+        return tuple(wide)
+    expected = 1
+    wide.sort(key=tensor.stride, reverse=True)
+    for dim in reversed(wide):
+        if tensor.stride(dim) != expected:
+            return None
+        expected *= tensor.shape[dim]
+    return tuple(wide)

@@ -1,0 +1,181 @@
+"""Records the times of single operators on this machine's GPU, as a table for `spillway`.
+
+The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of its times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional
+
+import torch
+
+from ..errors import SpillwayError
+from ..ledger import BEFORE, Storage
+from ..meter import Measured, Meter, meter_of
+from ..recorder import Operand, Operator, Tape, Watch
+from ..recording import GRANULE, Recording, peak_of
+from ..target import Target, parse_target
+from ..trace import arithmetic_of
+from .grid import FAMILIES, Entry, Grid, Maker, Stage, Stages, prepared
+from .like import entries_like
+
+_CACHE = 64 << 20  # bytes of operands that go around, so that none stays in the GPU's cache
+_SETS = (3, 8)  # the least and the most sets of operands
+_CALLS = 6  # the least calls of an operator
+_MEMORY = 16 << 30  # bytes that the operands of an entry take at most
+_RESERVED = 4 << 30  # bytes that PyTorch's allocator may keep between entries
+
+Key = tuple[Any, ...]
+
+
+def record_operators(families: Optional[Iterable[str]] = None, *, like: Iterable[str | os.PathLike[str]] = (),
+                     small: bool = False) -> Recording:
+    """Runs operators of many sizes on this machine's GPU and returns them with their times.
+
+    families: names in `spillway_torch.operators.FAMILIES`; by default all, or none if there is `like`.
+    like: traces of recorded steps, whose operators are run in the same sizes.
+    small: runs a tiny grid, without times if there is no GPU.
+
+    Progress, and the operators that this PyTorch or this GPU cannot run, go to standard error. Raises `SpillwayError` for an
+    unknown family, for a trace that cannot be read, and without a GPU.
+    """
+    like = list(like)
+    names = list(families) if families is not None else [] if like else list(FAMILIES)
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown:
+        raise SpillwayError(f"there is no family of operators '{unknown[0]}' (valid: {', '.join(FAMILIES)})")
+    target = parse_target("cpu" if small and not torch.cuda.is_available() else "cuda")
+    runner = Runner(target, meter_of(target))
+    groups = [(name, list(FAMILIES[name](Grid(small)))) for name in names]
+    groups += [(os.fspath(path), list(entries_like(path))) for path in like]
+    begun = time.monotonic()
+    for name, entries in groups:
+        for entry in entries:
+            runner.run(entry)
+        print(f"{name}: {len(runner.operators)} operators after {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    for what, (count, reason) in runner.refused.items():
+        print(f"not recorded: {what}{f', {count} times' if count > 1 else ''}: {reason}", file=sys.stderr)
+    if not runner.operators:
+        raise SpillwayError("no operator was recorded")
+    return runner.recording()
+
+
+class Runner:
+    """Runs entries on one device and keeps each operator that it has not seen, with the median of its times."""
+
+    def __init__(self, target: Target, meter: Optional[Meter], watch: Optional[Watch] = None) -> None:
+        self.target, self.meter = target, meter
+        self.watch = watch or Watch(target.shown.type, target, meter)
+        self.operators: dict[Key, Operator] = {}
+        self.refused: dict[str, tuple[int, str]] = {}  # how often, and the first reason, by the name of the entry
+
+    def run(self, entry: Entry) -> None:
+        """Runs an entry. Notes in `refused` if it cannot."""
+        if entry.expected in self.operators:
+            return
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = products.allow_tf32, convolutions.allow_tf32
+        products.allow_tf32 = convolutions.allow_tf32 = entry.tf32
+        try:
+            found = {key_of(operator): operator for operator in reversed(self._measured(entry))}
+            if entry.expected is not None:
+                found = {key: operator for key, operator in found.items() if key == entry.expected}
+                if not found:
+                    raise SpillwayError("it ran in another form")
+                self.refused.pop(entry.name, None)
+            self.operators = {**found, **self.operators}
+        except (SpillwayError, RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            count, reason = self.refused.get(entry.name, (0, str(error).partition("\n")[0]))
+            self.refused[entry.name] = (count + 1, reason if entry.expected is None else "its arguments do not follow from the trace")
+        finally:
+            products.allow_tf32, convolutions.allow_tf32 = before
+        if self.meter is not None:
+            self.meter.release(_RESERVED)
+
+    def _measured(self, entry: Entry) -> list[Operator]:
+        """Returns the operators of an entry, in their order."""
+        new = Maker(self.target.shown)
+        sets: list[Stages] = []
+        rounds = 1
+        if self.meter is None:
+            sets.append(entry.make(new))
+        else:
+            size = self.meter.peak(lambda: sets.append(entry.make(new)))
+            wanted = min(max(-(-_CACHE // max(new.bytes, 1)), _SETS[0]), _SETS[1])
+            size += self.meter.peak(lambda: _rotate(sets, _call))
+            sets += [entry.make(new) for _ in range(min(wanted, max(_MEMORY // max(size, 1), 1)) - 1)]
+            _rotate(sets, _call)  # libraries choose their kernels, and the allocator gets its memory
+            rounds = -(-_CALLS // len(sets))
+        calls: list[list[Tape]] = [[] for _ in sets[0]]  # by stage
+
+        def recorded(stage: Stage, given: Any, number: int) -> Any:
+            given = prepared(stage, given)
+            tape = self.watch.tape = Tape()
+            tape.updating = entry.updates
+            calls[number].append(tape)
+            try:
+                with self.watch:
+                    return stage(given)
+            finally:
+                self.watch.tape = None
+
+        for _ in range(rounds):
+            _rotate(sets, recorded)
+        return [operator for tapes in calls for operator in self._median(tapes)]
+
+    def _median(self, tapes: Sequence[Tape]) -> list[Operator]:
+        """Returns the operators of the first call with the medians of their times over all calls."""
+        operators = tapes[0].operators
+        if self.meter is not None:
+            if any([op.name for op in tape.operators] != [op.name for op in operators] for tape in tapes):
+                raise SpillwayError("it does not run the same operators at each call")
+            times = [self.meter.elapsed(tape.marks) for tape in tapes]
+            for operator, measured in zip(operators, zip(*times)):
+                operator.time_ns = int(statistics.median(measured))
+        return operators
+
+    def recording(self) -> Recording:
+        """Returns the operators as a step in which each has operands of its own."""
+        tape = Tape()
+        for operator in self.operators.values():
+            number = len(tape.operators)
+            own: dict[int, Storage] = {}
+            read = {o.storage.number for o in operator.inputs}
+
+            def renewed(operand: Operand) -> Operand:
+                old = operand.storage
+                if old.number not in own:
+                    own[old.number] = Storage(len(tape.storages), old.size, BEFORE if old.number in read else number, number + 1,
+                                              old.dtype, old.shape)
+                    tape.storages[len(tape.storages)] = own[old.number]
+                return dataclasses.replace(operand, storage=own[old.number])
+
+            tape.operators.append(dataclasses.replace(
+                operator, layer=number, inputs=[renewed(o) for o in operator.inputs], outputs=[renewed(o) for o in operator.outputs]))
+        measured = Measured(self.meter.name) if self.meter is not None else Measured()
+        return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators, list(tape.storages.values()), [],
+                         peak_of(tape, 1), peak_of(tape, GRANULE), 0, tape.modules.block_of, measured)
+
+
+def _rotate(sets: Sequence[Stages], call: Callable[[Stage, Any, int], Any]) -> None:
+    """Calls each stage of all sets, with its number, then the next one; a stage gets the result of the one before it."""
+    given: list[Any] = [None] * len(sets)
+    for number in range(len(sets[0])):
+        for i, stages in enumerate(sets):
+            given[i] = call(stages[number], given[i], number)
+
+
+def _call(stage: Stage, given: Any, _: int) -> Any:
+    return stage(prepared(stage, given))
+
+
+def key_of(operator: Operator) -> Key:
+    """Returns what makes an operator of the table unique: its name, attributes, types and arithmetic."""
+    types = tuple(str(operands[0].dtype).rpartition(".")[2] if operands else "" for operands in (operator.inputs, operator.outputs))
+    return operator.name, frozenset(operator.attributes.items()), types, arithmetic_of(operator)

@@ -1,0 +1,551 @@
+"""The operators that `record_operators` runs, by family, and their sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+aten = torch.ops.aten
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+Stage = Callable[[Any], Any]
+Stages = Sequence[Stage]  # calls that are timed, one after the other; each gets the result of the one before it
+
+
+class Maker:
+    """Makes operands on a device. `bytes` counts those of the last `reset`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.bytes = 0
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def __call__(self, *shape: int, dtype: torch.dtype = FP32, grad: bool = False) -> torch.Tensor:
+        """Returns a tensor of random numbers."""
+        return self._counted(torch.empty(shape, dtype=dtype, device=self.device).normal_().requires_grad_(grad))
+
+    def whole(self, below: int, *shape: int) -> torch.Tensor:
+        """Returns a tensor of random whole numbers from 0 to below `below`."""
+        return self._counted(torch.randint(below, shape, device=self.device))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A small program of a few operators. `make` returns its calls on operands of its own."""
+
+    name: str
+    make: Callable[[Maker], Stages]
+    tf32: bool = False  # products of numbers in float32 run in TF32
+    updates: bool = False  # it is part of an optimizer's step
+    expected: Optional[tuple[Any, ...]] = None  # the key of the only operator that is kept; None: all are
+
+
+class Grid:
+    """Sizes: quasi-random, the same in every run, and usual ones. A small grid has one of each kind of entry, the smallest."""
+
+    def __init__(self, small: bool = False) -> None:
+        self.small = small
+
+    def draw(self, count: int, *ranges: tuple[int, int, int]) -> list[tuple[int, ...]]:
+        """Returns `count` tuples of numbers, spread evenly on a logarithmic scale; a range is (least, most, multiple of)."""
+        if self.small:
+            return [tuple(low for low, _, _ in ranges)]
+        engine = torch.quasirandom.SobolEngine(len(ranges), scramble=True, seed=1)
+        points = engine.draw(count).double().cpu().tolist()
+        return [tuple(max(round(low * (high / low) ** at / step) * step, step) for at, (low, high, step) in zip(point, ranges))
+                for point in points]
+
+    def usual(self, sizes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return [] if self.small else list(sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gradients:
+    """The call that computes the gradients of inputs, from a result and its gradient."""
+
+    inputs: list[torch.Tensor]
+
+    def __call__(self, given: Any) -> Any:
+        return torch.autograd.grad(given[0], self.inputs, given[1])
+
+
+def _gradients(*inputs: Optional[torch.Tensor]) -> _Gradients:
+    return _Gradients([t for t in inputs if t is not None])
+
+
+def prepared(stage: Stage, result: Any) -> Any:
+    """Returns what a call gets after the call with this result: backward gets a gradient, too."""
+    return (result, torch.randn_like(result)) if isinstance(stage, _Gradients) else result
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- products ----
+
+_PRECISIONS = ((BF16, False), (FP32, True), (FP32, False), (FP16, False))
+
+
+def products(grid: Grid) -> Iterator[Entry]:
+    """Linear layers with and without bias, forward, gradients of inputs and of weights; and products in batches."""
+    usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096) for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
+    usual += [(2048, 768, 50257), (2048, 1024, 32000), (2048, 4096, 128256), (4096, 768, 30522)]
+    for number, (dtype, tf32) in enumerate(_PRECISIONS):
+        drawn = grid.draw((64, 36, 36, 12)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
+        most = 1.5e12 if dtype == FP32 else 4e12
+        for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[:8] if dtype == FP16 else usual)]):
+            rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
+            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4), tf32)
+    for dtype, tf32 in _PRECISIONS[:3]:
+        for batches, queries, depth, keys in grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16)):
+            batches = max(min(batches, (1 << 27) // queries // keys), 1)
+            yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
+    for experts, rows, depth, columns in grid.draw(8, (4, 16, 4), (256, 16384, 64), (128, 4096, 64), (128, 4096, 64)):
+        yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, columns))
+
+
+def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: int) -> Callable[[Maker], Stages]:
+    """Variant 0: with bias, 1 and 2: without, 3: with bias and weights that lie as the product reads them."""
+    def make(new: Maker) -> Stages:
+        x = new(rows, depth, dtype=dtype, grad=True)
+        weight = new(*((depth, columns) if variant == 3 else (columns, depth)), dtype=dtype, grad=True)
+        bias = new(columns, dtype=dtype, grad=True) if variant in (0, 3) else None
+
+        def forward(_: Any) -> torch.Tensor:
+            return torch.addmm(bias, x, weight) if variant == 3 and bias is not None else F.linear(x, weight, bias)
+
+        return forward, _gradients(x, weight, bias)
+
+    return make
+
+
+def _batched(batches: int, queries: int, depth: int, keys: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    """The two products of attention."""
+    def make(new: Maker) -> Stages:
+        q, k, v = (new(batches, n, depth, dtype=dtype, grad=True) for n in (queries, keys, keys))
+        p = new(batches, queries, keys, dtype=dtype, grad=True)
+        return (lambda _: torch.bmm(q, k.transpose(1, 2)), _gradients(q, k), lambda _: torch.bmm(p, v), _gradients(p, v))
+
+    return make
+
+
+def _grouped(experts: int, rows: int, depth: int, columns: int) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, weight = new(experts * rows, depth, dtype=BF16, grad=True), new(experts, columns, depth, dtype=BF16, grad=True)
+        ends = torch.arange(1, experts + 1, device=new.device, dtype=torch.int32) * rows
+        return lambda _: torch._grouped_mm(x, weight.transpose(1, 2), offs=ends), _gradients(x, weight)
+
+    return make
+
+
+# ---- attention ----
+
+
+def attention(grid: Grid) -> Iterator[Entry]:
+    """scaled_dot_product_attention by each of its kernels, forward and backward."""
+    kinds = ((SDPBackend.CUDNN_ATTENTION, BF16, 32), (SDPBackend.CUDNN_ATTENTION, FP16, 8), (SDPBackend.FLASH_ATTENTION, BF16, 24),
+             (SDPBackend.FLASH_ATTENTION, FP16, 6), (SDPBackend.EFFICIENT_ATTENTION, FP32, 28),
+             (SDPBackend.EFFICIENT_ATTENTION, BF16, 8), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
+    usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0), (8, 12, 12, 384, 64, 0)]
+    for backend, dtype, count in kinds:
+        drawn = [(batch, heads, heads // 4 if i % 4 == 0 and heads % 4 == 0 else heads, length, width, i % 2)
+                 for i, (batch, heads, length, width) in enumerate(grid.draw(count, (1, 32, 1), (1, 64, 1), (64, 8192, 1), (32, 128, 32)))]
+        for sizes in [*drawn, *grid.usual(usual if count > 8 else ())]:
+            batch, heads, groups, length, width, causal = sizes
+            most = 1 << (28 if backend == SDPBackend.MATH else 33 if dtype == FP32 else 34)  # scores
+            batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
+            if backend not in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+                groups = heads  # the others take repeated keys
+            yield Entry(f"scaled_dot_product_attention ({backend.name.lower()}, {_short(dtype)})",
+                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal)))
+
+
+def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int], lengths: tuple[int, int], width: int,
+             causal: bool) -> Callable[[Maker], Stages]:
+    """Returns what makes an attention; `heads` and `lengths` are those of queries and of keys."""
+    def make(new: Maker) -> Stages:
+        q, k, v = (new(batch, lengths[i], heads[i], width, dtype=dtype, grad=True) for i in (0, 1, 1))
+
+        def forward(_: Any) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
+                                                      enable_gqa=heads[0] != heads[1])
+
+        return forward, _gradients(q, k, v)
+
+    return make
+
+
+# ---- norms ----
+
+
+def norms(grid: Grid) -> Iterator[Entry]:
+    """Layer, RMS, group and batch norm, forward and backward."""
+    for dtype in (FP32, BF16):
+        for rows, width in [*grid.draw(16, (64, 65536, 1), (64, 8192, 8)), *grid.usual([(2048, 768), (4096, 1024), (2048, 4096)])]:
+            rows = min(rows, (1 << 27) // width)
+            yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
+            if hasattr(F, "rms_norm"):
+                yield Entry(f"rms_norm ({_short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
+        planes = grid.draw(10, (1, 64, 1), (32, 1024, 32), (7, 128, 1))
+        for i, (batch, channels, side) in enumerate([*planes, *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28)])]):
+            batch = max(min(batch, (1 << 27) // channels // side ** 2), 1)
+            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, (8, 32)[i % 2]))
+        usual = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7)]
+        for i, (batch, channels, side) in enumerate([*planes, *grid.usual(usual)]):
+            batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
+            for last in (False, True) if i >= 10 or i % 3 == 0 else (False,):
+                yield Entry(f"batch_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
+
+
+def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: torch.dtype, biased: bool) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, *weights = new(rows, width, dtype=dtype, grad=True), *(new(width, dtype=dtype, grad=True) for _ in range(1 + biased))
+        return lambda _: norm(x, (width,), *weights, eps=1e-5), _gradients(x, *weights)
+
+    return make
+
+
+def _plane_norm(batch: int, channels: int, side: int, dtype: torch.dtype, last: bool, groups: int) -> Callable[[Maker], Stages]:
+    """Group norm, or batch norm if `groups` is 0."""
+    def make(new: Maker) -> Stages:
+        x = _formed(new(batch, channels, side, side, dtype=dtype), last).requires_grad_()
+        # Autocast leaves the weights of batch norm in float32.
+        weight, bias = (new(channels, dtype=dtype if groups else FP32, grad=True) for _ in range(2))
+        mean, variance = (new(channels).abs_() for _ in range(2))
+
+        def forward(_: Any) -> torch.Tensor:
+            if groups:
+                return F.group_norm(x, groups, weight, bias)
+            return F.batch_norm(x, mean, variance, weight, bias, training=True)
+
+        return forward, _gradients(x, weight, bias)
+
+    return make
+
+
+def _formed(tensor: torch.Tensor, last: bool) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
+
+
+# ---- losses ----
+
+
+def losses(grid: Grid) -> Iterator[Entry]:
+    """Softmax and cross entropy, forward and backward."""
+    for dtype in (FP32, BF16):
+        for rows, width in grid.draw(12, (256, 262144, 1), (16, 8192, 1)):
+            rows = max(min(rows, (1 << 27) // width), 1)
+            yield Entry(f"softmax ({_short(dtype)})", _softmax(rows, width, dtype))
+        for rows, classes in [*grid.draw(12, (64, 16384, 1), (2, 131072, 1)), *grid.usual([(2048, 50257), (4096, 32000), (2048, 128256)])]:
+            rows = max(min(rows, (1 << 28) // classes), 1)
+            yield Entry(f"cross_entropy ({_short(dtype)})", _cross_entropy((rows, classes), dtype))
+    for batch, classes, side in grid.draw(6, (1, 32, 1), (2, 64, 1), (32, 256, 1)):
+        batch = max(min(batch, (1 << 27) // classes // side ** 2), 1)
+        yield Entry("cross_entropy of images", _cross_entropy((batch, classes, side, side), FP32))
+    for (size,) in grid.draw(5, (1024, 1 << 25, 1)):
+        yield Entry("mse_loss", _mean_squares(size))
+
+
+def _softmax(rows: int, width: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x = new(rows, width, dtype=dtype, grad=True)
+        return (lambda _: F.softmax(x, -1), _gradients(x), lambda _: F.softmax(x.detach(), -1, dtype=FP32),
+                lambda _: aten._safe_softmax(x.detach(), -1))
+
+    return make
+
+
+def _cross_entropy(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, chosen = new(*shape, dtype=dtype, grad=True), new.whole(shape[1], shape[0], *shape[2:])
+        return lambda _: F.cross_entropy(x, chosen), _gradients(x)
+
+    return make
+
+
+def _mean_squares(size: int) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, y = new(size, grad=True), new(size)
+        return lambda _: F.mse_loss(x, y), _gradients(x)
+
+    return make
+
+
+# ---- embeddings and other choices of rows ----
+
+
+def embeddings(grid: Grid) -> Iterator[Entry]:
+    """Embedding forward and backward, and other operators that choose or write rows by number."""
+    usual = [(50257, 768, 2048), (1024, 768, 512), (32000, 1024, 4096), (128256, 4096, 2048), (30522, 768, 4096), (2, 768, 4096)]
+    for dtype in (FP32, BF16):
+        for words, width, count in [*grid.draw(12, (128, 131072, 1), (64, 4096, 8), (64, 65536, 1)), *grid.usual(usual)]:
+            yield Entry(f"embedding ({_short(dtype)})", _embedded(min(words, (1 << 29) // width), width, count, dtype))
+        for rows, width, count in grid.draw(8, (256, 32768, 1), (64, 4096, 8), (64, 32768, 1)):
+            yield Entry(f"index ({_short(dtype)})", _indexed(rows, width, count, dtype))
+
+
+def _embedded(words: int, width: int, count: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        weight, chosen = new(words, width, dtype=dtype, grad=True), new.whole(words, count)
+        return lambda _: F.embedding(chosen, weight), _gradients(weight)
+
+    return make
+
+
+def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, chosen, y = new(rows, width, dtype=dtype), new.whole(rows, count), new(count, width, dtype=dtype)
+        spread = chosen[:, None].expand(count, width)
+        return (lambda _: x[chosen], lambda _: aten.index_put(x, [chosen], y), lambda _: x.index_put_([chosen], y, accumulate=True),
+                lambda _: x.index_select(0, chosen), lambda _: x.index_add_(0, chosen, y), lambda _: x.gather(0, spread),
+                lambda _: x.scatter(0, spread, y), lambda _: x.scatter_add(0, spread, y))
+
+    return make
+
+
+# ---- element by element ----
+
+
+def elementwise(grid: Grid) -> Iterator[Entry]:
+    """Operators that compute each element of their result from one element of each operand."""
+    sizes = (10, 15, 20, 24, 28) if not grid.small else (10,)
+    rows = [r for (r,) in grid.draw(2 * len(sizes), (64, 8192, 64))]
+    for number, (dtype, bits) in enumerate((dtype, bits) for dtype in (FP32, BF16) for bits in sizes):
+        row = min(rows[number % len(rows)], 1 << bits)
+        count = (1 << bits) // row
+        for name, call in _CALLS.items():
+            yield Entry(f"{name} ({_short(dtype)})", _element(call, count, row, dtype))
+        yield Entry(f"dropout ({_short(dtype)})", _dropped(count, row, dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    x: torch.Tensor
+    y: torch.Tensor
+    row: torch.Tensor  # one row of x
+    column: torch.Tensor  # one value for each row
+    scalar: torch.Tensor
+    other: torch.dtype  # float32 for half precision, and half precision for float32
+
+
+_CALLS: dict[str, Callable[[_Operands], Any]] = {
+    "add": lambda o: o.x + o.y, "add a number": lambda o: o.x + 1.0, "add a row": lambda o: o.x + o.row,
+    "add_": lambda o: o.x.add_(o.y), "sub": lambda o: o.x - o.y, "mul": lambda o: o.x * o.y,
+    "mul by a number": lambda o: o.x * 0.5, "mul by a row": lambda o: o.x * o.row,
+    "mul by a column": lambda o: o.x * o.column, "mul_ by a number": lambda o: o.x.mul_(0.999),
+    "mul_ by a scalar": lambda o: o.x.mul_(o.scalar), "div": lambda o: o.x / o.y,
+    "div by a number": lambda o: o.x / 8.0, "div_ by a number": lambda o: o.x.div_(1.001), "neg": lambda o: -o.x,
+    "pow 2": lambda o: o.x.pow(2), "pow 3": lambda o: o.x.pow(3.0), "rsqrt": lambda o: o.x.rsqrt(),
+    "sqrt": lambda o: o.x.sqrt(), "exp": lambda o: o.x.exp(), "cos": lambda o: o.x.cos(), "sin": lambda o: o.x.sin(),
+    "tanh": lambda o: o.x.tanh(), "sigmoid": lambda o: o.x.sigmoid(), "relu": lambda o: o.x.relu(),
+    "relu_": lambda o: o.x.relu_(), "silu": lambda o: F.silu(o.x), "gelu": lambda o: F.gelu(o.x),
+    "gelu by tanh": lambda o: F.gelu(o.x, approximate="tanh"),
+    "gelu_backward": lambda o: aten.gelu_backward(o.x, o.y),
+    "gelu_backward by tanh": lambda o: aten.gelu_backward(o.x, o.y, approximate="tanh"),
+    "silu_backward": lambda o: aten.silu_backward(o.x, o.y), "tanh_backward": lambda o: aten.tanh_backward(o.x, o.y),
+    "sigmoid_backward": lambda o: aten.sigmoid_backward(o.x, o.y),
+    "threshold_backward": lambda o: aten.threshold_backward(o.x, o.y, 0),
+    "where": lambda o: torch.where(o.x > 0, o.x, o.y), "masked_fill": lambda o: o.x.masked_fill(o.column > 0, 0.0),
+    "masked_fill_": lambda o: o.x.masked_fill_(o.column > 0, 0.0), "clone": lambda o: o.x.clone(),
+    "copy_": lambda o: o.x.copy_(o.y), "_to_copy": lambda o: o.x.to(o.other),
+    "zeros_like": lambda o: torch.zeros_like(o.x), "fill_": lambda o: o.x.fill_(1.0),
+    "new_zeros": lambda o: o.x.new_zeros(o.x.shape), "lerp_": lambda o: o.x.lerp_(o.y, 0.1),
+    "addcmul_": lambda o: o.x.addcmul_(o.y, o.y, value=0.1), "addcdiv_": lambda o: o.x.addcdiv_(o.y, o.y, value=-0.1),
+    "bernoulli_": lambda o: o.x.bernoulli_(0.9), "randn_like": lambda o: torch.randn_like(o.x),
+    "cat": lambda o: torch.cat([o.x, o.y]), "cat of rows": lambda o: torch.cat([o.x, o.y], -1),
+    "slice_backward": lambda o: aten.slice_backward(o.x, (o.x.shape[0], 2 * o.x.shape[1]), 1, 0, o.x.shape[1], 1),
+    "select_backward": lambda o: aten.select_backward(o.row, o.x.shape, 0, 0), "clamp": lambda o: o.x.clamp(-1, 1),
+    "cumsum": lambda o: o.x.cumsum(-1),
+}
+
+
+def _element(call: Callable[[_Operands], Any], count: int, row: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, y = (new(count, row, dtype=dtype).abs_().add_(0.1) for _ in range(2))
+        operands = _Operands(x, y, new(row, dtype=dtype), new(count, 1, dtype=dtype), new(1)[0].abs(), BF16 if dtype == FP32 else FP32)
+        return (lambda _: call(operands),)
+
+    return make
+
+
+def _dropped(count: int, row: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x, y = new(count, row, dtype=dtype), new(count, row, dtype=dtype)
+        return lambda _: aten.native_dropout(x, 0.1, True), lambda found: aten.native_dropout_backward(y, found[1], 1 / 0.9)
+
+    return make
+
+
+# ---- reductions ----
+
+
+def reductions(grid: Grid) -> Iterator[Entry]:
+    """Sums and the like along rows, along columns and of all."""
+    calls: tuple[Callable[[torch.Tensor], Any], ...] = (
+        lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.sum(), lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1),
+        lambda x: torch.linalg.vector_norm(x), lambda x: x.var(-1), lambda x: x.argmax(-1))
+    for dtype in (FP32, BF16):
+        for rows, width in grid.draw(8, (64, 131072, 1), (16, 16384, 1)):
+            for call in calls:
+                yield Entry(f"reduction ({_short(dtype)})", _reduced(call, (min(rows, (1 << 27) // width), width), dtype))
+        for batch, channels, side in grid.draw(4, (1, 64, 1), (16, 1024, 1), (7, 128, 1)):
+            shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
+            yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.sum((0, 2, 3)), shape, dtype))
+            yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.mean((2, 3), keepdim=True), shape, dtype))
+
+
+def _reduced(call: Callable[[torch.Tensor], Any], shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x = new(*shape, dtype=dtype)
+        return (lambda _: call(x),)
+
+    return make
+
+
+# ---- copies that change the order of dimensions ----
+
+
+def copies(grid: Grid) -> Iterator[Entry]:
+    """Copies of tensors whose elements do not lie side by side, and operators on such tensors."""
+    calls: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, length, heads, width)
+        lambda x: x.transpose(1, 2).contiguous(), lambda x: x.transpose(1, 2).transpose(2, 3).contiguous(),
+        lambda x: x.flatten(0, 2).t().contiguous(), lambda x: x[..., ::2].contiguous(), lambda x: x[:, :, ::3].contiguous(),
+        lambda x: -x[..., x.shape[-1] // 2:],
+        lambda x: torch.cat([x.transpose(1, 2)[..., x.shape[-1] // 2:], x.transpose(1, 2)[..., :x.shape[-1] // 2]], -1),
+        lambda x: x[..., ::2].float(), lambda x: x.transpose(1, 2) * 2.0, lambda x: x.transpose(1, 2) + torch.zeros_like(x.mT[:, :1, :1, :1]),
+        lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
+    for dtype in (FP32, BF16):
+        for batch, length, heads, width in grid.draw(7, (1, 32, 1), (64, 4096, 1), (4, 64, 4), (32, 128, 32)):
+            length = max(min(length, (1 << 27) // (batch * heads * width)), 1)
+            for call in calls:
+                yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
+        for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
+            shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
+            yield Entry(f"copy ({_short(dtype)})", _reduced(lambda x: x.contiguous(memory_format=torch.channels_last), shape, dtype))
+
+
+# ---- convolutions ----
+
+# (channels in, channels out, side, kernel, stride, groups; 1 if transposed)
+_RESNET = ((3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1), (256, 64, 56, 1, 1, 1),
+           (256, 128, 56, 1, 1, 1), (128, 128, 56, 3, 2, 1), (128, 512, 28, 1, 1, 1), (256, 512, 56, 1, 2, 1), (512, 128, 28, 1, 1, 1),
+           (128, 128, 28, 3, 1, 1), (512, 256, 28, 1, 1, 1), (256, 256, 28, 3, 2, 1), (256, 1024, 14, 1, 1, 1), (512, 1024, 28, 1, 2, 1),
+           (1024, 256, 14, 1, 1, 1), (256, 256, 14, 3, 1, 1), (1024, 512, 14, 1, 1, 1), (512, 512, 14, 3, 2, 1), (512, 2048, 7, 1, 1, 1),
+           (1024, 2048, 14, 1, 2, 1), (2048, 512, 7, 1, 1, 1), (512, 512, 7, 3, 1, 1))
+_CONVNEXT = ((3, 96, 224, 4, 4, 1), (96, 96, 56, 7, 1, 96), (96, 192, 56, 2, 2, 1), (192, 192, 28, 7, 1, 192), (192, 384, 28, 2, 2, 1),
+             (384, 384, 14, 7, 1, 384), (384, 768, 14, 2, 2, 1), (768, 768, 7, 7, 1, 768))
+_UNET = ((3, 32, 224, 3, 1, 1), (32, 32, 224, 3, 1, 1), (32, 64, 112, 3, 1, 1), (64, 64, 112, 3, 1, 1), (64, 128, 56, 3, 1, 1),
+         (128, 128, 56, 3, 1, 1), (128, 256, 28, 3, 1, 1), (256, 256, 28, 3, 1, 1), (256, 128, 56, 3, 1, 1), (128, 64, 112, 3, 1, 1),
+         (64, 32, 224, 3, 1, 1), (32, 4, 224, 1, 1, 1), (256, 128, 28, 2, 2, 1, 1), (128, 64, 56, 2, 2, 1, 1), (64, 32, 112, 2, 2, 1, 1),
+         (320, 320, 64, 3, 1, 1), (640, 640, 32, 3, 1, 1), (1280, 1280, 16, 3, 1, 1))
+_OTHERS = ((3, 768, 224, 16, 16, 1), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (192, 192, 28, 3, 1, 192), (64, 64, 224, 3, 1, 1),
+           (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32))
+
+
+def convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions of known networks, forward and backward, and max pooling."""
+    shapes = [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS] if not grid.small else [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)]
+    for number, (dtype, tf32, last) in enumerate(((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True),
+                                                  (FP32, True, True))):
+        for i, shape in enumerate(shapes[:: 3 if number == 4 else 1]):
+            batch = (16, 8, 32, 4)[(i + number) % 4] if not grid.small else 2
+            batch = 2 if shape[0] == 3 and shape[1] == 768 and grid.small else batch
+            yield Entry(f"convolution ({_short(dtype)})", _convolved(batch, shape, dtype, last), tf32)
+    for dtype in (FP32, BF16):
+        for i, (batch, channels, side) in enumerate(grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2))):
+            batch = min(batch, max((1 << 26) // channels // side ** 2, 1))
+            yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, i % 2))
+
+
+def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool) -> Callable[[Maker], Stages]:
+    wide, out, side, kernel, stride, groups, *transposed = shape
+
+    def make(new: Maker) -> Stages:
+        x = _formed(new(batch, wide, side, side, dtype=dtype), last).requires_grad_(wide > 3)
+        sizes = (wide, out) if transposed else (out, wide // groups)
+        weight = _formed(new(*sizes, kernel, kernel, dtype=dtype), last).requires_grad_()
+
+        def forward(_: Any) -> torch.Tensor:
+            if transposed:
+                return F.conv_transpose2d(x, weight, stride=stride)
+            return F.conv2d(x, weight, stride=stride, padding=kernel // 2 if kernel % 2 else 0, groups=groups)
+
+        return forward, _gradients(x if wide > 3 else None, weight)
+
+    return make
+
+
+def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x = new(batch, channels, side, side, dtype=dtype, grad=True)
+        return lambda _: F.max_pool2d(x, 2 + overlaps, 2, overlaps), _gradients(x)
+
+    return make
+
+
+# ---- optimizers ----
+
+
+def optimizers(grid: Grid) -> Iterator[Entry]:
+    """Steps of AdamW and SGD, over lists, fused and one by one; the operators of a gradient scaler; and clip_grad_norm_."""
+    for i, (tensors, size) in enumerate(grid.draw(8, (10, 300, 1), (1 << 16, 1 << 28, 1))):
+        for dtype in (FP32, BF16):
+            for way in ("foreach", "fused"):
+                if dtype == FP32 or i % 2 == 0:
+                    yield Entry(f"AdamW ({way}, {_short(dtype)})", _stepped(torch.optim.AdamW, {}, way, tensors, size, dtype), updates=True)
+                    yield Entry(f"SGD ({way}, {_short(dtype)})",
+                                _stepped(torch.optim.SGD, {"momentum": 0.9}, way, tensors, size, dtype), updates=True)
+        yield Entry("gradient scaler", _scaled(tensors, size))
+    for tensors, size in grid.draw(6, (3, 8, 1), (1 << 12, 1 << 26, 1)):
+        for kind, options in ((torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9})):
+            yield Entry(f"{kind.__name__} (one by one)", _stepped(kind, options, "", tensors, size, FP32), updates=True)
+
+
+def _parameters(new: Maker, tensors: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Returns parameters with gradients: half of them vectors, the others matrices of equal size."""
+    matrices = -(-tensors // 2)
+    width = max(math.isqrt(size // matrices), 1)
+    found = [new(width, *((width,) if i < matrices else ()), dtype=dtype, grad=True) for i in range(tensors)]
+    for parameter in found:
+        parameter.grad = new(*parameter.shape, dtype=dtype) * 1e-3
+    return found
+
+
+def _stepped(kind: Any, options: dict[str, Any], way: str, tensors: int, size: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        ways = {way: True} if way else {"foreach": False}
+        optimizer = kind(_parameters(new, tensors, size, dtype), lr=1e-4, **options, **ways)
+        optimizer.step()  # makes its state
+        return (lambda _: optimizer.step(),)
+
+    return make
+
+
+def _scaled(tensors: int, size: int) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        parameters = _parameters(new, tensors, size, FP32)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        found, inverse, scale = new(1).zero_(), new(1).fill_(1.0), new(1).fill_(65536.0)
+        growth = torch.zeros(1, dtype=torch.int32, device=new.device)
+        return (lambda _: torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse),
+                lambda _: torch._amp_update_scale_(scale, growth, found, 2.0, 0.5, 2000),
+                lambda _: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True),
+                lambda _: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False))
+
+    return make
+
+
+FAMILIES: dict[str, Callable[[Grid], Iterator[Entry]]] = {
+    function.__name__: function
+    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions, optimizers)}
