@@ -160,7 +160,7 @@ class Runner:
                 operator, layer=number, inputs=[renewed(o) for o in operator.inputs], outputs=[renewed(o) for o in operator.outputs]))
         measured = Measured(self.meter.name) if self.meter is not None else Measured()
         return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators, list(tape.storages.values()), [],
-                         peak_of(tape, 1), peak_of(tape, GRANULE), 0, tape.modules.block_of, measured)
+                         peak_of(tape, 1), peak_of(tape, GRANULE), [], [], tape.modules.block_of, measured)
 
 
 def _rotate(sets: Sequence[Stages], call: Callable[[Stage, Any, int], Any]) -> None:
