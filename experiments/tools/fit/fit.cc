@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/tools/fit/changed_step.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 #include "experiments/tools/fit/question.h"
 #include "traces/base/error.h"
@@ -73,16 +72,8 @@ std::vector<FitRow> WithMicroBatches(const Question& one, const FitWorkload& wor
     if (batch % count == 0) counts.push_back(count);
   }
   if (counts.empty()) return {};
-  const auto row_of = [&](size_t i) -> std::optional<FitRow> {
-    const BatchTrace part = AtBatch(workload.given, others, batch / counts[i]);
-    const Question passes = one.About(part);
-    std::optional<Trace> two = InMicroBatches(one.trace(), *part.trace, one.device());
-    if (!two) return std::nullopt;
-    FitRow row = passes.About(*std::move(two)).Remedied(MicroBatches(batch, counts[i]));
-    if (counts[i] == 2) return row;
-    const Duration later = row.metrics.iteration - passes.AsItIs().metrics.iteration;
-    row.metrics.iteration += later * (counts[i] - 2);
-    return row;
+  const auto row_of = [&](size_t i) {
+    return Accumulated(one, AtBatch(workload.given, others, batch / counts[i]));
   };
   const size_t fewest = LeastThat(0, counts.size() - 1, [&](size_t i) {
     const auto row = row_of(i);

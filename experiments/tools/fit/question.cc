@@ -206,4 +206,17 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
   return changes;
 }
 
+std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part) {
+  std::optional<Trace> two = InMicroBatches(one.trace(), *part.trace, one.device());
+  if (!two) return std::nullopt;
+  const Question passes = one.About(part);
+  const int64_t count = one.trace().batch / part.trace->batch;
+  FitRow row = passes.About(*std::move(two)).Remedied(MicroBatches(one.trace().batch, count));
+  if (count > 2) {
+    const Duration later = row.metrics.iteration - passes.AsItIs().metrics.iteration;
+    row.metrics.iteration += later * (count - 2);
+  }
+  return row;
+}
+
 }  // namespace spillway

@@ -65,6 +65,11 @@ using FixedChange = std::function<std::optional<FitRow>(const Question&, std::st
 // micro-batches, and checkpoints around all or the first blocks.
 std::vector<FixedChange> FixedChanges(const Trace& trace);
 
+// Returns the result of the batch of the question in micro-batches of the batch of `part`; nullopt
+// if the step has no single update at its end. REQUIRES: `part` is the same recorded step at a
+// batch of which that of the question is a multiple, at least twice as large.
+std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_QUESTION_H_
