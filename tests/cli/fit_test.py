@@ -64,13 +64,17 @@ class FitTest(CommandTest):
         first, *others = rows
         self.assertEqual((first["change"], first["batch_source"], first["python"]), ("none", "given", None))
         remedies = [row for row in others if row["remedy"] and row["status"] != "no"]
-        self.assertEqual({row["change"] for row in remedies}, {"checkpoint", "selective checkpoint", "save_on_cpu", "batch"})
+        self.assertEqual({row["change"] for row in remedies}, {
+            "checkpoint", "selective checkpoint", "save_on_cpu", "batch", "micro-batches", "8-bit optimizer",
+            "offloaded optimizer"})
         for row in remedies:
             compile(row["python"], "remedy", "exec")
             self.assertLess(row["peak_reserved_bytes"], first["peak_reserved_bytes"])
             if row["change"] == "batch":
                 self.assertEqual((row["batch"], row["batch_source"], row["remedy"]), (3, "scaled", "batch 3 (scaled)"))
-            else:
+            elif row["change"] == "micro-batches":
+                self.assertEqual((row["batch"], row["remedy"]), (4, "2 micro-batches of 2"))
+            elif row["policy"] != "as-recorded":  # else of a changed trace
                 run = self.run_row(GPT2, row, f"{row['memory_bytes']}B")
                 self.assertEqual(row["peak_allocated_bytes"], run["peak_allocated_bytes"])
         # Fewer checkpoints do not fit.
@@ -79,6 +83,13 @@ class FitTest(CommandTest):
         fewer = {**some, "policy": f"saved-tensors:plan=checkpoint,blocks={count - 1}"}
         self.run_row(GPT2, fewer, f"{first['memory_bytes']}B", code=1)
         self.assertIn(f"model.transformer.h[:{count}]", some["python"])
+
+    def test_bf16_takes_the_arithmetic_of_the_card(self):
+        rows = self.rows(GPT2, "--memory", "3GiB", *QUICK[:2], code=1)
+        row = next(row for row in rows if row["change"] == "bf16")
+        self.assertEqual((rows[0]["arithmetic"], row["arithmetic"], row["python"].splitlines()[0]),
+                         ("fp32", "bf16", "model.bfloat16()"))
+        self.assertLess(row["slowdown"], 1)
 
     def test_the_page_of_a_recorded_step(self):
         page = self.ok("fit", GPT2, *SMALL, *QUICK, code=1)
@@ -155,6 +166,88 @@ class FitTest(CommandTest):
         peaks = [at[batch]["peak_requested_bytes"] for batch in (4, 8, 12)]
         self.assertAlmostEqual(peaks[1], (peaks[0] + peaks[2]) / 2, delta=1 << 16)  # the op at the peak may differ
 
+    def varied(self, *args, code=0):
+        return self.conforms(self.ok("fit", *args, "--format", "json", code=code), "fit-vary")["rows"]
+
+    def test_the_largest_batch(self):
+        rows = self.varied(GPT2, "--vary", "batch", "--memory", "12GiB")
+        first = rows[0]
+        self.assertEqual((first["change"], first["remedy"], first["batch"]), ("none", None, first["limit"]))
+        self.assertEqual({row["change"] for row in rows[1:]}, {
+            "allocator", "bf16", "checkpoint", "selective checkpoint", "save_on_cpu", "8-bit optimizer", "offloaded optimizer"})
+        self.assertEqual([row["limit"] for row in rows[1:]], sorted((row["limit"] for row in rows[1:]), reverse=True))
+        for row in rows:
+            self.assertEqual((row["next"], row["batch_source"]), (row["limit"] + 1, "scaled"))
+        # It is the verdict of fit --batch.
+        for batch, status in ((first["limit"], "fits"), (first["next"], "no")):
+            (*_, row) = self.rows(GPT2, "--batch", batch, "--memory", "12GiB", *QUICK[:2], code=status == "no")[:1]
+            self.assertEqual((row["status"], row["peak_reserved_bytes"]), (status, first[
+                "peak_reserved_bytes" if status == "fits" else "next_reserved_bytes"]))
+
+    def test_the_largest_batch_of_a_network_and_of_nothing(self):
+        first, expandable = self.varied("vgg16:32", "--vary", "batch", *SMALL)
+        self.assertEqual((first["batch_source"], expandable["change"]), ("lowered", "allocator"))
+        self.run_row(f"vgg16:{first['limit']}", first, f"{first['memory_bytes']}B")
+        self.run_row(f"vgg16:{first['next']}", first, f"{first['memory_bytes']}B", code=1)
+        none = self.varied("vgg16:32", "--vary", "batch", "--memory", "500MiB", code=1)[0]
+        self.assertEqual((none["limit"], none["next"], none["batch"], none["status"]), (None, 1, 1, "no"))
+
+    @staticmethod
+    def toy(length):
+        """Returns a recorded step of 4 samples: y = embed(x, w) of 1024 fp32 for each number of x, and the gradient of w."""
+        def op(name, phase, inputs, outputs):
+            return {"name": name, "layer": name, "type": "other", "phase": phase, "batch": 4, "inputs": inputs, "outputs": outputs,
+                    "slots": [{"name": "op", "signature": f"aten::{name}", "flops": 0, "traffic": 4096 * length}],
+                    "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}}
+
+        def tensor(name, kind, shape, size, **keys):
+            return {"name": name, "kind": kind, "shape": shape, "size": size, **keys}
+
+        return {"format": "spillway-trace", "version": 4, "name": "toy:4", "network": "toy", "batch": 4, "preset": "recorded",
+                "training": True, "recording": {"framework": "PyTorch", "device": "", "step_ns": 0, "plain_step_ns": 0,
+                                                "allocated": 0, "reserved": 0},
+                "layers": [{"name": name, "type": "other"} for name in ("embed", "embed_backward", "add_")],
+                "tensors": [tensor("x", "input", [4, length], 32 * length, dtype="int64"),
+                            tensor("w", "parameter", [512, 1024], 1 << 21),
+                            tensor("y", "activation", [4, length, 1024], 16384 * length),
+                            tensor("dw", "parameter_gradient", [512, 1024], 1 << 21)],
+                "ops": [op("embed", "forward", ["x", "w"], ["y"]), op("embed_backward", "backward", ["x", "y"], ["dw"]),
+                        op("add_", "update", ["dw", "w"], ["w"])]}
+
+    def test_the_largest_length(self):
+        with tempfile.TemporaryDirectory() as directory:
+            pair = []
+            for length in (256, 512):
+                pair.append(pathlib.Path(directory) / f"{length}.json")
+                pair[-1].write_text(json.dumps(self.toy(length)), encoding="utf-8")
+            vary = ("fit", *pair, "--vary", "length", "--memory", "64MiB")
+            first, *others = self.varied(*vary[1:])
+            self.assertEqual((first["batch"], first["batch_source"], first["next"]), (4, "interpolated", first["limit"] + 1))
+            self.assertEqual(first["peak_requested_bytes"], (1 << 22) + 16416 * first["limit"])
+            # PyTorch takes 20 MiB for w and dw, and 2 MiB for x.
+            self.assertEqual(first["limit"], (42 << 20) // 16384)
+            remedies = {row["remedy"].split(",")[0]: row["limit"] for row in others}
+            # Expandable segments grow by 20 MiB: 60 MiB hold w, two gradients and y.
+            self.assertEqual(remedies["4 micro-batches of 1"], (54 << 20) // 4096)
+            self.assertEqual(remedies["expandable segments"], (56 << 20) // 16384)
+            self.assertEqual(set(remedies), {"4 micro-batches of 1", "bf16 weights (other numerics)", "expandable segments",
+                                             "save_on_cpu"})
+            self.assertIn(f"as it is {first['limit']} {first['next']} ", " ".join(self.ok(*vary).split()))
+            page = self.ok("fit", pair[0], "--vary", "batch", "--memory", "64MiB")
+            self.assertIn("A scaled batch is an estimate", page)
+            self.assertEqual([line for line in page.splitlines() if len(line) > 80], [])
+            output = pathlib.Path(directory) / "o.json"
+            self.ok(*vary, "-o", output)
+            self.ok("replay-run", f"{output}.manifest.json")
+            self.fails(2, "have the same batch of 4", "fit", *pair, "--vary", "batch")
+            self.fails(2, "are of one network; expected two", "fit", *pair, pair[0], "--vary", "length")
+        for message, *args in (("neither batch nor length", GPT2, "--vary", "depth"), ("no quantity", GPT2, "--vary", ""),
+                               ("two recordings of one program", GPT2, "--vary", "length"),
+                               ("have the same length", GPT2, GPT2, "--vary", "length"),
+                               ("combined with --batch", GPT2, "--vary", "batch", "--batch", "8"),
+                               ("combined with --policy", GPT2, "--vary", "batch", *QUICK[:2])):
+            self.fails(2, message, "fit", *args)
+
     def test_what_is_outside_counts(self):
         (row,) = self.rows("alexnet:32", *SMALL)
         margin = row["margin_bytes"]
@@ -173,7 +266,7 @@ class FitTest(CommandTest):
     def test_nothing_helps(self):
         text = self.ok("fit", "vgg416:1", *SMALL, "--policy", "liveness:algo=memory", "--outside", "3GiB", code=1)
         self.assertIn("Nothing that was tried makes it fit", text)
-        self.assertIn("predicted for steps that were recorded", text)
+        self.assertIn("predicted for steps that were recorded", " ".join(text.split()))
 
     def test_any_number_of_jobs_gives_the_same_bytes(self):
         args = ("fit", "resnet50:64", *SMALL, *QUICK, "--format", "csv")

@@ -41,6 +41,7 @@ class SchemasTest(CommandTest):
         yield "limit", self.ok("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness",
                                *JSON)
         yield "fit", self.ok("fit", "alexnet:1", "--device", "k40c", *JSON)
+        yield "fit-vary", self.ok("fit", "alexnet:1", "--device", "k40c", "--vary", "batch", *JSON)
         yield "columns", self.ok("list", "columns", *JSON)
         yield "ops", self.ok("list", "ops", *JSON)
         yield "doctor", self.ok("doctor", *JSON)

@@ -79,6 +79,26 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
         "Here model is your module; checkpoint and create_selective_checkpoint_contexts are in "
         "torch.utils.checkpoint. Times hold if the host keeps up with the GPU.");
   }
+  struct Remark {
+    std::string_view change, text;
+  };
+  constexpr Remark kRemarks[] = {
+      {"micro-batches",
+       "forward returns the mean loss of a part of the batch. Batch normalization sees the parts "
+       "only."},
+      {"bf16",
+       "bf16 weights change the numerics. The prediction has the log-softmax of the loss in fp32. "
+       "Memory of other values that the program casts to fp32 comes in addition."},
+      {"8-bit optimizer", "8-bit moments change the numerics, by bitsandbytes from 0.45 on."},
+      {"offloaded optimizer",
+       "With the optimizer on the host, the time assumes that the host reads and writes 100 GB/s "
+       "to update parameters."},
+  };
+  for (const Remark& remark : kRemarks) {
+    if (any([&](const FitRow& row) { return row.change == remark.change; })) {
+      text += Wrapped(std::string(remark.text));
+    }
+  }
   if (any([](const FitRow& row) { return row.batch_source == BatchSource::kScaled; })) {
     text += Wrapped(
         "A scaled batch is an estimate from one recording. Give a second recording of another "
@@ -151,9 +171,9 @@ Columns<FitRow> FitColumns() {
       {"memory_bytes", "B", "device memory", &FitRow::memory, "memory"},
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside"},
       {"change", "",
-       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, or "
-       "of "
-       "policies of research policy, policy and allocator",
+       "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
+       "micro-batches, bf16, 8-bit optimizer, offloaded optimizer, or of policies of research "
+       "policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},

@@ -16,6 +16,7 @@
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/catalogue.h"
+#include "experiments/tools/fit/largest.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -28,6 +29,7 @@ struct FitVerbOptions {
   std::string memory;
   std::string outside = "0B";
   std::string batch = "1x";
+  std::string vary;
   FormatOption format;
   PoliciesOption policies;
   std::string output;
@@ -58,6 +60,7 @@ void Describe(const FitVerbOptions& options, const std::vector<std::string>& dev
   manifest.configuration.emplace_back("workload", joined(options.workloads));
   manifest.configuration.emplace_back("outside", options.outside);
   manifest.configuration.emplace_back("batch", options.batch);
+  manifest.configuration.emplace_back("vary", options.vary);
   for (const char* role : {"trace", "device", "cost_table"}) {
     for (const std::string& workload : options.workloads) {
       for (const std::string& device : devices) {
@@ -118,18 +121,91 @@ void SetBatch(const std::string& text, std::vector<FitWorkload>& workloads) {
   }
 }
 
-int Execute(const FitVerbOptions& options, Session& session) {
-  CheckView(options.format.view(), FitColumns());
-  const std::vector<std::string> devices = DevicesOf(options);
-  for (const std::string& device : devices) LoadDevice(device);
+StepQuantity ParseQuantity(const std::string& text) {
+  for (const StepQuantity quantity : {StepQuantity::kBatch, StepQuantity::kLength}) {
+    if (text == Name(quantity)) return quantity;
+  }
+  throw UsageError(fmt::format("vary: '{}' is neither batch nor length", text));
+}
+
+// Returns the workloads, each with the steps that it varies among. Two recordings of one program
+// are one workload. Throws `UsageError` if these do not differ in the quantity alone.
+std::vector<std::pair<FitWorkload, StepFamily>> FamiliesOf(
+    StepQuantity quantity, const std::vector<FitWorkload>& workloads) {
+  std::vector<std::pair<FitWorkload, StepFamily>> families;
+  std::vector<bool> seen(workloads.size());
+  for (size_t i = 0; i < workloads.size(); ++i) {
+    if (seen[i]) continue;
+    const FitWorkload& one = workloads[i];
+    const FitWorkload* other = nullptr;
+    for (size_t j = i + 1; j < workloads.size(); ++j) {
+      if (workloads[j].given->network != one.given->network) continue;
+      if (other) {
+        throw UsageError(fmt::format("vary: '{}', '{}' and '{}' are of one network; expected two",
+                                     one.name, other->name, workloads[j].name));
+      }
+      other = &workloads[j];
+      seen[j] = true;
+    }
+    families.emplace_back(
+        one, other ? StepFamily(quantity, one.given, one.name, other->given, other->name)
+                   : StepFamily(quantity, one.given, one.name));
+  }
+  return families;
+}
+
+std::vector<FitWorkload> LoadWorkloads(const FitVerbOptions& options) {
   std::vector<FitWorkload> workloads;
-  std::vector<std::shared_ptr<const Trace>> traces;
   for (const std::string& workload : options.workloads) {
     Case asked = options.asked;
     asked.workload = workload;
-    traces.push_back(std::make_shared<const Trace>(LoadTrace(asked)));
-    workloads.push_back({workload, traces.back(), BatchSource::kGiven, traces.back(), asked});
+    const auto trace = std::make_shared<const Trace>(LoadTrace(asked));
+    workloads.push_back({workload, trace, BatchSource::kGiven, trace, asked});
   }
+  return workloads;
+}
+
+// Answers for the largest value of a quantity.
+int ExecuteVary(const FitVerbOptions& options, Session& session) {
+  if (options.batch != "1x" || !options.policies.given.empty()) {
+    throw UsageError(fmt::format("vary: it cannot be combined with --{}",
+                                 options.batch != "1x" ? "batch" : "policy"));
+  }
+  CheckView(options.format.view(), LargestColumns());
+  const StepQuantity quantity = ParseQuantity(options.vary);
+  const std::vector<std::string> devices = DevicesOf(options);
+  for (const std::string& device : devices) LoadDevice(device);
+  const auto families = FamiliesOf(quantity, LoadWorkloads(options));
+  const FitOptions search{{}, ParseSize("outside", options.outside), options.policies.jobs};
+  std::vector<Largest> results;
+  bool any = false;
+  for (const std::string& device : devices) {
+    for (const auto& [workload, family] : families) {
+      session.progress().Say(fmt::format("{} on {}", workload.name, device));
+      std::vector<Largest> found = FindLargest(workload, family, device, search);
+      any |= found.front().value > 0;
+      std::ranges::move(found, std::back_inserter(results));
+    }
+  }
+  session.progress().Wipe();
+  constexpr std::string_view kUsual[] = {"device", "limit",        "remedy",
+                                         "next",   "iteration_ms", "peak_reserved_bytes"};
+  return session.Finish(
+      FormatAs(
+          options.format.view(), LargestColumns(), results, "spillway.fit-vary/v1",
+          [&] { return FormatLargest(results, WidthOf(options.format)); }, kUsual),
+      options.output, {}, any ? kOk : kNegative,
+      [&](Manifest& manifest) { Describe(options, devices, {}, manifest); });
+}
+
+int Execute(const FitVerbOptions& options, Session& session) {
+  if (!options.vary.empty()) return ExecuteVary(options, session);
+  CheckView(options.format.view(), FitColumns());
+  const std::vector<std::string> devices = DevicesOf(options);
+  for (const std::string& device : devices) LoadDevice(device);
+  std::vector<FitWorkload> workloads = LoadWorkloads(options);
+  std::vector<std::shared_ptr<const Trace>> traces;
+  for (const FitWorkload& workload : workloads) traces.push_back(workload.given);
   const std::vector<std::string> policies =
       options.policies.policies(ModeOf(options.asked, traces));
   CheckPolicies(policies, options.asked,
@@ -171,7 +247,8 @@ void AddFit(Command& program, Session& session) {
                               "Tell if a workload fits under PyTorch's allocator, and which "
                               "changes make it fit; exit code 1 if no unchanged workload fits "
                               "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB"};
+  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB",
+                   "fit gpt2-512.json gpt2-1024.json --vary length"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
@@ -194,6 +271,11 @@ void AddFit(Command& program, Session& session) {
       "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
       "are lowered at that batch. A recording is interpolated if two of different batches are "
       "given, else what is proportional to the batch is scaled");
+  verb.Text("--vary", options.vary,
+            "Answer for the largest value with which a workload fits, as it is and with each "
+            "change in PyTorch: batch, or length. Two recordings of one program that differ in it "
+            "alone are one workload. A length needs two")
+      .NotEmpty("no quantity is given");
   options.format.Add(verb);
   options.format.AddPivot(verb);
   options.policies.Add(verb);

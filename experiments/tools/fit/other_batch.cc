@@ -7,6 +7,9 @@
 #include <functional>
 #include <numeric>
 #include <set>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "traces/base/error.h"
@@ -212,13 +215,18 @@ bool SameOps(const Trace& one, const Trace& other) {
          std::ranges::equal(one.ops, other.ops, same_op);
 }
 
-// A line through the values at two batches.
-struct Line {
-  int64_t one, other, batch;
+// A curve through the values at two batches, or at two lengths: a line, or for what grows faster
+// than a length, a part that is proportional to it and one that is proportional to its square.
+struct Curve {
+  int64_t one, other, wanted;
+  bool bends = false;  // false: always a line
 
-  // Returns the value at `batch`, rounded down and at least 0.
+  // Returns the value at `wanted`, rounded down and at least 0.
   int64_t At(int64_t at_one, int64_t at_other) const {
-    const auto rise = static_cast<Int128>(at_other - at_one) * (batch - one);
+    if (bends && (Int128{at_other} * one > Int128{at_one} * other) == (other > one)) {
+      return Bent(at_one, at_other);
+    }
+    const auto rise = static_cast<Int128>(at_other - at_one) * (wanted - one);
     const Int128 run = other - one;
     Int128 change = rise / run;
     if (rise % run != 0 && (rise < 0) != (run < 0)) --change;
@@ -230,7 +238,28 @@ struct Line {
   Duration At(Duration at_one, Duration at_other) const {
     return Duration::Picoseconds(At(at_one.picoseconds(), at_other.picoseconds()));
   }
+
+ private:
+  int64_t Bent(int64_t at_one, int64_t at_other) const {
+    const auto of = [](int64_t value) { return static_cast<long double>(value); };
+    const long double slope = of(at_one) / of(one), far = of(at_other) / of(other);
+    const long double rise = (far - slope) / of(other - one);
+    return std::llround((slope + rise * of(wanted - one)) * of(wanted));
+  }
 };
+
+// Returns the size of a tensor of the shape, each of whose elements takes as many bytes as in `one`
+// and `other`; nullopt if these differ in that.
+std::optional<Bytes> SizeOf(const std::vector<int64_t>& shape, const Tensor& one,
+                            const Tensor& other) {
+  const int64_t elements = Elements(one);
+  if (elements <= 0 || one.size.count() % elements != 0) return std::nullopt;
+  const int64_t bytes = one.size.count() / elements;
+  if (other.size.count() != bytes * Elements(other)) return std::nullopt;
+  Tensor wanted;
+  wanted.shape = shape;
+  return Bytes(bytes * Elements(wanted));
+}
 
 // Makes views end within their storages, which the rounding of both may have prevented.
 void KeepViewsInside(Trace& trace) {
@@ -241,6 +270,75 @@ void KeepViewsInside(Trace& trace) {
     tensor.offset = std::min(tensor.offset, size);
     tensor.size = std::min(tensor.size, size - tensor.offset);
   }
+}
+
+// Returns true iff the traces are recordings of the same ops on the same device.
+bool AreOfOneProgram(const Trace& one, const Trace& other) {
+  return one.recording && other.recording && one.recording->device == other.recording->device &&
+         one.network == other.network && SameOps(one, other);
+}
+
+// Returns words about the first ops that differ, empty if there are none.
+std::string FirstDifference(const Trace& one, const Trace& other) {
+  for (size_t i = 0; i < std::min(one.ops.size(), other.ops.size()); ++i) {
+    if (one.ops[i].name == other.ops[i].name) continue;
+    return fmt::format(": op {} is '{}' and '{}'", i, one.ops[i].name, other.ops[i].name);
+  }
+  if (one.ops.size() == other.ops.size()) return "";
+  return fmt::format(": they have {} and {} ops", one.ops.size(), other.ops.size());
+}
+
+// The different extents of two shapes, each pair once.
+using Extents = std::vector<std::pair<int64_t, int64_t>>;
+
+// Returns the extents in which the data of the two steps differ, in the order of the tensors. Data
+// that the program made before the step look like parameters. REQUIRES: `SameOps(one, other)`.
+Extents DifferentExtents(const Trace& one, const Trace& other) {
+  Extents extents;
+  for (const TensorKind kind : {TensorKind::kInput, TensorKind::kParameter}) {
+    for (size_t i = 0; i < one.tensors.size(); ++i) {
+      if (one.tensors[i].kind != kind || one.tensors[i].alias_of) continue;
+      for (size_t d = 0; d < one.tensors[i].shape.size(); ++d) {
+        const std::pair pair(one.tensors[i].shape[d], other.tensors[i].shape[d]);
+        if (pair.first != pair.second && std::ranges::find(extents, pair) == extents.end()) {
+          extents.push_back(pair);
+        }
+      }
+    }
+    if (!extents.empty()) break;
+  }
+  return extents;
+}
+
+// Returns the trace with all numbers on the curves through those of the two. REQUIRES:
+// `AreOfOneProgram(one, other)`.
+Trace Interpolated(const Trace& one, const Trace& other, const Curve& curve) {
+  const Curve line{curve.one, curve.other, curve.wanted};
+  Trace trace = one;
+  for (size_t i = 0; i < one.tensors.size(); ++i) {
+    Tensor& tensor = trace.tensors[i];
+    const Tensor& far = other.tensors[i];
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      tensor.shape[d] = line.At(tensor.shape[d], far.shape[d]);
+    }
+    const std::optional<Bytes> size = SizeOf(tensor.shape, one.tensors[i], far);
+    tensor.size = size ? *size : curve.At(tensor.size, far.size);
+    tensor.offset = line.At(tensor.offset, far.offset);
+  }
+  KeepViewsInside(trace);
+  for (size_t i = 0; i < one.ops.size(); ++i) {
+    Op& op = trace.ops[i];
+    const Op& far = other.ops[i];
+    for (size_t s = 0; s < op.slots.size(); ++s) {
+      op.slots[s].flops = curve.At(op.slots[s].flops, far.slots[s].flops);
+      op.slots[s].traffic = curve.At(op.slots[s].traffic, far.slots[s].traffic);
+    }
+    RecordedCost& cost = *op.recorded;
+    cost = {curve.At(cost.time, far.recorded->time), line.At(cost.gap, far.recorded->gap),
+            line.At(cost.host, far.recorded->host),
+            curve.At(cost.workspace, far.recorded->workspace)};
+  }
+  return trace;
 }
 
 // Returns true if the program would lower the network to this very trace.
@@ -259,6 +357,10 @@ bool IsLowered(const Trace& trace) {
 std::string_view Name(BatchSource source) {
   constexpr std::string_view kNames[] = {"given", "lowered", "interpolated", "scaled"};
   return kNames[static_cast<size_t>(source)];
+}
+
+std::string_view Name(StepQuantity quantity) {
+  return quantity == StepQuantity::kBatch ? "batch" : "length";
 }
 
 Trace ScaledToBatch(const Trace& trace, int64_t batch) {
@@ -282,37 +384,68 @@ Trace ScaledToBatch(const Trace& trace, int64_t batch) {
 }
 
 std::optional<Trace> InterpolatedToBatch(const Trace& one, const Trace& other, int64_t batch) {
-  if (!one.recording || !other.recording || one.recording->device != other.recording->device ||
-      one.network != other.network || one.batch == other.batch || !SameOps(one, other)) {
-    return std::nullopt;
-  }
-  const Line line{one.batch, other.batch, batch};
-  Trace trace = one;
-  for (size_t i = 0; i < one.tensors.size(); ++i) {
-    Tensor& tensor = trace.tensors[i];
-    const Tensor& far = other.tensors[i];
-    tensor.size = line.At(tensor.size, far.size);
-    tensor.offset = line.At(tensor.offset, far.offset);
-    for (size_t d = 0; d < tensor.shape.size(); ++d) {
-      tensor.shape[d] = line.At(tensor.shape[d], far.shape[d]);
-    }
-  }
-  KeepViewsInside(trace);
-  for (size_t i = 0; i < one.ops.size(); ++i) {
-    Op& op = trace.ops[i];
-    const Op& far = other.ops[i];
-    for (size_t s = 0; s < op.slots.size(); ++s) {
-      op.slots[s].flops = line.At(op.slots[s].flops, far.slots[s].flops);
-      op.slots[s].traffic = line.At(op.slots[s].traffic, far.slots[s].traffic);
-    }
-    RecordedCost& cost = *op.recorded;
-    cost = {line.At(cost.time, far.recorded->time), line.At(cost.gap, far.recorded->gap),
-            line.At(cost.host, far.recorded->host),
-            line.At(cost.workspace, far.recorded->workspace)};
-  }
+  if (!AreOfOneProgram(one, other) || one.batch == other.batch) return std::nullopt;
+  Trace trace = Interpolated(one, other, {one.batch, other.batch, batch});
   SetBatch(trace, batch);
   trace.Validate();
   return trace;
+}
+
+StepFamily::StepFamily(StepQuantity quantity, std::shared_ptr<const Trace> one,
+                       std::string_view name, std::shared_ptr<const Trace> other,
+                       std::string_view other_name)
+    : quantity_(quantity), one_(std::move(one)), other_(std::move(other)), at_one_(one_->batch) {
+  const std::string_view varied = Name(quantity);
+  if (!other_) {
+    if (quantity == StepQuantity::kBatch) return;
+    throw UsageError(fmt::format(
+        "vary: the length varies between two recordings of one program, and '{}' is one", name));
+  }
+  if (!AreOfOneProgram(*one_, *other_)) {
+    throw UsageError(
+        fmt::format("vary: '{}' and '{}' are not recordings of the same operators on "
+                    "one device{}",
+                    name, other_name, FirstDifference(*one_, *other_)));
+  }
+  at_other_ = other_->batch;
+  const Extents extents = DifferentExtents(*one_, *other_);
+  if (quantity == StepQuantity::kLength) {
+    if (at_one_ != at_other_) {
+      throw UsageError(
+          fmt::format("vary: '{}' and '{}' differ in the batch, which is {} and {}; "
+                      "expected one batch and two lengths",
+                      name, other_name, at_one_, at_other_));
+    }
+    if (!extents.empty()) std::tie(at_one_, at_other_) = extents.front();
+  }
+  if (at_one_ == at_other_ || (quantity == StepQuantity::kLength && extents.empty())) {
+    throw UsageError(fmt::format(
+        "vary: '{}' and '{}' have the same {}{}", name, other_name, varied,
+        quantity == StepQuantity::kBatch ? fmt::format(" of {}", at_one_) : " of all data"));
+  }
+  for (const auto& [here, there] : extents) {
+    const bool follows = quantity == StepQuantity::kBatch
+                             ? Int128{here} * at_other_ == Int128{there} * at_one_
+                             : there - here == at_other_ - at_one_;
+    if (follows) continue;
+    throw UsageError(
+        fmt::format("vary: '{}' and '{}' differ not only in the {} ({} and {}), but also in an "
+                    "extent of their data ({} and {})",
+                    name, other_name, varied, at_one_, at_other_, here, there));
+  }
+}
+
+BatchTrace StepFamily::At(int64_t value) const {
+  if (quantity_ == StepQuantity::kBatch) {
+    std::vector<std::shared_ptr<const Trace>> others;
+    if (other_) others.push_back(other_);
+    return AtBatch(one_, others, value);
+  }
+  if (value == at_one_) return {one_, BatchSource::kGiven};
+  Trace trace = Interpolated(*one_, *other_, {at_one_, at_other_, value, true});
+  SetBatch(trace, trace.batch);
+  trace.Validate();
+  return {std::make_shared<const Trace>(std::move(trace)), BatchSource::kInterpolated};
 }
 
 BatchTrace AtBatch(const std::shared_ptr<const Trace>& trace,

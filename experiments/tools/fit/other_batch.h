@@ -1,4 +1,4 @@
-// The trace of a workload at another batch size.
+// The trace of a workload at another batch, or of recordings of it at another length of its data.
 
 #ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_OTHER_BATCH_H_
 #define SPILLWAY_EXPERIMENTS_TOOLS_FIT_OTHER_BATCH_H_
@@ -47,6 +47,37 @@ Trace ScaledToBatch(const Trace& trace, int64_t batch);
 // Returns the trace whose sizes, times and work lie on the line through those of `one` and `other`,
 // or nullopt if these are not recordings of the same ops on the same device at different batches.
 std::optional<Trace> InterpolatedToBatch(const Trace& one, const Trace& other, int64_t batch);
+
+// A number in which the steps of one program differ.
+enum class StepQuantity : uint8_t {
+  kBatch,
+  kLength,  // an extent of the data other than the batch: tokens, or the side of an image
+};
+// Returns "batch" or "length".
+std::string_view Name(StepQuantity quantity);
+
+// The steps of one program with all values of a quantity.
+class StepFamily {
+ public:
+  // Returns the family of `one`, and of `other` unless it is null. The value of a length is the
+  // extent of the first of the step's data that differs. Throws `UsageError`, with the names of the
+  // two, if lengths are to vary and there is no other trace; if the two do not run the same ops on
+  // the same device; if the quantity is equal in both; or if their data differ in anything else.
+  StepFamily(StepQuantity quantity, std::shared_ptr<const Trace> one, std::string_view name,
+             std::shared_ptr<const Trace> other = nullptr, std::string_view other_name = {});
+
+  StepQuantity quantity() const { return quantity_; }
+  int64_t value() const { return at_one_; }  // of the first trace
+  // Returns the step with the value. Between and beyond two lengths, a tensor has the product of
+  // the extents of its shape, each of which is on a line. Work and times that grow faster than the
+  // length have a part that grows with its square. REQUIRES: value > 0.
+  BatchTrace At(int64_t value) const;
+
+ private:
+  StepQuantity quantity_;
+  std::shared_ptr<const Trace> one_, other_;
+  int64_t at_one_ = 0, at_other_ = 0;
+};
 
 }  // namespace spillway
 

@@ -118,4 +118,26 @@ PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source) {
           "", fmt::format("loader = DataLoader(dataset, batch_size={})", batch)};
 }
 
+PyTorchRemedy MicroBatches(int64_t batch, int64_t count) {
+  return {"micro-batches", fmt::format("{} micro-batches of {}", count, batch / count), "",
+          fmt::format("for part in batch.chunk({0}): (forward(part) / {0}).backward()\n"
+                      "optimizer.step()",
+                      count)};
+}
+
+PyTorchRemedy Bfloat16() {
+  return {"bf16", "bf16 weights (other numerics)", "", "model.bfloat16()"};
+}
+
+PyTorchRemedy EightBitOptimizer() {
+  return {"8-bit optimizer", "8-bit AdamW (other numerics)", "",
+          "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())"};
+}
+
+PyTorchRemedy OffloadedOptimizer() {
+  return {"offloaded optimizer", "optimizer on host (100 GB/s)", "",
+          "optimizer = torchao.optim.CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, "
+          "offload_gradients=True)"};
+}
+
 }  // namespace spillway

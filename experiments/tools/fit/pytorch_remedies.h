@@ -15,12 +15,14 @@
 namespace spillway {
 
 struct PyTorchRemedy {
-  // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator" or "batch"
+  // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
+  // "bf16", "8-bit optimizer" or "offloaded optimizer"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
-  // Statements of Python, one a line. `model` is the user's module. `checkpoint` and
-  // `create_selective_checkpoint_contexts` are those of torch.utils.checkpoint.
+  // Statements of Python, one a line. `model` is the user's module, and `forward` returns the loss
+  // of a batch. `checkpoint` and `create_selective_checkpoint_contexts` are those of
+  // torch.utils.checkpoint.
   std::string python;
 };
 
@@ -34,6 +36,11 @@ PyTorchRemedy SaveTensorsOnCpu();
 PyTorchRemedy ExpandableSegments();
 // `source` says how the trace of the batch was made.
 PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source);
+// REQUIRES: `batch` is a multiple of `count`.
+PyTorchRemedy MicroBatches(int64_t batch, int64_t count);
+PyTorchRemedy Bfloat16();
+PyTorchRemedy EightBitOptimizer();
+PyTorchRemedy OffloadedOptimizer();
 
 // Returns a Python expression for a sequence of the modules called `blocks`: "model.h[:5]" for
 // "h.0" to "h.4" if `all`, the names of all blocks of the model, has more of them.

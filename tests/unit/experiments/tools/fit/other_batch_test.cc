@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/testing/fixtures.h"
+#include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
@@ -180,6 +181,72 @@ TEST(OtherBatchTest, RecordingsOfOtherOpsAreNotInterpolated) {
       changed([](Trace& trace) { std::swap(trace.ops[3].inputs[0], trace.ops[3].inputs[1]); }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.recording->device = "another GPU"; }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.network = "another"; }));
+}
+
+// Returns the recorded step with sequences of `tokens` tokens, and with a tensor of scores of each
+// token for each.
+Trace OfLength(int64_t tokens) {
+  Trace trace = Recorded();
+  for (Tensor& tensor : trace.tensors) {
+    for (int64_t& extent : tensor.shape) {
+      if (extent == 6 || extent == 24) extent = extent / 6 * tokens;
+    }
+  }
+  trace.tensors[3].shape = {tokens, tokens};
+  for (Tensor& tensor : trace.tensors) {
+    tensor.size = Bytes(4);
+    for (const int64_t extent : tensor.shape) tensor.size = tensor.size * extent;
+  }
+  trace.ops[1].slots[0].flops = 7 * tokens + 2 * tokens * tokens;
+  trace.ops[3].recorded->time = Duration::Microseconds(100 + tokens);
+  trace.Validate();
+  return trace;
+}
+
+StepFamily FamilyOf(StepQuantity quantity, Trace one, Trace other) {
+  return {quantity, std::make_shared<const Trace>(std::move(one)), "one.json",
+          std::make_shared<const Trace>(std::move(other)), "other.json"};
+}
+
+TEST(OtherBatchTest, BetweenTwoLengthsShapesAndSquaresAreExact) {
+  const StepFamily family = FamilyOf(StepQuantity::kLength, OfLength(6), OfLength(10));
+  EXPECT_EQ(family.value(), 6);
+  for (const int64_t length : {1, 6, 8, 10, 40}) {
+    const BatchTrace at = family.At(length);
+    const Trace expected = OfLength(length);
+    EXPECT_EQ(at.trace->tensors, expected.tensors) << length;
+    EXPECT_EQ(at.trace->ops, expected.ops) << length;
+    EXPECT_EQ(at.source, length == 6 ? BatchSource::kGiven : BatchSource::kInterpolated);
+    EXPECT_EQ(at.trace->batch, 4);
+  }
+}
+
+TEST(OtherBatchTest, AFamilyVariesInOneQuantity) {
+  const auto message = [](StepQuantity quantity, Trace one, Trace other) -> std::string {
+    try {
+      FamilyOf(quantity, std::move(one), std::move(other));
+      return "";
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  };
+  using ::testing::HasSubstr;
+  const Trace four = OfLength(6), longer = OfLength(10);
+  const Trace eight = ScaledToBatch(four, 8), both = ScaledToBatch(longer, 8);
+  EXPECT_EQ(message(StepQuantity::kBatch, four, eight), "");
+  EXPECT_EQ(message(StepQuantity::kLength, four, longer), "");
+  EXPECT_THAT(message(StepQuantity::kBatch, four, longer), HasSubstr("have the same batch of 4"));
+  EXPECT_THAT(message(StepQuantity::kLength, four, four), HasSubstr("have the same length"));
+  EXPECT_THAT(message(StepQuantity::kLength, four, eight),
+              HasSubstr("the batch, which is 4 and 8"));
+  EXPECT_THAT(message(StepQuantity::kBatch, four, both),
+              HasSubstr("not only in the batch (4 and 8), but also in an extent of their data (6 "
+                        "and 10)"));
+  Trace other = longer;
+  other.ops[3].name = "bmm";
+  EXPECT_THAT(message(StepQuantity::kLength, four, other), HasSubstr("op 3 is 'mm' and 'bmm'"));
+  EXPECT_THROW(StepFamily(StepQuantity::kLength, std::make_shared<const Trace>(four), "one.json"),
+               UsageError);
 }
 
 TEST(OtherBatchTest, TheMostExactWayIsTaken) {

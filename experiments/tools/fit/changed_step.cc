@@ -1,0 +1,599 @@
+#include "experiments/tools/fit/changed_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/cost/roofline.h"
+#include "traces/liveness.h"
+
+namespace spillway {
+namespace {
+
+int64_t Elements(const Tensor& tensor) {
+  return std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies());
+}
+
+bool IsPersistent(TensorKind kind) {
+  return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+}
+
+// Forgets what was measured of the whole step.
+void ForgetMeasured(Trace& trace) {
+  Recording& recording = *trace.recording;
+  recording.step = recording.plain_step = {};
+  recording.allocated = recording.reserved = {};
+}
+
+// Returns an op without operands that runs beside `near` and takes `time`. It has no traffic, so
+// that a recording of another GPU does not scale its time.
+Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time) {
+  Op op;
+  op.name = std::move(name);
+  op.layer = near.layer;
+  op.phase = near.phase;
+  op.batch = near.batch;
+  op.slots = {{"op", signature, 0, Bytes()}};
+  op.recorded = {time, Duration(), near.recorded->host, Bytes()};
+  return op;
+}
+
+// Writes the step that computes a batch in two passes.
+class TwoPasses {
+ public:
+  // `update` is the number of ops before the update.
+  TwoPasses(const Trace& whole, const Trace& part, const Device& device, size_t update)
+      : whole_(whole),
+        part_(part),
+        device_(device),
+        update_(update),
+        liveness_(part),
+        to_(part),
+        copies_(part.tensors.size()),
+        ready_(update),
+        places_(part.ops.size()) {
+    for (const Tensor& tensor : part.tensors) names_.insert(tensor.name);
+    for (const Op& op : part.ops) names_.insert(op.name);
+  }
+
+  Trace Build() {
+    FindGradients();
+    to_.ops.resize(update_);  // the first pass
+    for (size_t i = 0; i < part_.ops.size(); ++i) {
+      Op op = part_.ops[i];
+      if (i < update_) op.name = NewName(op.name);
+      for (auto* operands : {&op.inputs, &op.outputs, &op.scratch}) {
+        for (TensorId& id : *operands) id = i < update_ || !IsGradient(id) ? Second(id) : id;
+      }
+      to_.ops.push_back(std::move(op));
+      if (i < update_) Accumulate(i);
+      places_[i] = static_cast<OpId>(to_.ops.size() - 1);
+    }
+    Hold();
+    for (size_t i = 0; i < part_.tensors.size(); ++i) {
+      if (part_.tensors[i].kind != TensorKind::kInput || part_.tensors[i].alias_of) continue;
+      to_.tensors[i].shape = whole_.tensors[i].shape;
+      to_.tensors[i].size = whole_.tensors[i].size;
+    }
+    to_.name = whole_.name;
+    to_.batch = whole_.batch;
+    ForgetMeasured(to_);
+    to_.Validate();
+    return std::move(to_);
+  }
+
+ private:
+  TensorKind KindOf(TensorId id) const { return part_.tensor(liveness_.Root(id)).kind; }
+  bool IsGradient(TensorId id) const { return KindOf(id) == TensorKind::kParameterGradient; }
+
+  // Returns true iff each pass has its own storage for the tensor.
+  bool IsOfPass(TensorId id) const {
+    const auto first = liveness_.FirstUse(liveness_.Root(id));
+    return !IsPersistent(KindOf(id)) && KindOf(id) != TensorKind::kInput && first &&
+           Index(*first) < update_;
+  }
+
+  // Finds after which op each gradient of a parameter is complete.
+  void FindGradients() {
+    for (size_t i = 0; i < part_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (liveness_.Root(id) != id || !IsGradient(id) || !IsOfPass(id)) continue;
+      OpId last{};
+      for (const OpId use : liveness_.Uses(id)) {
+        if (Index(use) < update_) last = use;
+      }
+      ready_[Index(last)].push_back(id);
+    }
+  }
+
+  std::string NewName(const std::string& name) {
+    std::string wanted = name + ".again";
+    for (int number = 1; !names_.insert(wanted).second; ++number) {
+      wanted = fmt::format("{}.again.{}", name, number);
+    }
+    return wanted;
+  }
+
+  // Returns the tensor of the second pass.
+  TensorId Second(TensorId id) {
+    if (!IsOfPass(id)) return id;
+    if (!copies_[Index(id)]) {
+      Tensor copy = part_.tensor(id);
+      copy.name = NewName(copy.name);
+      if (IsGradient(id)) copy.kind = TensorKind::kGradient;
+      if (copy.alias_of) copy.alias_of = Second(*copy.alias_of);
+      copies_[Index(id)] = static_cast<TensorId>(to_.tensors.size());
+      to_.tensors.push_back(std::move(copy));
+    }
+    return *copies_[Index(id)];
+  }
+
+  // Adds the gradients that are complete after the op to those of the first pass.
+  void Accumulate(size_t op) {
+    for (const TensorId id : ready_[op]) {
+      const Tensor& gradient = part_.tensor(id);
+      Op add = NewOp(NewName(gradient.name + ".add_"), "aten::add_", part_.ops[op],
+                     TransferTime(3 * gradient.size, device_.dram));
+      add.inputs = {id, *copies_[Index(id)]};
+      add.outputs = {id};
+      to_.ops.push_back(std::move(add));
+    }
+  }
+
+  // Says how long the program holds tensors beyond their last use.
+  void Hold() {
+    for (size_t i = 0; i < part_.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      std::optional<OpId>& held = to_.tensors[i].held_until;
+      if (!held) continue;
+      const OpId later = places_[Index(*held)];
+      if (copies_[i]) {
+        to_.tensors[Index(*copies_[i])].held_until =
+            IsGradient(id) ? std::nullopt : std::optional(later);
+      }
+      if (IsOfPass(id) && !IsGradient(id)) {
+        held = std::min(*held, static_cast<OpId>(update_ - 1));
+      } else if (liveness_.FirstUse(id) || Index(*held) >= update_) {
+        held = later;
+      }
+    }
+  }
+
+  const Trace& whole_;
+  const Trace& part_;
+  const Device& device_;
+  const size_t update_;
+  const Liveness liveness_;
+  Trace to_;
+  std::set<std::string> names_;
+  std::vector<std::optional<TensorId>> copies_;  // the tensors of the second pass
+  std::vector<std::vector<TensorId>> ready_;     // gradients of parameters, by the op before
+  std::vector<OpId> places_;                     // of the ops in the second pass or the update
+};
+
+bool IsFp32(const Tensor& tensor) {
+  return tensor.dtype == DataType::kFloat32 && tensor.size.count() == 4 * Elements(tensor);
+}
+
+// Writes the step in bf16, whose loss is computed in fp32.
+class Halved {
+ public:
+  Halved(const Trace& trace, const Device& device, const CostModel& cost)
+      : from_(trace),
+        device_(device),
+        cost_(cost),
+        roofline_(device),
+        liveness_(trace),
+        to_(trace),
+        halves_(trace.tensors.size()),
+        casts_(trace.tensors.size()) {}
+
+  Trace Build() {
+    for (size_t i = 0; i < halves_.size(); ++i) halves_[i] = IsFp32(from_.tensors[i]);
+    for (const Op& op : from_.ops) {
+      if (!IsLoss(op)) continue;
+      for (const TensorId id : op.outputs) halves_[Index(liveness_.Root(id))] = false;
+    }
+    for (size_t i = 0; i < halves_.size(); ++i) {
+      if (IsHalved(static_cast<TensorId>(i))) Halve(to_.tensors[i]);
+    }
+    to_.ops.clear();
+    std::vector<OpId> places;
+    for (const Op& op : from_.ops) {
+      Write(op);
+      places.push_back(static_cast<OpId>(to_.ops.size() - 1));
+    }
+    for (Tensor& tensor : to_.tensors) {
+      if (tensor.held_until) tensor.held_until = places[Index(*tensor.held_until)];
+    }
+    for (size_t i = 0; i < casts_.size(); ++i) {
+      if (casts_[i] && !halves_[i]) to_.tensors[i].held_until.reset();  // the cast frees it
+    }
+    ForgetMeasured(to_);
+    to_.Validate();
+    return std::move(to_);
+  }
+
+ private:
+  static std::string_view Operator(const Op& op) {
+    const std::string_view signature = op.slots[0].signature;
+    return signature.substr(0, signature.find(' '));
+  }
+  static bool IsLoss(const Op& op) {
+    constexpr std::string_view kLoss[] = {"aten::_log_softmax",      kLossGradient,
+                                          "aten::nll_loss_forward",  "aten::nll_loss2d_forward",
+                                          "aten::nll_loss_backward", "aten::nll_loss2d_backward"};
+    return std::ranges::find(kLoss, Operator(op)) != std::end(kLoss);
+  }
+
+  static void Halve(Tensor& tensor) {
+    tensor.size = Bytes(tensor.size.count() / 2);
+    tensor.offset = Bytes(tensor.offset.count() / 2);
+    if (tensor.dtype == DataType::kFloat32) tensor.dtype = DataType::kBfloat16;
+  }
+  bool IsHalved(TensorId id) const { return halves_[Index(liveness_.Root(id))]; }
+
+  // Adds an op that writes the tensor in the other type, unless there is one, and returns what it
+  // writes.
+  TensorId Cast(TensorId id, const Op& near) {
+    std::optional<TensorId>& cast = casts_[Index(id)];
+    if (cast) return *cast;
+    Tensor tensor = from_.tensor(id);
+    tensor.name += IsHalved(id) ? ".float32" : ".bfloat16";
+    tensor.alias_of.reset();
+    tensor.offset = Bytes();
+    tensor.kind = near.phase == Phase::kForward ? TensorKind::kActivation : TensorKind::kGradient;
+    if (IsHalved(id)) {
+      tensor.held_until.reset();
+    } else {
+      Halve(tensor);
+    }
+    Op op = NewOp(tensor.name, "aten::_to_copy", near,
+                  TransferTime(tensor.size + to_.tensor(id).size, device_.dram));
+    cast = static_cast<TensorId>(to_.tensors.size());
+    op.inputs = {id};
+    op.outputs = {*cast};
+    to_.tensors.push_back(std::move(tensor));
+    to_.ops.push_back(std::move(op));
+    return *cast;
+  }
+
+  // Writes the op, with casts before and behind the loss.
+  void Write(Op op) {
+    int64_t bytes = 0, halved = 0;
+    for (const auto* operands : {&op.inputs, &op.outputs}) {
+      for (const TensorId id : *operands) {
+        bytes += from_.tensor(id).size.count();
+        if (IsHalved(id)) halved += from_.tensor(id).size.count();
+      }
+    }
+    const bool is_loss = IsLoss(op);
+    for (auto* operands : {&op.inputs, &op.outputs}) {
+      for (TensorId& id : *operands) {
+        if (is_loss ? IsHalved(id) : of_loss_.contains(liveness_.Root(id))) id = Cast(id, op);
+      }
+    }
+    if (Operator(op) == kLossGradient) {
+      for (const TensorId id : op.outputs) of_loss_.insert(id);
+    }
+    if (!is_loss && halved > 0) {
+      const Op whole = op;
+      Slot& slot = op.slots[0];
+      const auto saved = static_cast<Int128>(slot.traffic.count()) * halved / (2 * Int128{bytes});
+      slot.traffic -= Bytes(static_cast<int64_t>(saved));
+      if (slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
+      if (op.recorded->time > Duration()) ScaleTime(whole, op);
+    }
+    to_.ops.push_back(std::move(op));
+  }
+
+  // Sets the measured time of `half` so that it takes as much less than `whole` as the roofline
+  // says. The times of the cost model are proportional to the measured ones.
+  void ScaleTime(const Op& whole, Op& half) const {
+    const auto time = [](const CostModel& model, const Op& op) {
+      return static_cast<double>(model.Kernels(op, 0, op.batch)[0].time.picoseconds());
+    };
+    const double wanted = time(cost_, whole) * time(roofline_, half) / time(roofline_, whole);
+    const double measured = static_cast<double>(whole.recorded->time.picoseconds());
+    half.recorded->time =
+        Duration::Picoseconds(std::llround(measured * wanted / std::max(1.0, time(cost_, half))));
+  }
+
+  static constexpr std::string_view kLossGradient = "aten::_log_softmax_backward_data";
+
+  const Trace& from_;
+  const Device& device_;
+  const CostModel& cost_;
+  const RooflineCostModel roofline_;
+  const Liveness liveness_;
+  Trace to_;
+  std::vector<bool> halves_;                    // by storage
+  std::vector<std::optional<TensorId>> casts_;  // by tensor
+  std::set<TensorId> of_loss_;  // gradients by the loss in fp32, which are cast where they are read
+};
+
+// The part of the update phase that an optimizer with two moments for each parameter runs.
+struct AdamUpdate {
+  std::vector<bool> ops;  // by op: true iff it is of this part
+  size_t last = 0;        // the last of them
+  // The storages that these ops use: large parameters that they write, gradients, large optimizer
+  // state, and all that is freed in the step.
+  std::vector<TensorId> parameters, gradients, moments, rest;
+
+  bool Has(OpId op) const { return ops[Index(op)]; }
+};
+
+bool IsLarge(const Tensor& tensor) { return Elements(tensor) >= kLeastMoments; }
+
+// Returns the elements and the bytes of all the tensors.
+int64_t ElementsOf(const Trace& trace, std::span<const TensorId> ids) {
+  int64_t sum = 0;
+  for (const TensorId id : ids) sum += Elements(trace.tensor(id));
+  return sum;
+}
+Bytes BytesOf(const Trace& trace, std::span<const TensorId> ids) {
+  Bytes sum;
+  for (const TensorId id : ids) sum += trace.tensor(id).size;
+  return sum;
+}
+
+// Finds the ops of the update phase that use a large parameter, large optimizer state, or a
+// temporary tensor of such ops. Ops that only use gradients clip or scale them, whatever the
+// optimizer.
+std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
+  std::vector<bool> ops(trace.ops.size()), own(trace.tensors.size());
+  for (size_t i = 0; i < own.size(); ++i) {
+    own[i] = IsPersistent(trace.tensors[i].kind) && IsLarge(trace.tensors[i]);
+  }
+  const auto is_own = [&](TensorId id) { return own[Index(liveness.Root(id))]; };
+  const auto is_temporary = [&](TensorId id) {
+    const OpId first = *liveness.FirstUse(id);
+    return !IsPersistent(trace.tensor(id).kind) && trace.op(first).phase == Phase::kUpdate;
+  };
+  // An op that allocates a temporary tensor comes before the op that shows whose it is.
+  for (int round = 0; round < 2; ++round) {
+    for (size_t i = 0; i < trace.ops.size(); ++i) {
+      const Op& op = trace.ops[i];
+      if (op.phase != Phase::kUpdate) continue;
+      const bool is_one =
+          std::ranges::any_of(op.inputs, is_own) || std::ranges::any_of(op.outputs, is_own);
+      if (!is_one) continue;
+      ops[i] = true;
+      for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
+        if (is_temporary(storage)) own[Index(storage)] = true;
+      }
+    }
+  }
+  return ops;
+}
+
+std::optional<AdamUpdate> FindAdam(const Trace& trace, const Liveness& liveness) {
+  AdamUpdate update;
+  update.ops = OptimizerOps(trace, liveness);
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    if (liveness.Root(id) != id) continue;
+    const auto has = [&](OpId op) { return update.Has(op); };
+    if (std::ranges::none_of(liveness.Uses(id), has)) continue;
+    const TensorKind kind = trace.tensor(id).kind;
+    if (kind == TensorKind::kParameterGradient) {
+      update.gradients.push_back(id);
+    } else if (!IsPersistent(kind)) {
+      update.rest.push_back(id);
+    } else if (!IsLarge(trace.tensor(id))) {
+      continue;
+    } else if (kind == TensorKind::kOptimizerState) {
+      if (!std::ranges::all_of(liveness.Uses(id), has)) return std::nullopt;
+      update.moments.push_back(id);
+    } else if (std::ranges::any_of(liveness.Writers(id), has)) {
+      update.parameters.push_back(id);
+    }
+  }
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (update.ops[i]) update.last = i;
+  }
+  if (update.parameters.empty() ||
+      ElementsOf(trace, update.moments) != 2 * ElementsOf(trace, update.parameters)) {
+    return std::nullopt;
+  }
+  return update;
+}
+
+// Returns the trace with `made` in place of the ops of the update, and without their temporary
+// tensors. What the update used remains until then.
+Trace WithUpdate(const Trace& trace, const Liveness& liveness, const AdamUpdate& update,
+                 const Op& made) {
+  Trace to = trace;
+  to.ops.clear();
+  std::vector<OpId> places(trace.ops.size());
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (i == update.last) {
+      to.ops.push_back(made);
+    } else if (!update.ops[i]) {
+      to.ops.push_back(trace.ops[i]);
+    }
+    places[i] = static_cast<OpId>(std::max<size_t>(to.ops.size(), 1) - 1);
+  }
+  const OpId here = places[update.last];
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (update.ops[i]) places[i] = here;
+  }
+  for (Tensor& tensor : to.tensors) {
+    if (tensor.held_until) tensor.held_until = places[Index(*tensor.held_until)];
+  }
+  for (const TensorId id : update.rest) {
+    std::optional<OpId>& held = to.tensors[Index(id)].held_until;
+    const bool is_temporary =
+        std::ranges::all_of(liveness.Uses(id), [&](OpId use) { return update.Has(use); });
+    if (is_temporary) {
+      held.reset();
+    } else {
+      held = std::max(held.value_or(here), here);
+    }
+  }
+  ForgetMeasured(to);
+  return to;
+}
+
+// Returns the op of the update, without operands, time and host time of the others.
+Op UpdateOp(const Trace& trace, const AdamUpdate& update, const std::string& name) {
+  Op op = NewOp(fmt::format("{}.{}", name, update.last), name, trace.ops[update.last], {});
+  op.recorded->host = {};
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (update.ops[i]) op.recorded->host += trace.ops[i].recorded->host;
+  }
+  return op;
+}
+
+// Takes a storage that no op uses any longer, and its views, out of the trace's memory.
+void Forget(TensorId id, const Liveness& liveness, Trace& trace) {
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    if (liveness.Root(static_cast<TensorId>(i)) != id) continue;
+    Tensor& tensor = trace.tensors[i];
+    tensor.kind = TensorKind::kScratch;
+    tensor.size = tensor.offset = Bytes();
+    tensor.held_until.reset();
+  }
+}
+
+// When the copies of gradients to the host end.
+struct GradientCopies {
+  std::vector<OpId> ends;  // by gradient: the op that then runs, or the update
+  Duration late;           // from the end of the last op before the update until the last of them
+};
+
+GradientCopies CopyGradients(const Trace& trace, const Liveness& liveness, const AdamUpdate& update,
+                             std::span<const TensorId> gradients, const CostModel& cost) {
+  std::vector<Duration> done;  // by op before the update
+  Duration host, now;
+  for (size_t i = 0; i < update.last; ++i) {
+    const Op& op = trace.ops[i];
+    if (!update.ops[i]) {
+      host += op.recorded->host;
+      now = std::max(now + op.recorded->gap, host) + cost.Kernels(op, 0, op.batch)[0].time;
+    }
+    done.push_back(now);
+  }
+  std::vector<std::pair<OpId, size_t>> order;  // the op that completes a gradient, the gradient
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    OpId last{};
+    for (const OpId use : liveness.Uses(gradients[i])) {
+      if (trace.op(use).phase == Phase::kBackward) last = use;
+    }
+    order.emplace_back(last, i);
+  }
+  std::ranges::sort(order);
+  GradientCopies copies{std::vector<OpId>(gradients.size()), {}};
+  Duration link;
+  for (const auto& [op, gradient] : order) {
+    link = std::max(link, done[Index(op)]) +
+           cost.CopyTime(Direction::kToHost, trace.tensor(gradients[gradient]).size);
+    const auto end = std::ranges::lower_bound(done, link) - done.begin();
+    copies.ends[gradient] = static_cast<OpId>(std::min<size_t>(end, update.last));
+  }
+  copies.late = std::max(Duration(), link - now);
+  return copies;
+}
+
+}  // namespace
+
+std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device) {
+  const auto is_update = [](const Op& op) { return op.phase == Phase::kUpdate; };
+  const auto update = std::ranges::find_if(part.ops, is_update);
+  if (update == part.ops.begin() || !std::all_of(update, part.ops.end(), is_update)) {
+    return std::nullopt;
+  }
+  return TwoPasses(whole, part, device, static_cast<size_t>(update - part.ops.begin())).Build();
+}
+
+std::optional<Trace> InBfloat16(const Trace& trace, const Device& device, const CostModel& cost) {
+  bool any = false;
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.dtype == DataType::kBfloat16 || tensor.dtype == DataType::kFloat16) {
+      return std::nullopt;
+    }
+    any |= tensor.kind == TensorKind::kParameter && IsFp32(tensor);
+  }
+  if (!any) return std::nullopt;
+  return Halved(trace, device, cost).Build();
+}
+
+std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device) {
+  constexpr int64_t kBlock = 256;  // elements that share a scale
+  const Liveness liveness(trace);
+  const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
+  if (!update) return std::nullopt;
+  Trace small = trace;
+  for (const TensorId id : update->moments) {
+    Tensor tensor = trace.tensor(id);
+    const int64_t elements = Elements(tensor);
+    Forget(id, liveness, small);  // its views
+    tensor.size = Bytes(elements + 4 * ((elements + kBlock - 1) / kBlock));
+    tensor.shape = {tensor.size.count()};
+    tensor.dtype = DataType::kUint8;
+    small.tensors[Index(id)] = std::move(tensor);
+  }
+  Op op = UpdateOp(trace, *update, "adam8bit");
+  op.outputs = update->parameters;
+  op.outputs.insert(op.outputs.end(), update->moments.begin(), update->moments.end());
+  op.inputs = op.outputs;
+  op.inputs.insert(op.inputs.end(), update->gradients.begin(), update->gradients.end());
+  op.recorded->time =
+      TransferTime(BytesOf(small, op.inputs) + BytesOf(small, op.outputs), device.dram);
+  small = WithUpdate(small, liveness, *update, op);
+  small.Validate();
+  return small;
+}
+
+std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost) {
+  const Liveness liveness(trace);
+  const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
+  if (!update) return std::nullopt;
+  std::vector<TensorId> copied, small;
+  for (const TensorId id : update->gradients) {
+    const auto is_later = [&](OpId use) {
+      return trace.op(use).phase == Phase::kUpdate && !update->Has(use);
+    };
+    if (std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
+    (IsLarge(trace.tensor(id)) ? copied : small).push_back(id);
+  }
+  Trace less = trace;
+  const Bytes moments = BytesOf(trace, update->moments);
+  const Bytes parameters = BytesOf(trace, update->parameters);
+  const Bytes gradients = BytesOf(trace, copied);
+  Op op = UpdateOp(trace, *update, "offloaded_adam");
+  op.inputs = op.outputs = update->parameters;
+  op.inputs.insert(op.inputs.end(), small.begin(), small.end());
+  const GradientCopies copies = CopyGradients(trace, liveness, *update, copied, cost);
+  const Duration on_host = TransferTime(2 * moments + 2 * parameters + gradients, kHostUpdate);
+  const Duration back = cost.CopyTime(Direction::kToDevice, parameters);
+  op.recorded->time = copies.late + std::max(on_host, back);
+  for (size_t i = 0; i < copied.size(); ++i) {
+    less.tensors[Index(copied[i])].held_until = copies.ends[i];
+  }
+  // Gradients of the step before, which the recorded program held into this one.
+  std::set<std::vector<int64_t>> shapes;
+  for (const TensorId id : copied) shapes.insert(trace.tensor(id).shape);
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const Tensor& tensor = trace.tensors[i];
+    if (tensor.kind == TensorKind::kInput && !tensor.alias_of && !liveness.FirstUse(id) &&
+        shapes.contains(tensor.shape)) {
+      Forget(id, liveness, less);
+    }
+  }
+  less = WithUpdate(less, liveness, *update, op);
+  for (const TensorId id : update->moments) Forget(id, liveness, less);
+  less.Validate();
+  return OffloadedStep{std::move(less), moments + parameters + gradients};
+}
+
+}  // namespace spillway

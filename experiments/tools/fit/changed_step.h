@@ -1,0 +1,64 @@
+// The trace of a recorded step after a change of its program that makes it run other ops or hold
+// other tensors: gradient accumulation, weights in bf16, another optimizer.
+//
+// The new ops take as long as their traffic takes in the device's memory. The new recording has no
+// measured step and peaks.
+
+#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+
+#include <optional>
+
+#include "sim/core/cost_model.h"
+#include "sim/core/device.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// Returns a step that computes `whole` in two passes of forward and backward over micro-batches,
+// each of which is that of `part`, and one update. The second pass adds its gradients to those of
+// the first, as each later one would. All data of `whole` is on the device. What the program holds
+// until the update or longer it holds in the second pass only. Returns nullopt if an op of forward
+// or backward follows one of the update. REQUIRES: both are the same recorded step at different
+// batches.
+std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device);
+
+// Returns the step with all parameters and computed values of fp32 in bf16, as `model.bfloat16()`
+// leaves them if the program casts nothing but the input of its log-softmax and loss, which it
+// computes in fp32, as transformers does. The products get the device's rate for bf16; measured
+// times change as the device's roofline does. Returns nullopt if the trace has no parameter in
+// fp32, or values of 16 bits already. REQUIRES: the trace has a recording, and `cost` has times for
+// its ops.
+std::optional<Trace> InBfloat16(const Trace& trace, const Device& device, const CostModel& cost);
+
+// Both optimizers below keep moments of fewer elements as they are.
+inline constexpr int64_t kLeastMoments = 4096;
+
+// Returns the step with the moments of an optimizer like Adam kept in 8 bits, as bitsandbytes does
+// from version 0.45 on: of n elements in n bytes and a number of fp32 for each 256 of them. One op
+// updates the parameters, without temporary tensors. Returns nullopt if the update phase does not
+// hold two moments for each parameter that it changes, those with few elements apart. REQUIRES: the
+// trace has a recording.
+std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device);
+
+// Bytes per second at which the host is assumed to read and write what its optimizer updates.
+// Eight-channel DDR4-3200 moves at most twice as many.
+inline constexpr Bandwidth kHostUpdate{100'000'000'000};
+
+struct OffloadedStep {
+  Trace trace;
+  Bytes host;  // pinned memory of the host: parameters, gradients and moments
+};
+
+// Returns the step with moments, and the update of the parameters that they belong to, on the host,
+// as torchao's `CPUOffloadOptimizer` with `offload_gradients`: each gradient is copied to the host
+// while backward goes on, and then freed. The update takes as long as the later copies, and then as
+// the host's update at `kHostUpdate` or the copies of the parameters back, whichever takes longer.
+// Returns nullopt in the cases of `With8BitOptimizer`, or if an op behind backward, such as one
+// that clips gradients, uses one. REQUIRES: the trace has a recording. `cost` has times for its
+// ops.
+std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_

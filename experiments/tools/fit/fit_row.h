@@ -1,0 +1,67 @@
+// A workload on a device: what is asked of `FindFits`, and its answer for one change.
+
+#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_ROW_H_
+#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_ROW_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "experiments/output/peak.h"
+#include "experiments/output/run_result.h"
+#include "experiments/tools/fit/other_batch.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+struct FitWorkload {
+  std::string name;                    // as the user gave it
+  std::shared_ptr<const Trace> trace;  // that is asked about
+  BatchSource batch_source = BatchSource::kGiven;
+  std::shared_ptr<const Trace> given;  // from which `trace` was made
+  Case asked;                          // the case that `given` was loaded for
+};
+
+enum class FitStatus : uint8_t {
+  kFits,
+  kReclaims,  // fits only because the allocator gives cached memory back to the driver
+  kNot,       // does not fit
+  kFailed,    // the policy failed
+};
+
+// The result of a workload on a device, either unchanged or with a change.
+struct FitRow {
+  std::string workload, network, device;
+  int64_t batch = 0;
+  BatchSource batch_source = BatchSource::kGiven;
+  std::string arithmetic;   // of the matrix products for which the times hold
+  Bytes memory;             // device memory
+  Bytes outside;            // the part of `memory` that is used outside the allocator
+  Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown
+  // "none", the `change` of a `PyTorchRemedy`, or of policies of research "policy" and "policy and
+  // allocator".
+  std::string change;
+  std::string remedy;  // the change in words, if a user of PyTorch can make it
+  std::string python;  // its code, one statement a line
+  std::string policy, allocator;
+  FitStatus status = FitStatus::kNot;
+  // Of the run with unlimited memory, except for policies of research.
+  Metrics metrics;
+  double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
+  std::string reason;   // why it does not fit, or how the policy failed; empty if it fits
+  MemoryPeak peak;      // of the unchanged run with unlimited memory
+
+  Bytes available() const { return memory - outside; }
+  bool runs_in_pytorch() const { return !remedy.empty(); }
+};
+
+struct FitOptions {
+  std::vector<PolicyChoice> policies;  // tried if the unchanged workload does not fit
+  Bytes outside;                       // device memory that is used outside the allocator
+  int jobs = 0;  // threads; 0 means one per core. The rows do not depend on it.
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_ROW_H_

@@ -1,0 +1,222 @@
+#include "experiments/tools/fit/question.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "experiments/tools/fit/changed_step.h"
+#include "experiments/tools/fit/first_iterations.h"
+#include "sim/alloc/make_allocator.h"
+#include "traces/base/error.h"
+#include "traces/blocks.h"
+
+namespace spillway {
+namespace {
+
+constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=true"};
+// The optimizer allocates its state in the first iteration. After two more iterations the placement
+// of blocks no longer changes.
+constexpr int kFirstIterations = 3;
+
+const char* TextOf(FitAllocator allocator) { return kAllocators[static_cast<size_t>(allocator)]; }
+
+// Returns the policy that runs the workload unchanged.
+std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded" : "liveness"; }
+
+}  // namespace
+
+Question::Question(const FitWorkload& workload, const std::string& device, Bytes outside)
+    : workload_(workload), device_(device), asked_(workload.asked) {
+  asked_.workload = workload.name;
+  // A process of its own would load the trace that was given.
+  asked_.in_process = asked_.in_process || workload.trace != workload.given;
+  asked_.device = device;
+  for (const char* allocator : kAllocators) {
+    asked_.allocator = allocator;
+    inputs_.push_back(std::make_unique<const Inputs>(asked_, workload.trace));
+  }
+  const Trace& trace = *workload.trace;
+  row_.workload = workload.name;
+  row_.network = trace.network;
+  row_.batch = trace.batch;
+  row_.batch_source = workload.batch_source;
+  row_.arithmetic = cost().ArithmeticFor(trace);
+  if (trace.recording) row_.recorded_reserved = trace.recording->reserved;
+  row_.device = this->device().name;
+  row_.memory = this->device().memory;
+  row_.outside = outside;
+  if (row_.outside >= row_.memory) {
+    throw UsageError(fmt::format("outside: {} leaves nothing of the {} of memory of '{}'",
+                                 FormatBytes(row_.outside), FormatBytes(row_.memory), device));
+  }
+}
+
+Question Question::About(const BatchTrace& at) const {
+  FitWorkload other = workload_;
+  other.trace = at.trace;
+  other.batch_source = at.source;
+  return {other, device_, row_.outside};
+}
+
+Question Question::About(Trace trace) const {
+  return About({std::make_shared<const Trace>(std::move(trace)), workload_.batch_source});
+}
+
+FitRow Question::Try(const std::string& change, const PolicyChoice& policy,
+                     FitAllocator allocator) const {
+  const RunResult result =
+      RunIn(fmt::format("{}B", row_.available().count()), policy, allocator, {});
+  FitRow row = row_;
+  row.change = change;
+  row.policy = policy.name();
+  row.allocator = TextOf(allocator);
+  row.metrics = result.report.metrics;
+  row.status = result.fits()            ? FitStatus::kFits
+               : result.failure.empty() ? FitStatus::kNot
+                                        : FitStatus::kFailed;
+  if (!result.fits()) row.reason = result.Reason();
+  return row;
+}
+
+FitRow Question::AsItIs() const { return Predict("none", PolicyOf(trace()), FitAllocator::kUsual); }
+
+FitRow Question::Remedied(const PyTorchRemedy& remedy) const {
+  const PolicyChoice policy = remedy.policy.empty() ? PolicyOf(trace()) : remedy.policy;
+  const PyTorchRemedy expandable = ExpandableSegments();
+  const bool expands = remedy.change == expandable.change;
+  FitRow row =
+      Predict(remedy.change, policy, expands ? FitAllocator::kExpandable : FitAllocator::kUsual);
+  row.remedy = remedy.text;
+  row.python = remedy.python;
+  row.peak = {};
+  if (expands || row.status != FitStatus::kNot) return row;
+  FitRow other = Predict(remedy.change, policy, FitAllocator::kExpandable);
+  if (other.status == FitStatus::kNot) return row;
+  other.peak = {};
+  other.remedy = fmt::format("{}, {}", remedy.text, expandable.text);
+  other.python = fmt::format("{}\n{}", remedy.python, expandable.python);
+  return other;
+}
+
+// Returns the result of a run in the available memory, with the metrics of a run in unlimited
+// memory, and its memory peak.
+FitRow Question::Predict(const std::string& change, const PolicyChoice& policy,
+                         FitAllocator allocator) const {
+  FitRow row = Try(change, policy, allocator);
+  std::shared_ptr<const Trace> ran;
+  const RunResult unlimited = RunIn("unlimited", policy, allocator, [&](const Outcome& outcome) {
+    ran = outcome.trace;
+    row.peak = FindPeak(*outcome.trace, outcome.report);
+  });
+  if (!unlimited.fits()) throw PolicyError(unlimited.Reason());
+  row.metrics = unlimited.report.metrics;
+  if (ran->recording) BeginAsRecorded(*ran, allocator, row);
+  if (row.status == FitStatus::kFits && row.metrics.peak_reserved > row.available()) {
+    row.status = FitStatus::kReclaims;
+  }
+  return row;
+}
+
+// Raises the peak of reserved memory of `row` to that of the first iterations, which reserve more
+// than later ones, and sets its status if they do not fit. `trace` is the trace that ran.
+void Question::BeginAsRecorded(const Trace& trace, FitAllocator allocator, FitRow& row) const {
+  const AllocationLog log = RequestsOfFirst(trace, kFirstIterations);
+  const auto replay = [&](Bytes capacity, Bytes& reserved) {
+    const auto made = MakeAllocator(TextOf(allocator), capacity, device().alignment);
+    const auto failure = Replay(log, *made);
+    reserved = made->Stats().reserved;
+    return failure;
+  };
+  Bytes reserved;
+  replay(Bytes::Unlimited(), reserved);
+  row.metrics.peak_reserved = std::max(row.metrics.peak_reserved, reserved);
+  if (row.status == FitStatus::kNot) return;
+  if (const auto failure = replay(row.available(), reserved)) {
+    row.status = FitStatus::kNot;
+    row.reason =
+        fmt::format("in its first {} iterations a request of {} finds no block: {} of {} are taken",
+                    kFirstIterations, FormatBytes(failure->wanted), FormatBytes(reserved),
+                    FormatBytes(row.available()));
+  }
+}
+
+RunResult Question::RunIn(const std::string& memory, const PolicyChoice& policy,
+                          FitAllocator allocator,
+                          const std::function<void(const Outcome&)>& look) const {
+  Case asked = asked_;
+  asked.allocator = TextOf(allocator);
+  asked.memory = memory;
+  asked.policy = policy;
+  return RunForRow(asked, *inputs_[static_cast<size_t>(allocator)], look, Certificate::kNone);
+}
+
+std::vector<FixedChange> FixedChanges(const Trace& trace) {
+  using Row = std::optional<FitRow>;
+  const auto not_tried = [](const char* sentence) -> FixedChange {
+    return [sentence](const Question&, std::string& why_not) -> Row {
+      why_not = sentence;
+      return std::nullopt;
+    };
+  };
+  const auto remedy = [](const PyTorchRemedy& made) -> FixedChange {
+    return [made](const Question& one, std::string&) -> Row { return one.Remedied(made); };
+  };
+  std::vector<FixedChange> changes{remedy(ExpandableSegments())};
+  if (!trace.recording) {
+    changes.push_back(not_tried(
+        "Checkpoints, save_on_cpu, micro-batches, bf16 and other optimizers are predicted for "
+        "steps that were recorded from PyTorch: see spillway trace import."));
+    return changes;
+  }
+  changes.emplace_back([](const Question& one, std::string&) -> Row {
+    if (!one.device().matrix_flops_per_second.contains(Arithmetic::kBf16)) return std::nullopt;
+    std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
+    if (!made) return std::nullopt;
+    return one.About(*std::move(made)).Remedied(Bfloat16());
+  });
+  if (!trace.training) return changes;
+  changes.push_back(remedy(SaveTensorsOnCpu()));
+  if (const std::vector<std::string> blocks = BlocksInOrder(trace); !blocks.empty()) {
+    changes.push_back(remedy(SelectiveCheckpoint(blocks, trace)));
+  } else {
+    changes.push_back(
+        not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
+                  "Record it with model=..., see scripts/record_pytorch.py."));
+  }
+  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
+    std::optional<Trace> made = With8BitOptimizer(one.trace(), one.device());
+    if (made) return one.About(*std::move(made)).Remedied(EightBitOptimizer());
+    why_not =
+        "An 8-bit and an offloaded optimizer were not tried: the recorded update does not hold two "
+        "moments for each parameter, as that of Adam does.";
+    return std::nullopt;
+  });
+  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
+    std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.trace(), one.cost());
+    if (!made) return std::nullopt;
+    if (made->host <= one.device().host_memory) {
+      return one.About(std::move(made->trace)).Remedied(OffloadedOptimizer());
+    }
+    why_not = fmt::format("An offloaded optimizer needs {} of host memory, of which {} has {}.",
+                          FormatBytes(made->host), one.device().name,
+                          FormatBytes(one.device().host_memory));
+    return std::nullopt;
+  });
+  return changes;
+}
+
+std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part) {
+  std::optional<Trace> two = InMicroBatches(one.trace(), *part.trace, one.device());
+  if (!two) return std::nullopt;
+  const Question passes = one.About(part);
+  const int64_t count = one.trace().batch / part.trace->batch;
+  FitRow row = passes.About(*std::move(two)).Remedied(MicroBatches(one.trace().batch, count));
+  if (count > 2) {
+    const Duration later = row.metrics.iteration - passes.AsItIs().metrics.iteration;
+    row.metrics.iteration += later * (count - 2);
+  }
+  return row;
+}
+
+}  // namespace spillway

@@ -1,0 +1,75 @@
+// A `Question` asks for the memory and time of one workload on one device, unchanged or changed.
+
+#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_QUESTION_H_
+#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_QUESTION_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/run/inputs.h"
+#include "experiments/tools/fit/fit_row.h"
+#include "experiments/tools/fit/pytorch_remedies.h"
+
+namespace spillway {
+
+// The allocators that are tried: PyTorch's, and PyTorch's with expandable segments.
+enum class FitAllocator : uint8_t { kUsual, kExpandable };
+
+class Question {
+ public:
+  // Throws `UsageError` if the device is unknown or has no more memory than `outside`.
+  Question(const FitWorkload& workload, const std::string& device, Bytes outside);
+
+  const Trace& trace() const { return *workload_.trace; }
+  const Device& device() const { return inputs_[0]->device(); }
+  const CostModel& cost() const { return *inputs_[0]->cost(); }
+
+  // Returns the same question about another trace of the workload.
+  Question About(Trace trace) const;
+  Question About(const BatchTrace& at) const;
+
+  // Returns the result of a run in the available memory.
+  FitRow Try(const std::string& change, const PolicyChoice& policy, FitAllocator allocator) const;
+
+  // Returns the result of the unchanged workload, with its memory peak.
+  FitRow AsItIs() const;
+
+  // Returns the result of a change in PyTorch. The question is about the changed trace if the
+  // change has no policy. Expandable segments are used, too, if the workload fits with them only.
+  FitRow Remedied(const PyTorchRemedy& remedy) const;
+
+ private:
+  FitRow Predict(const std::string& change, const PolicyChoice& policy,
+                 FitAllocator allocator) const;
+  void BeginAsRecorded(const Trace& trace, FitAllocator allocator, FitRow& row) const;
+  RunResult RunIn(const std::string& memory, const PolicyChoice& policy, FitAllocator allocator,
+                  const std::function<void(const Outcome&)>& look) const;
+
+  FitWorkload workload_;
+  std::string device_;  // its specification
+  Case asked_;
+  std::vector<std::unique_ptr<const Inputs>> inputs_;  // by allocator
+  FitRow row_;
+};
+
+// Predicts a change of PyTorch for which no number has to be chosen. Returns nullopt if the step
+// cannot be changed so. `why_not` then is a sentence for the user, or empty if nobody would expect
+// the change.
+using FixedChange = std::function<std::optional<FitRow>(const Question&, std::string& why_not)>;
+
+// Returns the changes to try for a workload with this trace, other than another batch,
+// micro-batches, and checkpoints around all or the first blocks.
+std::vector<FixedChange> FixedChanges(const Trace& trace);
+
+// Returns the result of the batch of the question in micro-batches of the batch of `part`; nullopt
+// if the step has no single update at its end. REQUIRES: `part` is the same recorded step at a
+// batch of which that of the question is a multiple, at least twice as large.
+std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_QUESTION_H_

@@ -1,0 +1,231 @@
+#include "experiments/tools/fit/changed_step.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "policies/as_recorded.h"
+#include "tests/testing/fixtures.h"
+
+namespace spillway {
+namespace {
+
+// A step of n samples with the optimizer Adam, in bytes:
+//
+//   x [n, 2]                8n      input
+//   w [64, 64]           16384      parameter with the moments m and v, 16384 each
+//   b [8]                   32      parameter with the moments mb and vb, 32 each
+//   forward   mm:        x, w -> y      256n
+//             loss:      y -> p         256n
+//             mean:      p -> l         4, which the program holds until the end
+//   backward  loss.bwd:  p -> dy        256n
+//             mm.dw:     x, dy -> dw    16384
+//             db:        dy -> db       32
+//   update    moments:   dw, m, v -> m, v
+//             root:      v -> t         16384, a temporary tensor
+//             step:      m, t, w -> w
+//             small:     db, mb, vb, b -> mb, vb, b
+Trace Step(int64_t n, const std::function<void(testing::TraceBuilder&)>& more = {}) {
+  testing::TraceBuilder builder;
+  std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
+  const auto tensor = [&](const std::string& name, TensorKind kind, std::vector<int64_t> shape) {
+    int64_t bytes = 4;
+    for (const int64_t extent : shape) bytes *= extent;
+    builder.Tensor(name, kind, bytes);
+    shapes.emplace_back(name, std::move(shape));
+  };
+  using enum TensorKind;
+  tensor("x", kInput, {n, 2});
+  tensor("w", kParameter, {64, 64});
+  tensor("b", kParameter, {8});
+  for (const char* moment : {"m", "v"}) tensor(moment, kOptimizerState, {64, 64});
+  for (const char* moment : {"mb", "vb"}) tensor(moment, kOptimizerState, {8});
+  for (const char* name : {"y", "p"}) tensor(name, kActivation, {n, 64});
+  tensor("l", kActivation, {});
+  tensor("dy", kGradient, {n, 64});
+  tensor("dw", kParameterGradient, {64, 64});
+  tensor("db", kParameterGradient, {8});
+  tensor("t", kGradient, {64, 64});
+  builder.Op("mm", Phase::kForward, {"x", "w"}, {"y"}, OpType::kMatmul);
+  builder.Op("loss", Phase::kForward, {"y"}, {"p"});
+  builder.Op("mean", Phase::kForward, {"p"}, {"l"});
+  builder.Op("loss.bwd", Phase::kBackward, {"p"}, {"dy"});
+  builder.Op("mm.dw", Phase::kBackward, {"x", "dy"}, {"dw"}, OpType::kMatmul);
+  builder.Op("db", Phase::kBackward, {"dy"}, {"db"});
+  if (more) more(builder);
+  builder.Op("moments", Phase::kUpdate, {"dw", "m", "v"}, {"m", "v"});
+  builder.Op("root", Phase::kUpdate, {"v"}, {"t"});
+  builder.Op("step", Phase::kUpdate, {"m", "t", "w"}, {"w"});
+  builder.Op("small", Phase::kUpdate, {"db", "mb", "vb", "b"}, {"mb", "vb", "b"});
+  Trace trace = builder.Build();
+  for (auto& [name, shape] : shapes) trace.tensors[Index(builder.Id(name))].shape = shape;
+  trace.batch = n;
+  trace.name = "small:" + std::to_string(n);
+  trace.recording = {"PyTorch", "GPU", Duration::Milliseconds(1), Duration(), Bytes(9), Bytes(9)};
+  for (Op& op : trace.ops) {
+    op.batch = op.phase == Phase::kUpdate ? 1 : n;
+    op.recorded = {Duration::Microseconds(8), Duration(), Duration::Microseconds(1), Bytes()};
+    op.slots[0].signature = op.name;
+  }
+  for (const char* held : {"l", "dw", "db"}) {
+    trace.tensors[Index(builder.Id(held))].held_until = OpId(trace.ops.size() - 1);
+  }
+  trace.Validate();
+  return trace;
+}
+
+constexpr int64_t kPersistent = 3 * (16384 + 32);
+
+int64_t PeakOf(const Trace& trace) {
+  Policy nothing;
+  const testing::FixedCost cost;
+  return testing::RunSim(HeldAsRecorded(trace), cost, nothing)
+      .report.metrics.peak_requested.count();
+}
+
+const Op& OpOf(const Trace& trace, const std::string& name) {
+  for (const Op& op : trace.ops) {
+    if (op.name == name) return op;
+  }
+  throw std::out_of_range(name);
+}
+
+const Tensor& TensorOf(const Trace& trace, const std::string& name) {
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.name == name) return tensor;
+  }
+  throw std::out_of_range(name);
+}
+
+// Returns the names of the ops, in order.
+std::string OpsOf(const Trace& trace) {
+  std::string text;
+  for (const Op& op : trace.ops) text += (text.empty() ? "" : " ") + op.name;
+  return text;
+}
+
+TEST(ChangedStepTest, TheStepAsItIs) {
+  // At `root`: the gradients of w and b, the temporary tensor, and the loss.
+  EXPECT_EQ(PeakOf(Step(2)), kPersistent + 16384 + 32 + 16384 + 4);
+}
+
+// Gradients live throughout the second pass, which makes those of its own and adds them at once.
+TEST(ChangedStepTest, MicroBatchesAddTheirGradients) {
+  const Device device = testing::RoundDevice();
+  const Trace two = InMicroBatches(Step(2), Step(1), device).value();
+  EXPECT_EQ(OpsOf(two),
+            "mm loss mean loss.bwd mm.dw db "
+            "mm.again loss.again mean.again loss.bwd.again mm.dw.again dw.add_.again db.again "
+            "db.add_.again moments root step small");
+  EXPECT_EQ(two.batch, 2);
+  EXPECT_EQ(OpOf(two, "mm.again").batch, 1);
+  EXPECT_EQ(TensorOf(two, "x").size, Bytes(16));  // the data of both passes
+  EXPECT_EQ(TensorOf(two, "y.again").size, Bytes(256));
+  // 3 x 16384 bytes at the memory's bandwidth.
+  EXPECT_EQ(OpOf(two, "dw.add_.again").recorded->time, TransferTime(Bytes(49152), device.dram));
+  // At mm.dw.again: the data, the gradients of both passes, dy and the loss of the second pass.
+  EXPECT_EQ(PeakOf(two), kPersistent + 16 + (16384 + 32) + 16384 + 256 + 4);
+  EXPECT_EQ(two.recording->reserved, Bytes());
+}
+
+TEST(ChangedStepTest, AnUpdateBetweenPassesCannotWait) {
+  const auto early = [](int64_t n) {
+    Trace trace = Step(n);
+    trace.ops[2].phase = Phase::kUpdate;
+    return trace;
+  };
+  EXPECT_FALSE(InMicroBatches(early(2), early(1), testing::RoundDevice()));
+}
+
+TEST(ChangedStepTest, Bfloat16HalvesAllButTheLoss) {
+  Trace trace = Step(2);
+  trace.ops[1].slots[0].signature = "aten::_log_softmax 2x64";
+  trace.ops[3].slots[0].signature = "aten::_log_softmax_backward_data 2x64";
+  const Trace half = InBfloat16(trace, testing::RoundDevice(), testing::FixedCost()).value();
+  EXPECT_EQ(OpsOf(half),
+            "mm y.float32 loss mean loss.bwd dy.bfloat16 mm.dw db moments root step small");
+  const auto size = [&](const char* name) { return TensorOf(half, name).size.count(); };
+  EXPECT_EQ(size("w"), 8192);
+  EXPECT_EQ(TensorOf(half, "w").dtype, DataType::kBfloat16);
+  EXPECT_EQ(size("y"), 256);
+  EXPECT_EQ(size("y.float32"), 512);
+  EXPECT_EQ(size("p"), 512);
+  EXPECT_EQ(size("dy"), 512);
+  EXPECT_EQ(size("dy.bfloat16"), 256);
+  EXPECT_EQ(OpOf(half, "mm").slots[0].arithmetic, Arithmetic::kBf16);
+  EXPECT_EQ(OpOf(half, "loss").slots[0].arithmetic, Arithmetic::kFp32);
+  EXPECT_EQ(PeakOf(half), (kPersistent + 16384 + 32 + 16384 + 4) / 2);
+}
+
+TEST(ChangedStepTest, OnlyAStepInFp32GoesToBfloat16) {
+  Trace trace = Step(2);
+  trace.tensors[Index(trace.ops[0].outputs[0])].dtype = DataType::kBfloat16;  // under autocast
+  EXPECT_FALSE(InBfloat16(trace, testing::RoundDevice(), testing::FixedCost()));
+  for (Tensor& tensor : trace.tensors) tensor.dtype = DataType::kInt32;
+  EXPECT_FALSE(InBfloat16(trace, testing::RoundDevice(), testing::FixedCost()));
+}
+
+// 4096 elements take a byte each and 16 scales of 4 bytes; the moments of b remain as they are.
+TEST(ChangedStepTest, MomentsIn8Bits) {
+  const Device device = testing::RoundDevice();
+  const Trace small = With8BitOptimizer(Step(2), device).value();
+  EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db adam8bit.8 small");
+  EXPECT_EQ(TensorOf(small, "m").size, Bytes(4096 + 64));
+  EXPECT_EQ(TensorOf(small, "mb").size, Bytes(32));
+  const Op& update = OpOf(small, "adam8bit.8");
+  // It reads w, m, v and the gradient, and writes all but the gradient.
+  EXPECT_EQ(update.recorded->time,
+            TransferTime(Bytes(2 * (16384 + 2 * 4160) + 16384), device.dram));
+  EXPECT_EQ(update.recorded->host, Duration::Microseconds(3));
+  // At db: dy, the gradients of w and b, and the loss. No temporary tensor comes later.
+  EXPECT_EQ(PeakOf(small), kPersistent - 2 * (16384 - 4160) + 512 + 16384 + 32 + 4);
+}
+
+TEST(ChangedStepTest, OtherUpdatesHaveNo8BitForm) {
+  const Device device = testing::RoundDevice();
+  Trace momentum = Step(2);  // v is a buffer that forward uses
+  momentum.ops[2].inputs.push_back(momentum.ops[6].inputs[2]);
+  EXPECT_FALSE(With8BitOptimizer(momentum, device));
+  Trace inference = Step(2);
+  inference.ops.resize(3);
+  for (Tensor& tensor : inference.tensors) tensor.held_until.reset();
+  EXPECT_FALSE(With8BitOptimizer(inference, device));
+  EXPECT_FALSE(WithOffloadedOptimizer(inference, testing::FixedCost()));
+}
+
+// A copy takes 16384 ns. After 20 us of `db` it has ended; ops of 10 ns leave it to the update.
+TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
+  const testing::FixedCost slow(Duration::Microseconds(20)), fast(Duration::Nanoseconds(10));
+  Trace trace = Step(2);
+  for (Op& op : trace.ops) op.recorded->host = {};
+  const OffloadedStep during = WithOffloadedOptimizer(trace, slow).value();
+  EXPECT_EQ(OpsOf(during.trace), "mm loss mean loss.bwd mm.dw db offloaded_adam.8 small");
+  EXPECT_EQ(TensorOf(during.trace, "dw").held_until, OpId{5});
+  EXPECT_EQ(TensorOf(during.trace, "db").held_until, OpId{7});
+  EXPECT_EQ(during.host, Bytes(4 * 16384));
+  // The host needs 7 x 16384 bytes at 100 GB/s, 1147 ns; the copy of w back takes 16384 ns.
+  const auto time = [](const OffloadedStep& step) {
+    return OpOf(step.trace, "offloaded_adam.8").recorded->time;
+  };
+  EXPECT_EQ(time(during), Duration::Nanoseconds(16384));
+  const OffloadedStep late = WithOffloadedOptimizer(trace, fast).value();
+  EXPECT_EQ(TensorOf(late.trace, "dw").held_until, OpId{6});
+  EXPECT_EQ(time(late), Duration::Nanoseconds(16384 - 10 + 16384));
+  // At db: parameters and small moments, dy, the gradients of w and b, and the loss.
+  EXPECT_EQ(PeakOf(during.trace), 16384 + 96 + 512 + 16384 + 32 + 4);
+}
+
+TEST(ChangedStepTest, GradientsThatAreClippedStay) {
+  const Trace clipped = Step(2, [](testing::TraceBuilder& builder) {
+    builder.Op("clip", Phase::kUpdate, {"dw"}, {"dw"});
+  });
+  EXPECT_FALSE(WithOffloadedOptimizer(clipped, testing::FixedCost()));
+  EXPECT_EQ(OpsOf(With8BitOptimizer(clipped, testing::RoundDevice()).value()),
+            "mm loss mean loss.bwd mm.dw db clip adam8bit.9 small");
+}
+
+}  // namespace
+}  // namespace spillway
