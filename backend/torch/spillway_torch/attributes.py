@@ -41,8 +41,14 @@ def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tenso
 def _product(packet: str, inputs: Tensors) -> dict[str, int]:
     a, b = inputs[1:3] if packet in table.SUMS_OF_PRODUCTS else inputs[:2]
     batches = max(t.shape[0] if t.dim() == 3 else 1 for t in (a, b))
-    return {"batches": batches, "rows": a.shape[-2] if a.dim() > 1 else 1, "columns": b.shape[-1] if b.dim() > 1 else 1,
-            "depth": a.shape[-1], "transposed_a": _transposed(a), "transposed_b": _transposed(b)}
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    return {"batches": batches, "rows": a.shape[-2] if a.dim() > 1 else 1, "columns": columns, "depth": a.shape[-1],
+            "transposed_a": _transposed(a), "transposed_b": _transposed(b), "alignment": math.gcd(16, _pitch(a), _pitch(b), columns)}
+
+
+def _pitch(tensor: torch.Tensor) -> int:
+    """Returns the distance of the rows of a matrix, or of its columns if it is transposed, in elements."""
+    return tensor.stride(-1 if _transposed(tensor) else -2) if tensor.dim() > 1 else 0
 
 
 def _transposed(tensor: torch.Tensor) -> int:
@@ -50,7 +56,7 @@ def _transposed(tensor: torch.Tensor) -> int:
 
 
 def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
-    x, weight = named.get("input", named.get("self")), named["weight"]
+    x, weight = named["input"] if "input" in named else named["self"], named["weight"]
     y = named.get("grad_output", outputs[0])
 
     def plane(tensor: torch.Tensor) -> tuple[int, int]:
@@ -73,14 +79,19 @@ def _attention(packet: str, named: Named) -> dict[str, int]:
     query, key = named["query"], named["key"]
     heads, length = (1, 2) if packet.startswith("_scaled_dot_product") else (2, 1)  # the position of their dimensions
     return {"batch": query.shape[0], "heads": query.shape[heads], "kv_heads": key.shape[heads], "queries": query.shape[length],
-            "keys": key.shape[length], "head_dim": query.shape[-1], "causal": int(bool(named.get("is_causal", False)))}
+            "keys": key.shape[length], "head_dim": query.shape[-1], "causal": int(bool(named.get("is_causal"))),
+            "dropout": int(named.get("dropout_p", 0) > 0), "mask": int(named.get("attn_bias", named.get("attn_mask")) is not None)}
 
 
 def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors, outputs: Tensors) -> dict[str, int]:
     if lists:
-        elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, outputs])
-        return {"elements": elements, "operands": len(lists) + bool(outputs), "tensors": max(map(len, lists)),
-                "strided": int(any(_order(t) is None for tensors in lists for t in tensors))}
+        given = set(map(id, inputs))
+        elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, [t for t in outputs if id(t) not in given]])
+        found = {"elements": elements, "operands": len(lists) + bool(outputs), "tensors": max(map(len, lists)),
+                 "strided": int(any(_order(t) is None for tensors in lists for t in tensors))}
+        if isinstance(named.get("dim"), int):  # cat
+            found["row"] = min(min(_run([t]), math.prod(t.shape[named["dim"]:] or (1,))) for t in lists[0])
+        return found
     tensors = [*inputs, *outputs]
     elements = max((t.numel() for t in tensors), default=0)
     # A tensor that is repeated along a dimension is read as a whole, in whatever order.
@@ -89,15 +100,24 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
     strided = any(order is None for _, order in orders) or len(orders) > len({shape for shape, _ in orders})
     if packet in REDUCTIONS and inputs:
         strided |= _reduces_apart(named.get("dim"), inputs[0])
-    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors),
-             "row": _row(packet, named, tensors[0], outputs) if tensors else 1, "strided": int(strided)}
     whole = [t.numel() for t in inputs if not t.is_floating_point() and t.dtype != torch.bool]
-    if whole and len(whole) < len(inputs):
+    chooses = whole and len(whole) < len(inputs)
+    row = _row(packet, named, inputs, outputs)
+    if row is None:
+        row = inputs[0].shape[-1] if chooses and inputs[0].dim() else _run(sorted(tensors, key=lambda t: -t.numel()))
+    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors), "row": row, "strided": int(strided)}
+    if chooses:
         found["indices"] = max(whole)
+    if "accumulate" in named:
+        found["accumulate"] = int(named["accumulate"])
     return found
 
 
-def _row(packet: str, named: Named, first: torch.Tensor, outputs: Tensors) -> int:
+def _row(packet: str, named: Named, inputs: Tensors, outputs: Tensors) -> int | None:
+    """Returns the number of values that are joined for one result; None if the operator joins none."""
+    if not inputs:
+        return None
+    first = inputs[0]
     if packet in REDUCTIONS and outputs and 0 < outputs[0].numel() < first.numel():
         return first.numel() // outputs[0].numel()
     if "normalized_shape" in named:
@@ -106,10 +126,29 @@ def _row(packet: str, named: Named, first: torch.Tensor, outputs: Tensors) -> in
         return int(named["C"] // named["group"] * named["HxW"])
     if "batch_norm" in packet and first.dim() > 1:
         return first.numel() // max(first.shape[1], 1)
-    if first.dim() == 0:
+    if first.dim() and ("softmax" in packet or packet in _ALONG):
+        return first.shape[named["dim"] if isinstance(named.get("dim"), int) else -1]
+    return None
+
+
+def _run(tensors: Tensors) -> int:
+    """Returns how many elements lie side by side in all tensors that have, or are broadcast to, the shape of the first one."""
+    if not tensors:
         return 1
-    along = named.get("dim") if "softmax" in packet or packet in _ALONG else None
-    return first.shape[along if isinstance(along, int) else -1]
+    shape = tensors[0].shape
+    strides = []
+    for tensor in tensors:
+        missing = len(shape) - tensor.dim()
+        if missing >= 0 and all(a in (1, b) for a, b in zip(tensor.shape, shape[missing:])):
+            strides.append([0] * missing + [0 if a == 1 else s for a, s in zip(tensor.shape, tensor.stride())])
+    dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: (strides[0][d], -d))
+    run = 1
+    for dim in dims:
+        # An operand moves on with each element, or stays for the whole run.
+        if any(s[dim] != (0 if s[dims[0]] == 0 else run) for s in strides):
+            break
+        run *= shape[dim]
+    return run
 
 
 def _reduces_apart(dims: Any, tensor: torch.Tensor) -> bool:

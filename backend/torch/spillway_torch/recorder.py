@@ -104,6 +104,7 @@ class _Facts:
     kind: str  # "", "number" or "shape": the result depends on values
     composite: bool  # it is made of other operators
     arguments: tuple[str, ...]  # names
+    defaults: dict[str, Any]  # by name
     lists: tuple[str, ...]  # those among them that are lists of tensors
 
 
@@ -122,6 +123,7 @@ def facts_of(func: Any) -> _Facts:
                   packet in table.ALLOCATIONS, kind,
                   torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
                   tuple(a.name for a in func._schema.arguments),
+                  {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()},
                   tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"))
 
 
@@ -327,7 +329,7 @@ class Watch(TorchDispatchMode):
         if self.target.cuda and not self.target.real:
             self.scratch = scratch_of(facts.packet, args, self.target.capability)
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
-        named = {**dict(zip(facts.arguments, args)), **kwargs}
+        named = {**facts.defaults, **dict(zip(facts.arguments, args)), **kwargs}
         attributes = attributes_of(facts.packet, named, facts.lists, inputs, [*made, *written])
         self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random, attributes)
 

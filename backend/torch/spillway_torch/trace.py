@@ -279,8 +279,8 @@ def arithmetic_of(op: Operator) -> str:
     if _type_of(op.packet) == "other" or not op.inputs:
         return ""
     dtype = op.inputs[0].dtype
-    if dtype == torch.float32:
-        return "tf32" if op.tf32 else ""
+    if dtype == torch.float32:  # attention computes in it in any case
+        return "tf32" if op.tf32 and _type_of(op.packet) != "attention" else ""
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
 

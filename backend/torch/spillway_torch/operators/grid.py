@@ -99,16 +99,23 @@ _PRECISIONS = ((BF16, False), (FP32, True), (FP32, False), (FP16, False))
 def products(grid: Grid) -> Iterator[Entry]:
     """Linear layers with and without bias, forward, gradients of inputs and of weights; and products in batches."""
     usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096) for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
-    usual += [(2048, 768, 50257), (2048, 1024, 32000), (2048, 4096, 128256), (4096, 768, 30522)]
+    words = (50257, 32000, 30522, 128256, 32001, 50265, 250113, 50304)
     for number, (dtype, tf32) in enumerate(_PRECISIONS):
-        drawn = grid.draw((64, 36, 36, 12)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
+        drawn = grid.draw((50, 30, 30, 10)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
+        # Rows that do not begin at multiples of 16 bytes, as those of most vocabularies.
+        drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4)) for i, (rows, depth, columns) in enumerate(drawn[3::4])]
+        vocabularies = [(rows, width, words[i % len(words)]) for i, (rows, width) in enumerate(
+            grid.draw((16, 12, 12, 8)[number], (256, 16384, 1), (512, 4096, 256)))]
         most = 1.5e12 if dtype == FP32 else 4e12
-        for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[:8] if dtype == FP16 else usual)]):
+        for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[::3] if dtype == FP16 else usual),
+                                                    *grid.usual(vocabularies)]):
             rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
-            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4), tf32)
+            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4 if columns not in words else 1), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
-        for batches, queries, depth, keys in grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16)):
+        drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
+        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048)])]:
             batches = max(min(batches, (1 << 27) // queries // keys), 1)
+            keys += batches % 3 == 0  # an odd length
             yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
     for experts, rows, depth, columns in grid.draw(8, (4, 16, 4), (256, 16384, 64), (128, 4096, 64), (128, 4096, 64)):
         yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, columns))
@@ -153,33 +160,37 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Callable[[Mak
 
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
-    kinds = ((SDPBackend.CUDNN_ATTENTION, BF16, 32), (SDPBackend.CUDNN_ATTENTION, FP16, 8), (SDPBackend.FLASH_ATTENTION, BF16, 24),
-             (SDPBackend.FLASH_ATTENTION, FP16, 6), (SDPBackend.EFFICIENT_ATTENTION, FP32, 28),
-             (SDPBackend.EFFICIENT_ATTENTION, BF16, 8), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
+    kinds = ((SDPBackend.CUDNN_ATTENTION, BF16, 48), (SDPBackend.CUDNN_ATTENTION, FP16, 12), (SDPBackend.FLASH_ATTENTION, BF16, 28),
+             (SDPBackend.FLASH_ATTENTION, FP16, 6), (SDPBackend.EFFICIENT_ATTENTION, FP32, 36),
+             (SDPBackend.EFFICIENT_ATTENTION, BF16, 10), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
     usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0), (8, 12, 12, 384, 64, 0)]
     for backend, dtype, count in kinds:
-        drawn = [(batch, heads, heads // 4 if i % 4 == 0 and heads % 4 == 0 else heads, length, width, i % 2)
-                 for i, (batch, heads, length, width) in enumerate(grid.draw(count, (1, 32, 1), (1, 64, 1), (64, 8192, 1), (32, 128, 32)))]
-        for sizes in [*drawn, *grid.usual(usual if count > 8 else ())]:
+        drawn = [(-(-batches // heads), heads, heads // 4 if i % 4 == 3 and heads % 4 == 0 else heads, length,
+                  (64, 128, 64, 128, 64, 32, 128, 96)[i % 8], i % 2)
+                 for i, (batches, heads, length) in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
+        for i, sizes in enumerate([*grid.usual(usual if count > 10 else ()), *drawn]):
             batch, heads, groups, length, width, causal = sizes
             most = 1 << (28 if backend == SDPBackend.MATH else 33 if dtype == FP32 else 34)  # scores
             batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
             if backend not in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
                 groups = heads  # the others take repeated keys
+            length = -(-length // 8) * 8 if i % 3 else length
+            masked = not causal and i % 4 == 0 and backend != SDPBackend.FLASH_ATTENTION
             yield Entry(f"scaled_dot_product_attention ({backend.name.lower()}, {_short(dtype)})",
-                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal)))
+                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal), i % 3 == 1, masked))
 
 
 def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int], lengths: tuple[int, int], width: int,
-             causal: bool) -> Callable[[Maker], Stages]:
+             causal: bool, dropout: bool, masked: bool) -> Callable[[Maker], Stages]:
     """Returns what makes an attention; `heads` and `lengths` are those of queries and of keys."""
     def make(new: Maker) -> Stages:
         q, k, v = (new(batch, lengths[i], heads[i], width, dtype=dtype, grad=True) for i in (0, 1, 1))
+        mask = new(batch, 1, *lengths, dtype=dtype) if masked else None
 
         def forward(_: Any) -> torch.Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
-                                                      enable_gqa=heads[0] != heads[1])
+                return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.1 * dropout,
+                                                      causal, enable_gqa=heads[0] != heads[1])
 
         return forward, _gradients(q, k, v)
 
@@ -192,19 +203,22 @@ def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int
 def norms(grid: Grid) -> Iterator[Entry]:
     """Layer, RMS, group and batch norm, forward and backward."""
     for dtype in (FP32, BF16):
-        for rows, width in [*grid.draw(16, (64, 65536, 1), (64, 8192, 8)), *grid.usual([(2048, 768), (4096, 1024), (2048, 4096)])]:
+        short = [(16 * side * side, width) for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
+        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (800000, 96), *short, *((4 * rows, width) for rows, width in short)]
+        for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *grid.usual(usual)]:
             rows = min(rows, (1 << 27) // width)
             yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
             if hasattr(F, "rms_norm"):
                 yield Entry(f"rms_norm ({_short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
         planes = grid.draw(10, (1, 64, 1), (32, 1024, 32), (7, 128, 1))
-        for i, (batch, channels, side) in enumerate([*planes, *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28)])]):
+        for i, (batch, channels, side) in enumerate([*planes, *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28), (2, 16, 224),
+                                                                 (4, 64, 224), (32, 32, 224), (16, 128, 112)])]):
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 1)
-            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, (8, 32)[i % 2]))
-        usual = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7)]
-        for i, (batch, channels, side) in enumerate([*planes, *grid.usual(usual)]):
+            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, (8, 32)[i % 2 and channels > 16]))
+        plain = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7), (64, 128, 28), (64, 256, 14)]
+        for batch, channels, side in [*planes, *grid.usual(plain)]:
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
-            for last in (False, True) if i >= 10 or i % 3 == 0 else (False,):
+            for last in (False, True):
                 yield Entry(f"batch_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
 
 
@@ -244,7 +258,7 @@ def _formed(tensor: torch.Tensor, last: bool) -> torch.Tensor:
 def losses(grid: Grid) -> Iterator[Entry]:
     """Softmax and cross entropy, forward and backward."""
     for dtype in (FP32, BF16):
-        for rows, width in grid.draw(12, (256, 262144, 1), (16, 8192, 1)):
+        for rows, width in grid.draw(12, (256, 262144, 1), (4, 8192, 1)):
             rows = max(min(rows, (1 << 27) // width), 1)
             yield Entry(f"softmax ({_short(dtype)})", _softmax(rows, width, dtype))
         for rows, classes in [*grid.draw(12, (64, 16384, 1), (2, 131072, 1)), *grid.usual([(2048, 50257), (4096, 32000), (2048, 128256)])]:
@@ -291,7 +305,7 @@ def embeddings(grid: Grid) -> Iterator[Entry]:
     for dtype in (FP32, BF16):
         for words, width, count in [*grid.draw(12, (128, 131072, 1), (64, 4096, 8), (64, 65536, 1)), *grid.usual(usual)]:
             yield Entry(f"embedding ({_short(dtype)})", _embedded(min(words, (1 << 29) // width), width, count, dtype))
-        for rows, width, count in grid.draw(8, (256, 32768, 1), (64, 4096, 8), (64, 32768, 1)):
+        for rows, width, count in grid.draw(8, (256, 32768, 1), (8, 4096, 8), (64, 32768, 1)):
             yield Entry(f"index ({_short(dtype)})", _indexed(rows, width, count, dtype))
 
 
@@ -307,7 +321,8 @@ def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Callable[
     def make(new: Maker) -> Stages:
         x, chosen, y = new(rows, width, dtype=dtype), new.whole(rows, count), new(count, width, dtype=dtype)
         spread = chosen[:, None].expand(count, width)
-        return (lambda _: x[chosen], lambda _: aten.index_put(x, [chosen], y), lambda _: x.index_put_([chosen], y, accumulate=True),
+        return (lambda _: x[chosen], lambda _: aten.index_put(x, [chosen], y), lambda _: aten.index_put(x, [chosen], y, True),
+                lambda _: x.index_put_([chosen], y, accumulate=True),
                 lambda _: x.index_select(0, chosen), lambda _: x.index_add_(0, chosen, y), lambda _: x.gather(0, spread),
                 lambda _: x.scatter(0, spread, y), lambda _: x.scatter_add(0, spread, y))
 
@@ -319,10 +334,10 @@ def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Callable[
 
 def elementwise(grid: Grid) -> Iterator[Entry]:
     """Operators that compute each element of their result from one element of each operand."""
-    sizes = (10, 15, 20, 24, 28) if not grid.small else (10,)
-    rows = [r for (r,) in grid.draw(2 * len(sizes), (64, 8192, 64))]
-    for number, (dtype, bits) in enumerate((dtype, bits) for dtype in (FP32, BF16) for bits in sizes):
-        row = min(rows[number % len(rows)], 1 << bits)
+    sizes = [(dtype, bits) for dtype in (FP32, BF16) for bits in (4, 14, 20, 24, 28)] + [(FP16, 20), (FP16, 25)]
+    rows = [row for (row,) in grid.draw(len(sizes), (64, 8192, 64))]
+    for (dtype, bits), row in zip([(FP32, 10)] if grid.small else sizes, rows):
+        row = min(row, 1 << bits)
         count = (1 << bits) // row
         for name, call in _CALLS.items():
             yield Entry(f"{name} ({_short(dtype)})", _element(call, count, row, dtype))
@@ -343,18 +358,16 @@ _CALLS: dict[str, Callable[[_Operands], Any]] = {
     "add": lambda o: o.x + o.y, "add a number": lambda o: o.x + 1.0, "add a row": lambda o: o.x + o.row,
     "add_": lambda o: o.x.add_(o.y), "sub": lambda o: o.x - o.y, "mul": lambda o: o.x * o.y,
     "mul by a number": lambda o: o.x * 0.5, "mul by a row": lambda o: o.x * o.row,
-    "mul by a column": lambda o: o.x * o.column, "mul_ by a number": lambda o: o.x.mul_(0.999),
-    "mul_ by a scalar": lambda o: o.x.mul_(o.scalar), "div": lambda o: o.x / o.y,
-    "div by a number": lambda o: o.x / 8.0, "div_ by a number": lambda o: o.x.div_(1.001), "neg": lambda o: -o.x,
-    "pow 2": lambda o: o.x.pow(2), "pow 3": lambda o: o.x.pow(3.0), "rsqrt": lambda o: o.x.rsqrt(),
-    "sqrt": lambda o: o.x.sqrt(), "exp": lambda o: o.x.exp(), "cos": lambda o: o.x.cos(), "sin": lambda o: o.x.sin(),
-    "tanh": lambda o: o.x.tanh(), "sigmoid": lambda o: o.x.sigmoid(), "relu": lambda o: o.x.relu(),
+    "mul by a column": lambda o: o.x * o.column, "mul_ by a scalar": lambda o: o.x.mul_(o.scalar),
+    "div": lambda o: o.x / o.y, "div by a number": lambda o: o.x / 8.0, "div_ by a number": lambda o: o.x.div_(1.001),
+    "neg": lambda o: -o.x, "pow 2": lambda o: o.x.pow(2), "pow 3": lambda o: o.x.pow(3.0),
+    "rsqrt": lambda o: o.x.rsqrt(), "sqrt": lambda o: o.x.sqrt(), "cos": lambda o: o.x.cos(),
+    "sin": lambda o: o.x.sin(), "tanh": lambda o: o.x.tanh(), "relu": lambda o: o.x.relu(),
     "relu_": lambda o: o.x.relu_(), "silu": lambda o: F.silu(o.x), "gelu": lambda o: F.gelu(o.x),
     "gelu by tanh": lambda o: F.gelu(o.x, approximate="tanh"),
     "gelu_backward": lambda o: aten.gelu_backward(o.x, o.y),
     "gelu_backward by tanh": lambda o: aten.gelu_backward(o.x, o.y, approximate="tanh"),
     "silu_backward": lambda o: aten.silu_backward(o.x, o.y), "tanh_backward": lambda o: aten.tanh_backward(o.x, o.y),
-    "sigmoid_backward": lambda o: aten.sigmoid_backward(o.x, o.y),
     "threshold_backward": lambda o: aten.threshold_backward(o.x, o.y, 0),
     "where": lambda o: torch.where(o.x > 0, o.x, o.y), "masked_fill": lambda o: o.x.masked_fill(o.column > 0, 0.0),
     "masked_fill_": lambda o: o.x.masked_fill_(o.column > 0, 0.0), "clone": lambda o: o.x.clone(),
@@ -362,11 +375,12 @@ _CALLS: dict[str, Callable[[_Operands], Any]] = {
     "zeros_like": lambda o: torch.zeros_like(o.x), "fill_": lambda o: o.x.fill_(1.0),
     "new_zeros": lambda o: o.x.new_zeros(o.x.shape), "lerp_": lambda o: o.x.lerp_(o.y, 0.1),
     "addcmul_": lambda o: o.x.addcmul_(o.y, o.y, value=0.1), "addcdiv_": lambda o: o.x.addcdiv_(o.y, o.y, value=-0.1),
-    "bernoulli_": lambda o: o.x.bernoulli_(0.9), "randn_like": lambda o: torch.randn_like(o.x),
-    "cat": lambda o: torch.cat([o.x, o.y]), "cat of rows": lambda o: torch.cat([o.x, o.y], -1),
+    "bernoulli_": lambda o: o.x.bernoulli_(0.9), "cat": lambda o: torch.cat([o.x, o.y]),
+    "cat of rows": lambda o: torch.cat([o.x, o.y], -1),
     "slice_backward": lambda o: aten.slice_backward(o.x, (o.x.shape[0], 2 * o.x.shape[1]), 1, 0, o.x.shape[1], 1),
-    "select_backward": lambda o: aten.select_backward(o.row, o.x.shape, 0, 0), "clamp": lambda o: o.x.clamp(-1, 1),
-    "cumsum": lambda o: o.x.cumsum(-1),
+    "select_backward": lambda o: aten.select_backward(o.row, o.x.shape, 0, 0), "cumsum": lambda o: o.x.cumsum(-1),
+    "add of two types": lambda o: o.x + o.y.to(o.other), "mul of two types": lambda o: o.x * o.y.to(o.other),
+    "cat of two types": lambda o: torch.cat([o.x, o.y.to(o.other)]),
 }
 
 
@@ -396,7 +410,7 @@ def reductions(grid: Grid) -> Iterator[Entry]:
         lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.sum(), lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1),
         lambda x: torch.linalg.vector_norm(x), lambda x: x.var(-1), lambda x: x.argmax(-1))
     for dtype in (FP32, BF16):
-        for rows, width in grid.draw(8, (64, 131072, 1), (16, 16384, 1)):
+        for rows, width in grid.draw(8, (4, 131072, 1), (4, 16384, 1)):
             for call in calls:
                 yield Entry(f"reduction ({_short(dtype)})", _reduced(call, (min(rows, (1 << 27) // width), width), dtype))
         for batch, channels, side in grid.draw(4, (1, 64, 1), (16, 1024, 1), (7, 128, 1)):
@@ -432,7 +446,8 @@ def copies(grid: Grid) -> Iterator[Entry]:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
         for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
-            yield Entry(f"copy ({_short(dtype)})", _reduced(lambda x: x.contiguous(memory_format=torch.channels_last), shape, dtype))
+            for call in (lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(x.contiguous(memory_format=torch.channels_last))):
+                yield Entry(f"copy ({_short(dtype)})", _reduced(call, shape, dtype))
 
 
 # ---- convolutions ----
@@ -450,22 +465,28 @@ _UNET = ((3, 32, 224, 3, 1, 1), (32, 32, 224, 3, 1, 1), (32, 64, 112, 3, 1, 1), 
          (64, 32, 224, 3, 1, 1), (32, 4, 224, 1, 1, 1), (256, 128, 28, 2, 2, 1, 1), (128, 64, 56, 2, 2, 1, 1), (64, 32, 112, 2, 2, 1, 1),
          (320, 320, 64, 3, 1, 1), (640, 640, 32, 3, 1, 1), (1280, 1280, 16, 3, 1, 1))
 _OTHERS = ((3, 768, 224, 16, 16, 1), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (192, 192, 28, 3, 1, 192), (64, 64, 224, 3, 1, 1),
-           (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32))
+           (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32), (3, 64, 224, 3, 1, 1), (3, 16, 224, 3, 1, 1),
+           (16, 16, 224, 3, 1, 1), (64, 128, 112, 3, 1, 1), (128, 128, 112, 3, 1, 1), (128, 64, 224, 3, 1, 1), (64, 32, 256, 3, 1, 1),
+           (3, 128, 224, 4, 4, 1), (128, 128, 56, 7, 1, 128), (256, 256, 28, 7, 1, 256), (512, 512, 14, 7, 1, 512), (256, 512, 28, 2, 2, 1))
 
 
 def convolutions(grid: Grid) -> Iterator[Entry]:
     """Convolutions of known networks, forward and backward, and max pooling."""
-    shapes = [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS] if not grid.small else [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)]
-    for number, (dtype, tf32, last) in enumerate(((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True),
-                                                  (FP32, True, True))):
-        for i, shape in enumerate(shapes[:: 3 if number == 4 else 1]):
-            batch = (16, 8, 32, 4)[(i + number) % 4] if not grid.small else 2
-            batch = 2 if shape[0] == 3 and shape[1] == 768 and grid.small else batch
+    shapes = [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)] if grid.small else [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS]
+    kinds = ((FP32, False, False, 3), (FP32, True, False, 2), (BF16, False, False, 3), (BF16, False, True, 2), (FP32, True, True, 1))
+    for number, (dtype, tf32, last, repeats) in enumerate(kinds):
+        for i, shape in enumerate(shapes * (1 if grid.small else repeats)):
+            wide, out, side, kernel, stride, groups, *_ = shape
+            work = 2 * wide * out // groups * (kernel * side // stride) ** 2
+            values = max(wide * side ** 2, out * (side // stride) ** 2)
+            batch = 2 if grid.small else (16, 8, 32, 64, 128, 24, 256)[(2 * i + 3 * number + i // len(shapes)) % 7]
+            batch = max(min(batch, int((3e11 if dtype == FP32 else 1.5e12) / work), (1 << 28) // values), 1)
             yield Entry(f"convolution ({_short(dtype)})", _convolved(batch, shape, dtype, last), tf32)
     for dtype in (FP32, BF16):
-        for i, (batch, channels, side) in enumerate(grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2))):
+        usual = [(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)]
+        for i, (batch, channels, side) in enumerate([*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)), *grid.usual(usual)]):
             batch = min(batch, max((1 << 26) // channels // side ** 2, 1))
-            yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, i % 2))
+            yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, int(i % 2 == 0 and i > 8 or i % 4 == 1)))
 
 
 def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool) -> Callable[[Maker], Stages]:
@@ -499,7 +520,8 @@ def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: 
 
 def optimizers(grid: Grid) -> Iterator[Entry]:
     """Steps of AdamW and SGD, over lists, fused and one by one; the operators of a gradient scaler; and clip_grad_norm_."""
-    for i, (tensors, size) in enumerate(grid.draw(8, (10, 300, 1), (1 << 16, 1 << 28, 1))):
+    usual = grid.usual([(148, 1 << 27), (290, 1 << 28), (39, 1 << 28)])
+    for i, (tensors, size) in enumerate([*usual, *grid.draw(6, (10, 300, 1), (1 << 16, 1 << 27, 1))]):
         for dtype in (FP32, BF16):
             for way in ("foreach", "fused"):
                 if dtype == FP32 or i % 2 == 0:
@@ -546,6 +568,52 @@ def _scaled(tensors: int, size: int) -> Callable[[Maker], Stages]:
     return make
 
 
+# ---- whole numbers, and tensors without operands ----
+
+
+def whole_numbers(grid: Grid) -> Iterator[Entry]:
+    """Operators on whole numbers, and those that make tensors."""
+    for (size,) in [*grid.draw(3, (1, 65536, 1)), *grid.usual([(1,)])]:
+        for name, call in _WHOLE.items():
+            yield Entry(f"{name} (int64)", _counted(call, size))
+    for (size,) in [*grid.draw(6, (16, 1 << 26, 1)), *grid.usual([(1 << 21,), (1 << 23,)])]:
+        for made in (torch.zeros, torch.ones, torch.randn):
+            yield Entry(made.__name__, _made(made, size))
+    for (size,) in grid.draw(4, (16, 1 << 17, 1)):
+        for name, make in (("arange", lambda new, n: torch.arange(n, device=new.device)),
+                           ("randint", lambda new, n: torch.randint(100, (n,), device=new.device)),
+                           ("pad", lambda new, n: F.pad(torch.ones(4, n, dtype=torch.int64, device=new.device), (0, 1)))):
+            yield Entry(name, _called(make, size))
+    yield Entry("item", _called(lambda new, n: torch.ones(1, device=new.device).item(), 1))
+
+
+_WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add_": lambda x: x.add_(1), "add": lambda x: x + x, "sub": lambda x: x - 1, "mul": lambda x: x * 2,
+    "floor_divide": lambda x: x // 4, "clamp_": lambda x: x.clamp_(max=5), "ge": lambda x: x >= 1, "to int32": lambda x: x.int(),
+    "to bool": lambda x: x.bool(), "sort": lambda x: x.sort(), "cumsum": lambda x: x.cumsum(0), "clone": lambda x: x.clone(),
+    "histc": lambda x: x.float().histc(8, 0, 7), "index_put_": lambda x: x.index_put_([x.clamp(0, 0)], x.clone()), "sum": lambda x: x.sum(),
+    "all": lambda x: x.bool().all(), "where": lambda x: torch.where(x > 0, x, x),
+    "topk": lambda x: x[:, None].float().repeat(1, 4).topk(2),
+}
+
+
+def _counted(call: Callable[[torch.Tensor], Any], size: int) -> Callable[[Maker], Stages]:
+    def make(new: Maker) -> Stages:
+        x = new.whole(8, size)
+        return (lambda _: call(x),)
+
+    return make
+
+
+def _called(call: Callable[[Maker, int], Any], size: int) -> Callable[[Maker], Stages]:
+    return lambda new: (lambda _: call(new, size),)
+
+
+def _made(call: Any, size: int) -> Callable[[Maker], Stages]:
+    return lambda new: (lambda _: call(size, device=new.device, dtype=FP32),)
+
+
 FAMILIES: dict[str, Callable[[Grid], Iterator[Entry]]] = {
     function.__name__: function
-    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions, optimizers)}
+    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions, optimizers,
+                     whole_numbers)}

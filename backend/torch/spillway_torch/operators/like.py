@@ -142,7 +142,7 @@ def _makes(op: _Op) -> Iterator[Callable[[Maker], Stages]]:
     elif "queries" in op.attributes and kernel is not None:
         a = op.attributes
         yield attended(kernel, op.inputs[-1].dtype if "backward" not in op.packet else op.first.dtype, a["batch"],
-                       (a["heads"], a["kv_heads"]), (a["queries"], a["keys"]), a["head_dim"], bool(a["causal"]))
+                       (a["heads"], a["kv_heads"]), (a["queries"], a["keys"]), a["head_dim"], bool(a["causal"]), bool(a["dropout"]), bool(a["mask"]))
     else:
         for overload in getattr(aten, op.packet).overloads() if hasattr(aten, op.packet) else ():
             function = getattr(getattr(aten, op.packet), overload)
