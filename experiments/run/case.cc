@@ -52,7 +52,10 @@ void SetTimeout(Case& asked, const std::string& text) {
 std::string HostOf(const Case& asked) {
   const auto* const named =
       std::ranges::find(kHostTimes, asked.host, &std::pair<const char*, HostTimes>::second);
-  return named == std::end(kHostTimes) ? FormatDuration(asked.host.per_operator) : named->first;
+  if (named != std::end(kHostTimes)) return named->first;
+  std::string text = FormatDuration(asked.host.per_operator);
+  std::erase(text, ' ');
+  return text;
 }
 
 constexpr CaseKey kKeys[] = {

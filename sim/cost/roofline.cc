@@ -62,7 +62,7 @@ std::span<const Kernel> RooflineCostModel::Kernels(const Op& op, size_t slot, in
   SPILLWAY_CHECK(slot < op.slots.size() && batch >= 1 && batch <= op.batch);
   const Slot& asked = op.slots[slot];
   const std::lock_guard lock(mutex_);
-  Key key(asked.signature, asked.flops, asked.traffic, op.batch, batch);
+  Key key(asked.signature, asked.flops, asked.traffic, asked.arithmetic, op.batch, batch);
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
   // `Candidates` may throw; then nothing is stored, and the next call throws again.

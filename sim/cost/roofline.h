@@ -46,7 +46,7 @@ class RooflineCostModel final : public CostModel {
 
   // The values that determine the candidates: signature, FLOPs and traffic of a slot, the batch of
   // its op, and the batch. Slots of one signature differ in traffic if one slot accumulates.
-  using Key = std::tuple<std::string, int64_t, Bytes, int64_t, int64_t>;
+  using Key = std::tuple<std::string, int64_t, Bytes, Arithmetic, int64_t, int64_t>;
 
   const Device device_;
   const int library_;  // major version of cuDNN; 0 for another library

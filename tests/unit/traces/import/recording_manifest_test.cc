@@ -70,7 +70,7 @@ TEST(RecordingManifestTest, RefusesOthers) {
            Case{"\"batch\": 4", "\"batch\": 0", "m.json:3"},
            Case{"78.5", "-1", "expected a time from 0 to 10^9 ms"},
            Case{"78.5", "1e10", "expected a time from 0 to 10^9 ms"},
-           Case{"\"k.json.gz\"", "5", "m.json:5"},
+           Case{"\"k.json.gz\"", "5", "m.json:6"},
        }) {
     WriteRaw(directory / "m.json", Edited(test.from, test.to));
     EXPECT_THAT(InputErrorOf([&] { ReadRecordingManifest(directory / "m.json"); }),
