@@ -333,6 +333,14 @@ Trace Interpolated(const Trace& one, const Trace& other, const Curve& curve) {
       op.slots[s].flops = curve.At(op.slots[s].flops, far.slots[s].flops);
       op.slots[s].traffic = curve.At(op.slots[s].traffic, far.slots[s].traffic);
     }
+    for (size_t a = 0; a < std::min(op.attributes.size(), far.attributes.size()); ++a) {
+      Attribute& attribute = op.attributes[a];
+      const Attribute& other_one = far.attributes[a];
+      if (attribute.name != other_one.name || attribute.value == other_one.value) continue;
+      if (attribute.name == "alignment") continue;  // the only number that counts nothing
+      attribute.value = static_cast<double>(
+          curve.At(std::llround(attribute.value), std::llround(other_one.value)));
+    }
     RecordedCost& cost = *op.recorded;
     cost = {curve.At(cost.time, far.recorded->time), line.At(cost.gap, far.recorded->gap),
             line.At(cost.host, far.recorded->host),

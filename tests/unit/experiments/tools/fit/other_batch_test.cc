@@ -198,6 +198,7 @@ Trace OfLength(int64_t tokens) {
     for (const int64_t extent : tensor.shape) tensor.size = tensor.size * extent;
   }
   trace.ops[1].slots[0].flops = 7 * tokens + 2 * tokens * tokens;
+  trace.ops[1].attributes = {{"elements", static_cast<double>(tokens * tokens)}, {"row", 8}};
   trace.ops[3].recorded->time = Duration::Microseconds(100 + tokens);
   trace.Validate();
   return trace;
