@@ -346,8 +346,8 @@ Bytes BytesOf(const Trace& trace, std::span<const TensorId> ids) {
 }
 
 // Finds the ops of the update phase that use a large parameter, large optimizer state, or a
-// temporary tensor of such ops. Ops that only use gradients clip or scale them, whatever the
-// optimizer.
+// temporary tensor that such ops write. Ops that only use gradients clip or scale them, whatever
+// the optimizer.
 std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
   std::vector<bool> ops(trace.ops.size()), own(trace.tensors.size());
   for (size_t i = 0; i < own.size(); ++i) {
@@ -358,7 +358,8 @@ std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
     const OpId first = *liveness.FirstUse(id);
     return !IsPersistent(trace.tensor(id).kind) && trace.op(first).phase == Phase::kUpdate;
   };
-  // An op that allocates a temporary tensor comes before the op that shows whose it is.
+  // An op that allocates a temporary tensor comes before the op that writes it and shows whose it
+  // is.
   for (int round = 0; round < 2; ++round) {
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const Op& op = trace.ops[i];
@@ -367,7 +368,8 @@ std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
           std::ranges::any_of(op.inputs, is_own) || std::ranges::any_of(op.outputs, is_own);
       if (!is_one) continue;
       ops[i] = true;
-      for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
+      for (const TensorId id : op.outputs) {
+        const TensorId storage = liveness.Root(id);
         if (is_temporary(storage)) own[Index(storage)] = true;
       }
     }
