@@ -559,12 +559,17 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
   if (!update) return std::nullopt;
+  size_t forward = 0;  // the number of ops up to the last one of forward
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (trace.ops[i].phase == Phase::kForward) forward = i + 1;
+  }
   std::vector<TensorId> copied, small;
   for (const TensorId id : update->gradients) {
     const auto is_later = [&](OpId use) {
       return trace.op(use).phase == Phase::kUpdate && !update->Has(use);
     };
-    if (std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
+    const bool accumulates = Index(*liveness.FirstUse(id)) < forward;
+    if (accumulates || std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
     (IsLarge(trace.tensor(id)) ? copied : small).push_back(id);
   }
   Trace less = trace;

@@ -241,6 +241,15 @@ TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
             Duration::Nanoseconds(2 * 16384 - 20 + 2 * 16384));
 }
 
+TEST(ChangedStepTest, GradientsThatAccumulateStay) {
+  const Trace passes = Step(2, [](testing::TraceBuilder& builder) {
+    builder.Op("mm.later", Phase::kForward, {"x", "w"}, {"y"});
+    builder.Op("mm.dw.later", Phase::kBackward, {"x", "y", "dw"}, {"dw"});
+  });
+  EXPECT_FALSE(WithOffloadedOptimizer(passes, testing::FixedCost()));
+  EXPECT_TRUE(With8BitOptimizer(passes, testing::RoundDevice()));
+}
+
 TEST(ChangedStepTest, GradientsThatAreClippedStay) {
   Trace clipped = Step(2, [](testing::TraceBuilder& builder) {
     builder.Tensor("norm", TensorKind::kGradient, 4);
