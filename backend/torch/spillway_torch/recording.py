@@ -15,12 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from . import table
 from .errors import NotRecordableError, SpillwayError
-from .fit import FitRow, fit
 from .ledger import Storage
 from .pretended import active, pretend
 from .recorder import Operator, Saved, Tape, Watch
 from .target import Target, parse_target
 from .trace import to_trace, write_trace
+from .verdict import FitRow, ask_fit
 
 GRANULE = 512  # bytes; PyTorch's allocator rounds blocks up to a multiple
 
@@ -65,7 +65,7 @@ class Recording:
 
         Raises `ProgramError` if `spillway` is missing or refuses the arguments.
         """
-        return fit(self, device, memory=memory, outside=outside, batch=batch)
+        return ask_fit(self, device, memory=memory, outside=outside, batch=batch)
 
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,

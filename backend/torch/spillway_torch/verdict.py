@@ -58,8 +58,8 @@ class FitRow:
         return self.status in ("fits", "reclaims")
 
 
-def fit(recording: Recording, device: str | Sequence[str] = (), *, memory: int | str | None = None,
-        outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
+def ask_fit(recording: Recording, device: str | Sequence[str] = (), *, memory: int | str | None = None,
+            outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
     """See `Recording.fit`."""
     def size(value: int | str) -> str:
         return f"{value}B" if isinstance(value, int) else value
