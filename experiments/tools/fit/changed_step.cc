@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "policies/pytorch_plans.h"
 #include "sim/cost/roofline.h"
 #include "traces/liveness.h"
 
@@ -289,7 +290,7 @@ class Halved {
       Slot& slot = op.slots[0];
       const auto saved = static_cast<Int128>(slot.traffic.count()) * halved / (2 * Int128{bytes});
       slot.traffic -= Bytes(static_cast<int64_t>(saved));
-      if (slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
+      if (IsCostly(op) && slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
       if (op.recorded->time > Duration()) ScaleTime(whole, op);
     }
     to_.ops.push_back(std::move(op));

@@ -161,7 +161,9 @@ TEST(ChangedStepTest, Bfloat16HalvesAllButTheLoss) {
   EXPECT_EQ(size("dy"), 512);
   EXPECT_EQ(size("dy.bfloat16"), 256);
   EXPECT_EQ(OpOf(half, "mm").slots[0].arithmetic, Arithmetic::kBf16);
-  EXPECT_EQ(OpOf(half, "loss").slots[0].arithmetic, Arithmetic::kFp32);
+  for (const char* name : {"loss", "mean", "step"}) {
+    EXPECT_EQ(OpOf(half, name).slots[0].arithmetic, Arithmetic::kFp32) << name;
+  }
   EXPECT_EQ(PeakOf(half), (kPersistent + 16384 + 32 + 16384 + 4) / 2);
 }
 
