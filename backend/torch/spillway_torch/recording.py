@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 from unittest import mock
 
@@ -21,6 +21,7 @@ from .pretended import active, pretend
 from .recorder import Operator, Saved, Tape, Watch
 from .target import Target, parse_target
 from .trace import to_trace, write_trace
+from .verdict import FitRow, ask_fit
 
 GRANULE = 512  # bytes; PyTorch's allocator rounds blocks up to a multiple
 
@@ -61,6 +62,19 @@ class Recording:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace for `spillway`. The ending .gz or .zst compresses it."""
         write_trace(self.trace(), path)
+
+    def fit(self, device: str | Sequence[str] = (), *, memory: int | str | None = None, outside: int | str = 0,
+            batch: int | str | None = None) -> list[FitRow]:
+        """Returns whether the step fits on each device, each followed by the changes of the program that make it fit, those
+        that cost the least time first, and by those that help without sufficing.
+
+        device: names or files as `--device` of `spillway fit` takes them; by default all devices that come with it.
+        memory, outside: bytes or texts ("24GiB") in place of the device's memory, and used outside PyTorch's allocator.
+        batch: another batch than the recorded one, 8 or "2x"; everything that is proportional to the batch is scaled.
+
+        Raises `ProgramError` if `spillway` is missing or refuses the arguments.
+        """
+        return ask_fit(self, device, memory=memory, outside=outside, batch=batch)
 
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,

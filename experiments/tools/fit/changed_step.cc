@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "policies/pytorch_plans.h"
 #include "sim/cost/roofline.h"
 #include "traces/liveness.h"
 
@@ -289,7 +290,7 @@ class Halved {
       Slot& slot = op.slots[0];
       const auto saved = static_cast<Int128>(slot.traffic.count()) * halved / (2 * Int128{bytes});
       slot.traffic -= Bytes(static_cast<int64_t>(saved));
-      if (slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
+      if (IsCostly(op) && slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
       if (op.recorded->time > Duration()) ScaleTime(whole, op);
     }
     to_.ops.push_back(std::move(op));
@@ -346,8 +347,8 @@ Bytes BytesOf(const Trace& trace, std::span<const TensorId> ids) {
 }
 
 // Finds the ops of the update phase that use a large parameter, large optimizer state, or a
-// temporary tensor of such ops. Ops that only use gradients clip or scale them, whatever the
-// optimizer.
+// temporary tensor that such ops write. Ops that only use gradients clip or scale them, whatever
+// the optimizer.
 std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
   std::vector<bool> ops(trace.ops.size()), own(trace.tensors.size());
   for (size_t i = 0; i < own.size(); ++i) {
@@ -358,7 +359,8 @@ std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
     const OpId first = *liveness.FirstUse(id);
     return !IsPersistent(trace.tensor(id).kind) && trace.op(first).phase == Phase::kUpdate;
   };
-  // An op that allocates a temporary tensor comes before the op that shows whose it is.
+  // An op that allocates a temporary tensor comes before the op that writes it and shows whose it
+  // is.
   for (int round = 0; round < 2; ++round) {
     for (size_t i = 0; i < trace.ops.size(); ++i) {
       const Op& op = trace.ops[i];
@@ -367,7 +369,8 @@ std::vector<bool> OptimizerOps(const Trace& trace, const Liveness& liveness) {
           std::ranges::any_of(op.inputs, is_own) || std::ranges::any_of(op.outputs, is_own);
       if (!is_one) continue;
       ops[i] = true;
-      for (const TensorId storage : liveness.Storages(static_cast<OpId>(i))) {
+      for (const TensorId id : op.outputs) {
+        const TensorId storage = liveness.Root(id);
         if (is_temporary(storage)) own[Index(storage)] = true;
       }
     }
@@ -557,12 +560,17 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
   if (!update) return std::nullopt;
+  size_t forward = 0;  // the number of ops up to the last one of forward
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (trace.ops[i].phase == Phase::kForward) forward = i + 1;
+  }
   std::vector<TensorId> copied, small;
   for (const TensorId id : update->gradients) {
     const auto is_later = [&](OpId use) {
       return trace.op(use).phase == Phase::kUpdate && !update->Has(use);
     };
-    if (std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
+    const bool accumulates = Index(*liveness.FirstUse(id)) < forward;
+    if (accumulates || std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
     (IsLarge(trace.tensor(id)) ? copied : small).push_back(id);
   }
   Trace less = trace;

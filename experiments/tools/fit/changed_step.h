@@ -54,9 +54,9 @@ struct OffloadedStep {
 // as torchao's `CPUOffloadOptimizer` with `offload_gradients`: each gradient is copied to the host
 // while backward goes on, and then freed. The update takes as long as the later copies, and then as
 // the host's update at `kHostUpdate` or the copies of the parameters back, whichever takes longer.
-// Returns nullopt in the cases of `With8BitOptimizer`, or if an op behind backward, such as one
-// that clips gradients, uses one. REQUIRES: the trace has a recording. `cost` has times for its
-// ops.
+// Returns nullopt in the cases of `With8BitOptimizer`, if an op behind backward, such as one that
+// clips gradients, uses one, or if a gradient exists before an op of forward, as where several
+// passes add to it. REQUIRES: the trace has a recording. `cost` has times for its ops.
 std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost);
 
 }  // namespace spillway

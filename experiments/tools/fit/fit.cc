@@ -122,7 +122,7 @@ void FindChanges(const Question& one, const FitWorkload& workload,
   tbb::parallel_for(size_t{0}, tries.size(), [&](size_t i) {
     try {
       found[i] = tries[i]();
-    } catch (const PolicyError& error) {
+    } catch (const Error& error) {
       failures[i] = fmt::format("A change could not be predicted: {}.", error.what());
     }
   });

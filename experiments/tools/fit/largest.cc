@@ -119,7 +119,7 @@ std::vector<Largest> FindLargest(const FitWorkload& workload, const StepFamily& 
       };
       try {
         found[i] = Search(row_at, std::min(family.value(), kLargestValue)).Run();
-      } catch (const PolicyError&) {
+      } catch (const Error&) {
         if (i == 0) throw;  // else the change cannot be predicted
       }
     });

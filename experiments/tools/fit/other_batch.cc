@@ -186,6 +186,27 @@ double ShareOf(const Trace& trace, const Op& op, const Proportions& proportions)
   return static_cast<double>(scaled.count()) / static_cast<double>(all.count());
 }
 
+// Scales the attributes of a recorded operator that count samples (traces/FORMAT.md). `share` is
+// that of its operands.
+void ScaleAttributes(const Proportions& proportions, Factor factor, double share, Op& op) {
+  const bool sums =
+      std::ranges::none_of(op.outputs, [&](TensorId id) { return proportions.Scales(id); });
+  const bool has_batches = op.FindAttribute("batches").value_or(1) > 1;
+  const auto counts_samples = [&](const std::string& name) {
+    if (name == "rows") return !sums && !has_batches;
+    if (name == "depth" || name == "row") return sums && !has_batches;
+    if (name == "batches") return has_batches;
+    if (name == "elements") return share >= 0.5;
+    return name == "batch" || name == "indices";
+  };
+  for (Attribute& attribute : op.attributes) {
+    const int64_t value = std::llround(attribute.value);
+    if (value % factor.of == 0 && counts_samples(attribute.name)) {
+      attribute.value = static_cast<double>(factor.Of(value));
+    }
+  }
+}
+
 void ScaleWork(const Trace& trace, const Proportions& proportions, Factor factor, Op& op) {
   const double share = ShareOf(trace, op, proportions);
   if (share == 0) return;
@@ -195,6 +216,7 @@ void ScaleWork(const Trace& trace, const Proportions& proportions, Factor factor
     slot.traffic = Bytes(factor.Of(slot.traffic.count(), share));
   }
   if (!op.recorded) return;
+  ScaleAttributes(proportions, factor, share, op);
   RecordedCost& recorded = *op.recorded;
   recorded.time =
       Duration::Picoseconds(factor.Of(recorded.time.picoseconds(), computes ? 1 : share));
@@ -332,6 +354,14 @@ Trace Interpolated(const Trace& one, const Trace& other, const Curve& curve) {
     for (size_t s = 0; s < op.slots.size(); ++s) {
       op.slots[s].flops = curve.At(op.slots[s].flops, far.slots[s].flops);
       op.slots[s].traffic = curve.At(op.slots[s].traffic, far.slots[s].traffic);
+    }
+    for (size_t a = 0; a < std::min(op.attributes.size(), far.attributes.size()); ++a) {
+      Attribute& attribute = op.attributes[a];
+      const Attribute& other_one = far.attributes[a];
+      if (attribute.name != other_one.name || attribute.value == other_one.value) continue;
+      if (attribute.name == "alignment") continue;  // the only number that counts nothing
+      attribute.value = static_cast<double>(
+          curve.At(std::llround(attribute.value), std::llround(other_one.value)));
     }
     RecordedCost& cost = *op.recorded;
     cost = {curve.At(cost.time, far.recorded->time), line.At(cost.gap, far.recorded->gap),

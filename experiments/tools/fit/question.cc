@@ -193,7 +193,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
     return std::nullopt;
   });
   changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
-    std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.trace(), one.cost());
+    std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.costed_trace(), one.cost());
     if (!made) return std::nullopt;
     if (made->host <= one.device().host_memory) {
       return one.About(std::move(made->trace)).Remedied(OffloadedOptimizer());

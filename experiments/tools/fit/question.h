@@ -27,6 +27,8 @@ class Question {
   const Trace& trace() const { return *workload_.trace; }
   const Device& device() const { return inputs_[0]->device(); }
   const CostModel& cost() const { return *inputs_[0]->cost(); }
+  // Returns the trace for which `cost` has times.
+  const Trace& costed_trace() const { return *inputs_[0]->trace(); }
 
   // Returns the same question about another trace of the workload.
   Question About(Trace trace) const;

@@ -25,7 +25,9 @@ namespace {
 //             mm.dw:     x, dy -> dw    16384
 //             db:        dy -> db       32
 //   update    moments:   dw, m, v -> m, v
-//             root:      v -> t         16384, a temporary tensor
+//             empty:     -> t           16384, a temporary tensor
+//             root:      v -> t
+//             div_:      t -> t
 //             step:      m, t, w -> w
 //             small:     db, mb, vb, b -> mb, vb, b
 Trace Step(int64_t n, const std::function<void(testing::TraceBuilder&)>& more = {}) {
@@ -57,7 +59,9 @@ Trace Step(int64_t n, const std::function<void(testing::TraceBuilder&)>& more = 
   builder.Op("db", Phase::kBackward, {"dy"}, {"db"});
   if (more) more(builder);
   builder.Op("moments", Phase::kUpdate, {"dw", "m", "v"}, {"m", "v"});
+  builder.Op("empty", Phase::kUpdate, {}, {"t"});
   builder.Op("root", Phase::kUpdate, {"v"}, {"t"});
+  builder.Op("div_", Phase::kUpdate, {"t"}, {"t"});
   builder.Op("step", Phase::kUpdate, {"m", "t", "w"}, {"w"});
   builder.Op("small", Phase::kUpdate, {"db", "mb", "vb", "b"}, {"mb", "vb", "b"});
   Trace trace = builder.Build();
@@ -119,7 +123,7 @@ TEST(ChangedStepTest, MicroBatchesAddTheirGradients) {
   EXPECT_EQ(OpsOf(two),
             "mm loss mean loss.bwd mm.dw db "
             "mm.again loss.again mean.again loss.bwd.again mm.dw.again dw.add_.again db.again "
-            "db.add_.again moments root step small");
+            "db.add_.again moments empty root div_ step small");
   EXPECT_EQ(two.batch, 2);
   EXPECT_EQ(OpOf(two, "mm.again").batch, 1);
   EXPECT_EQ(TensorOf(two, "x").size, Bytes(16));  // the data of both passes
@@ -145,8 +149,9 @@ TEST(ChangedStepTest, Bfloat16HalvesAllButTheLoss) {
   trace.ops[1].slots[0].signature = "aten::_log_softmax 2x64";
   trace.ops[3].slots[0].signature = "aten::_log_softmax_backward_data 2x64";
   const Trace half = InBfloat16(trace, testing::RoundDevice(), testing::FixedCost()).value();
-  EXPECT_EQ(OpsOf(half),
-            "mm y.float32 loss mean loss.bwd dy.bfloat16 mm.dw db moments root step small");
+  EXPECT_EQ(
+      OpsOf(half),
+      "mm y.float32 loss mean loss.bwd dy.bfloat16 mm.dw db moments empty root div_ step small");
   const auto size = [&](const char* name) { return TensorOf(half, name).size.count(); };
   EXPECT_EQ(size("w"), 8192);
   EXPECT_EQ(TensorOf(half, "w").dtype, DataType::kBfloat16);
@@ -156,7 +161,9 @@ TEST(ChangedStepTest, Bfloat16HalvesAllButTheLoss) {
   EXPECT_EQ(size("dy"), 512);
   EXPECT_EQ(size("dy.bfloat16"), 256);
   EXPECT_EQ(OpOf(half, "mm").slots[0].arithmetic, Arithmetic::kBf16);
-  EXPECT_EQ(OpOf(half, "loss").slots[0].arithmetic, Arithmetic::kFp32);
+  for (const char* name : {"loss", "mean", "step"}) {
+    EXPECT_EQ(OpOf(half, name).slots[0].arithmetic, Arithmetic::kFp32) << name;
+  }
   EXPECT_EQ(PeakOf(half), (kPersistent + 16384 + 32 + 16384 + 4) / 2);
 }
 
@@ -172,14 +179,14 @@ TEST(ChangedStepTest, OnlyAStepInFp32GoesToBfloat16) {
 TEST(ChangedStepTest, MomentsIn8Bits) {
   const Device device = testing::RoundDevice();
   const Trace small = With8BitOptimizer(Step(2), device).value();
-  EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db adam8bit.8 small");
+  EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db adam8bit.10 small");
   EXPECT_EQ(TensorOf(small, "m").size, Bytes(4096 + 64));
   EXPECT_EQ(TensorOf(small, "mb").size, Bytes(32));
-  const Op& update = OpOf(small, "adam8bit.8");
+  const Op& update = OpOf(small, "adam8bit.10");
   // It reads w, m, v and the gradient, and writes all but the gradient.
   EXPECT_EQ(update.recorded->time,
             TransferTime(Bytes(2 * (16384 + 2 * 4160) + 16384), device.dram));
-  EXPECT_EQ(update.recorded->host, Duration::Microseconds(3));
+  EXPECT_EQ(update.recorded->host, Duration::Microseconds(5));
   // At db: dy, the gradients of w and b, and the loss. No temporary tensor comes later.
   EXPECT_EQ(PeakOf(small), kPersistent - 2 * (16384 - 4160) + 512 + 16384 + 32 + 4);
 }
@@ -202,13 +209,13 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
   Trace trace = Step(2);
   for (Op& op : trace.ops) op.recorded->host = {};
   const OffloadedStep during = WithOffloadedOptimizer(trace, slow).value();
-  EXPECT_EQ(OpsOf(during.trace), "mm loss mean loss.bwd mm.dw db offloaded_adam.8 small");
+  EXPECT_EQ(OpsOf(during.trace), "mm loss mean loss.bwd mm.dw db offloaded_adam.10 small");
   EXPECT_EQ(TensorOf(during.trace, "dw").held_until, OpId{5});
   EXPECT_EQ(TensorOf(during.trace, "db").held_until, OpId{7});
   EXPECT_EQ(during.host, Bytes(4 * 16384));
   // The host needs 7 x 16384 bytes at 100 GB/s, 1147 ns; the copy of w back takes 16384 ns.
   const auto time = [](const OffloadedStep& step) {
-    return OpOf(step.trace, "offloaded_adam.8").recorded->time;
+    return OpOf(step.trace, "offloaded_adam.10").recorded->time;
   };
   EXPECT_EQ(time(during), Duration::Nanoseconds(16384));
   const OffloadedStep late = WithOffloadedOptimizer(trace, fast).value();
@@ -218,13 +225,43 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
   EXPECT_EQ(PeakOf(during.trace), 16384 + 96 + 512 + 16384 + 32 + 4);
 }
 
-TEST(ChangedStepTest, GradientsThatAreClippedStay) {
-  const Trace clipped = Step(2, [](testing::TraceBuilder& builder) {
-    builder.Op("clip", Phase::kUpdate, {"dw"}, {"dw"});
+// The copy of du waits for that of dw. Both end long after backward, 20 ns after mm.dw and at its
+// end.
+TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
+  Trace trace = Step(2, [](testing::TraceBuilder& builder) {
+    builder.Tensor("u", TensorKind::kParameter, 16384)
+        .Tensor("mu", TensorKind::kOptimizerState, 16384)
+        .Tensor("vu", TensorKind::kOptimizerState, 16384)
+        .Tensor("du", TensorKind::kParameterGradient, 16384);
+    builder.Op("du", Phase::kBackward, {"dy"}, {"du"});
+    builder.Op("u.step", Phase::kUpdate, {"du", "mu", "vu", "u"}, {"mu", "vu", "u"});
   });
+  for (Op& op : trace.ops) op.recorded->host = {};
+  const OffloadedStep step =
+      WithOffloadedOptimizer(trace, testing::FixedCost(Duration::Nanoseconds(10))).value();
+  EXPECT_EQ(OpOf(step.trace, "offloaded_adam.12").recorded->time,
+            Duration::Nanoseconds(2 * 16384 - 20 + 2 * 16384));
+}
+
+TEST(ChangedStepTest, GradientsThatAccumulateStay) {
+  const Trace passes = Step(2, [](testing::TraceBuilder& builder) {
+    builder.Op("mm.later", Phase::kForward, {"x", "w"}, {"y"});
+    builder.Op("mm.dw.later", Phase::kBackward, {"x", "y", "dw"}, {"dw"});
+  });
+  EXPECT_FALSE(WithOffloadedOptimizer(passes, testing::FixedCost()));
+  EXPECT_TRUE(With8BitOptimizer(passes, testing::RoundDevice()));
+}
+
+TEST(ChangedStepTest, GradientsThatAreClippedStay) {
+  Trace clipped = Step(2, [](testing::TraceBuilder& builder) {
+    builder.Tensor("norm", TensorKind::kGradient, 4);
+    builder.Op("clip", Phase::kUpdate, {"dw"}, {"dw", "norm"});
+  });
+  clipped.ops[7].inputs.push_back(clipped.ops[6].outputs[1]);  // moments read the norm
   EXPECT_FALSE(WithOffloadedOptimizer(clipped, testing::FixedCost()));
-  EXPECT_EQ(OpsOf(With8BitOptimizer(clipped, testing::RoundDevice()).value()),
-            "mm loss mean loss.bwd mm.dw db clip adam8bit.9 small");
+  const Trace small = With8BitOptimizer(clipped, testing::RoundDevice()).value();
+  EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db clip adam8bit.11 small");
+  EXPECT_EQ(TensorOf(small, "norm").held_until, OpId{7});
 }
 
 }  // namespace

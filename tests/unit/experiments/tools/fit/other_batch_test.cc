@@ -147,6 +147,26 @@ TEST(OtherBatchTest, TimesFollowTheWork) {
   EXPECT_LT(cost(0).time, Duration::Microseconds(10));
 }
 
+TEST(OtherBatchTest, AttributesThatCountSamplesScale) {
+  Trace one = Recorded();
+  one.ops[0].attributes = {{"elements", 800}, {"row", 8}, {"indices", 24}};  // of the table
+  one.ops[3].attributes = {{"batches", 1}, {"rows", 24}, {"columns", 8}, {"depth", 8}};
+  one.ops[4].attributes = {{"batches", 1}, {"rows", 8}, {"columns", 8}, {"depth", 24}};
+  one.ops[5].attributes = {{"batches", 16}, {"rows", 12}, {"columns", 8}, {"depth", 8}};
+  one.ops[8].attributes = {{"elements", 64}};
+  const Trace twice = ScaledToBatch(one, 8);
+  const auto values = [&](size_t op) {
+    std::vector<double> all;
+    for (const Attribute& attribute : twice.ops[op].attributes) all.push_back(attribute.value);
+    return all;
+  };
+  EXPECT_THAT(values(0), ::testing::ElementsAre(800, 8, 48));
+  EXPECT_THAT(values(3), ::testing::ElementsAre(1, 48, 8, 8));
+  EXPECT_THAT(values(4), ::testing::ElementsAre(1, 8, 8, 48));
+  EXPECT_THAT(values(5), ::testing::ElementsAre(32, 12, 8, 8));
+  EXPECT_THAT(values(8), ::testing::ElementsAre(64));
+}
+
 TEST(OtherBatchTest, BetweenTwoRecordingsEverythingIsOnALine) {
   const Trace four = Recorded();
   Trace eight = ScaledToBatch(four, 8);
@@ -198,6 +218,7 @@ Trace OfLength(int64_t tokens) {
     for (const int64_t extent : tensor.shape) tensor.size = tensor.size * extent;
   }
   trace.ops[1].slots[0].flops = 7 * tokens + 2 * tokens * tokens;
+  trace.ops[1].attributes = {{"elements", static_cast<double>(tokens * tokens)}, {"row", 8}};
   trace.ops[3].recorded->time = Duration::Microseconds(100 + tokens);
   trace.Validate();
   return trace;

@@ -1,0 +1,87 @@
+"""Whether a recorded step fits, and which changes of the program make it fit: `spillway fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from .program import run_program
+
+if TYPE_CHECKING:
+    from .recording import Recording
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """What holds memory at the peak: a block or layer of the model, or if it has no name, all tensors of a kind of no block."""
+
+    name: Optional[str]
+    kind: Optional[str]
+    tensors: int
+    requested_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRow:
+    """The prediction for a step on one device, as it is (`change` is "none") or with one change.
+
+    The fields are columns of `spillway fit --format json`. A device that the step fits on has no row of a change. The
+    holders of the peak, the largest first, are those of the step as it is.
+    """
+
+    device: str
+    memory_bytes: int
+    batch: int
+    batch_source: str
+    change: str
+    remedy: Optional[str]  # the change in words
+    python: Optional[str]  # its code
+    status: str
+    margin_bytes: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    iteration_ms: float
+    samples_per_second: float
+    slowdown: float  # time per sample over that of the step as it is
+    arithmetic: str
+    reason: Optional[str]  # why it does not fit
+    peak_blocks: tuple[Holder, ...] = ()
+    peak_layers: tuple[Holder, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.status in ("fits", "reclaims")
+
+
+def ask_fit(recording: Recording, device: str | Sequence[str] = (), *, memory: int | str | None = None,
+            outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
+    """See `Recording.fit`."""
+    def size(value: int | str) -> str:
+        return f"{value}B" if isinstance(value, int) else value
+
+    devices = [device] if isinstance(device, str) else device
+    # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
+    arguments = ["--format", "json", "--quiet", "--policy", "as-recorded", "--outside", size(outside)]
+    if devices:
+        arguments += ["--device", *devices]
+    if memory is not None:
+        arguments += ["--memory", size(memory)]
+    if batch is not None:
+        arguments += ["--batch", str(batch)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "step.json"
+        recording.write(path)
+        answer = json.loads(run_program("fit", str(path), *arguments))
+    return [_row(row) for row in answer["rows"]]
+
+
+def _row(row: dict[str, Any]) -> FitRow:
+    values = {field.name: row[field.name] for field in dataclasses.fields(FitRow) if field.name in row}
+    for key in ("peak_blocks", "peak_layers"):
+        values[key] = tuple(Holder(**holder) for holder in row.get(key, ()))
+    return FitRow(**values)

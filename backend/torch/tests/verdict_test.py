@@ -1,0 +1,54 @@
+"""Tests `Recording.fit`: its rows are those of the program, which has to be there."""
+
+import json
+import tempfile
+import unittest
+
+import torch
+from spillway_torch import ProgramError, pretend, record, run_program
+
+import cases
+
+
+class FitTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with pretend("cuda:sm_90"):
+            model, step = cases.mlp("cuda", optimizer=torch.optim.AdamW)
+            cls.recording = record(step, "cuda:sm_90", model=model, name="mlp", batch=16)
+
+    def test_a_step_that_fits_has_one_row_a_device(self):
+        rows = self.recording.fit(["h200", "rtx4090"])
+        self.assertEqual([(row.device, row.change, row.fits, row.slowdown) for row in rows],
+                         [("h200", "none", True, 1), ("rtx4090", "none", True, 1)])
+        self.assertEqual(rows[0].peak_requested_bytes, self.recording.peak_requested)
+        for holders in (rows[0].peak_blocks, rows[0].peak_layers):
+            self.assertEqual(sum(holder.requested_bytes for holder in holders), rows[0].peak_requested_bytes)
+
+    def test_the_rows_are_those_of_the_program(self):
+        peak = self.recording.fit("h200")[0].peak_reserved_bytes
+        memory = peak - (1 << 21)
+        rows = self.recording.fit("h200", memory=memory, batch="2x", outside="1KiB")
+        self.assertFalse(rows[0].fits)
+        self.assertIn("out of device memory", rows[0].reason)
+        self.assertEqual({row.batch for row in rows if row.change == "none"}, {32})
+        self.assertNotIn("policy", {row.change for row in rows})
+        for row in rows[1:]:
+            compile(row.python, row.remedy, "exec")
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            self.recording.write(file.name)
+            text = run_program("fit", file.name, "--device", "h200", "--memory", f"{memory}B", "--batch", "32", "--outside",
+                               "1024B", "--format", "json", "--policy", "as-recorded")
+        for row, other in zip(rows, json.loads(text)["rows"], strict=True):
+            self.assertEqual({key: getattr(row, key) for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")},
+                             {key: other[key] for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")})
+
+    def test_wrong_arguments_are_the_programs_errors(self):
+        for arguments, message in (({"device": "h2000"}, "did you mean 'h200'"), ({"memory": "3 apples"}, "memory"),
+                                   ({"batch": "0.3x"}, "4.8 samples of 16")):
+            with self.subTest(**arguments), self.assertRaisesRegex(ProgramError, message):
+                self.recording.fit(**{"device": "h200", **arguments})
+
+
+if __name__ == "__main__":
+    unittest.main()
