@@ -242,6 +242,19 @@ class Scatter(torch.autograd.Function):
         return gathered(gradient, context.parts), None
 
 
+class AllToAll(torch.autograd.Function):
+    """Stands for the exchange of a part of the heads for a part of the sequence: memory, and no time."""
+
+    @staticmethod
+    def forward(context, x, shape):
+        context.shape = x.shape
+        return x.new_empty(shape)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.new_empty(context.shape), None
+
+
 class Rotate(torch.autograd.Function):
     """A fused rotary position, which keeps the angles alone."""
 
@@ -319,7 +332,9 @@ class MegatronLayer(nn.Module):
         q, k, v = mixed.split((share, self.size, self.size), -1)
         q = q.reshape(s, b, self.heads, self.size)
         if o["rope"]:
-            q, k = Rotate.apply(q, cos, sin), Rotate.apply(k, cos, sin)
+            q, k, v = Rotate.apply(q, cos, sin), Rotate.apply(k, cos, sin), v.contiguous()
+        if o["cp"] > 1:
+            q, k, v = (AllToAll.apply(z, (s * o["cp"], b, z.shape[2] // o["cp"], self.size)) for z in (q, k, v))
         if o["fused"]:
             if o["copies"]:
                 q, k, v = (t.transpose(0, 1).contiguous().transpose(1, 2) for t in (q, k, v))
@@ -328,6 +343,8 @@ class MegatronLayer(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=o["attention_dropout"], is_causal=True,
                                                enable_gqa=self.groups != self.heads)
             y = y.permute(2, 0, 1, 3)
+            if o["cp"] > 1:
+                y = AllToAll.apply(y, (s, b, self.heads, self.size))
             return (y.contiguous() if o["copies"] else y).reshape(s, b, -1)
         if self.groups != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.groups, 2) for t in (k, v))
@@ -392,7 +409,7 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
     micro_batches: number of them, one after another; flight: how many have run forward before the first runs backward.
     keeps_scores: attention's scores have one buffer for all layers. fused_sums: weights' gradients are added by the product.
     """
-    o = {"tp": 1, "sp": 1, "first": True, "last": True, "recompute": False, "fused_loss": False, "rope": False, "rms": False,
+    o = {"tp": 1, "sp": 1, "cp": 1, "first": True, "last": True, "recompute": False, "fused_loss": False, "rope": False, "rms": False,
          "gated": False, "bias": True, "tied": True, "dropout": 0.0, "attention_dropout": 0.0, "copies": False, "mask": True,
          **options}
     kind, sums = type_of(dtype), {} if fused_sums else None
@@ -411,8 +428,9 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
         at += p.numel()
 
         def add(p):
-            p.main_grad.add_(p.grad)
-            p.grad = None
+            if p.grad is not None:  # else the product added it
+                p.main_grad.add_(p.grad)
+                p.grad = None
 
         p.register_post_accumulate_grad_hook(add)
     optimizer = torch.optim.AdamW([shard], fused=True)

@@ -19,6 +19,7 @@ REASONS = {
     "offloaded": "the program moves tensors to the host",
     "lengths": "the row does not say how many tokens a step has",
     "model": "the row does not say which model it is",
+    "experts": "the model sends tokens to experts, as many to each as data decides",
     "card": "no device file describes the card",
     "contradiction": "weights, gradients and optimizer states alone exceed the number, so that it is not one GPU's",
     "quantity": "the number is not a peak or a time of one step",
@@ -36,6 +37,7 @@ class Question:
     metric: the predicted quantity that `bytes` is compared with: allocated, requested, reserved or resident.
     workspace: bytes of libraries, in place of those that the recording assumes.
     steps: number of repetitions of the part that options with one `micro_batches` more add to the time.
+    also: changes of the options that give other ranks, of which the largest and slowest counts.
     peer_bytes, peer_ms: what the table says that another simulator predicted.
     """
 
@@ -51,6 +53,7 @@ class Question:
     metric: str = "allocated"
     workspace: int | None = None
     steps: int = 1
+    also: list = dataclasses.field(default_factory=list)
     peer_bytes: float | None = None
     peer_ms: float | None = None
     family: str = ""
@@ -271,9 +274,52 @@ def litgpt(row):
     return Question(name, "litgpt", options, target, device, assumptions, size, fits=fits, family=kind)
 
 
+# ---- simumax_b200.csv ----
+
+MEGATRON = {"llama3_70b": {"width": 8192, "heads": 64, "groups": 8, "ffn": 28672, "vocabulary": 128256},
+            "llama3_405b": {"width": 16384, "heads": 128, "groups": 16, "ffn": 53248, "vocabulary": 128256}}
+
+
+def simumax(row):
+    name = row["case"]
+    device, target = card(row["gpu"])
+    if device is None:
+        return Refusal(name, "card")
+    if number(row, "ep", int, 1) > 1:
+        return Refusal(name, "experts")
+    shape = next((shape for model, shape in MEGATRON.items() if name.startswith(model + "_")), None)
+    if shape is None:
+        return Refusal(name, "model")
+    tp, pp, dp, cp = (number(row, axis, int, 1) for axis in ("tp", "pp", "dp", "cp"))
+    layers, batches, length = number(row, "layers"), number(row, "micro_batches"), int(row["seq"].split()[0])
+    if layers % pp or length % (tp * cp) or shape["groups"] % (tp * cp):
+        return Refusal(name, "several", "the parts are not equal")
+    assumptions = ["PyTorch's operators in place of Transformer Engine's, as fused as theirs", "micro-batches of one sequence",
+                   "cuBLAS and Transformer Engine have three workspaces of 32 MiB", "copies between GPUs take no time"]
+    if tp > 1:
+        assumptions.append("one rank's slice of the widths, between products a slice of the sequence")
+    if pp > 1:
+        assumptions.append(f"one of {pp} stages, with as many micro-batches in flight as stages follow")
+    if cp > 1:
+        assumptions.append("a slice of the sequence, which attention exchanges for a slice of the heads")
+    unit = 128 * tp
+    options = {
+        **shape, "vocabulary": -(-shape["vocabulary"] // unit) * unit, "layers": layers // pp, "batch": 1, "length": length // cp,
+        "tp": tp, "sp": tp, "cp": cp, "dp": dp * cp, "dtype": "bfloat16", "gradients": "float32", "fused_sums": True, "fused": True,
+        "fused_loss": True, "rope": True, "rms": True, "gated": True, "bias": False, "tied": False, "mask": False}
+    stages = [{"first": at == 0, "last": at == pp - 1, "flight": min(pp - at, batches), "micro_batches": min(pp - at, batches)}
+              for at in range(pp)]
+    return Question(name, "megatron", {**options, **stages[0]}, target, device, assumptions, number(row, "real_alloc_GiB", float) * GIB,
+                    number(row, "real_ms", float), workspace=3 * 32 * MIB, steps=batches + pp - 1,
+                    also=[{**options, **stage} for stage in stages[1:]],
+                    peer_bytes=number(row, "simumax_alloc_GiB", float) * GIB, peer_ms=number(row, "simumax_ms", float),
+                    family=name.split("_l")[0].split("_tp")[0])
+
+
 # Columns that tell a table, and its reader.
 TABLES = {
     "megatron": ({"case", "peak_allocated_bytes", "iter_s_median_late", "agree_within_1pct"}, megatron),
     "liger": ({"kernel_name", "kernel_provider", "x_value", "extra_benchmark_config_str"}, liger),
     "litgpt": ({"config", "max_seq", "micro_batch", "machine", "peak_memory"}, litgpt),
+    "simumax": ({"case", "real_ms", "real_alloc_GiB", "simumax_ms"}, simumax),
 }
