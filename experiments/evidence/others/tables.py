@@ -316,10 +316,93 @@ def simumax(row):
                     family=name.split("_l")[0].split("_tp")[0])
 
 
+# ---- frameworks.csv ----
+
+LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "groups": 8, "ffn": 14336, "vocabulary": 128256}
+DECODERS = {"llama 3 8b": LLAMA_8B, "llama 3.1 8b": LLAMA_8B,
+            "llama 2 7b": {"layers": 32, "width": 4096, "heads": 32, "groups": 32, "ffn": 11008, "vocabulary": 32000},
+            "llama 3.2 3b": {"layers": 28, "width": 3072, "heads": 24, "groups": 8, "ffn": 8192, "vocabulary": 128256, "tied": True},
+            "llama 3.2 1b": {"layers": 16, "width": 2048, "heads": 32, "groups": 8, "ffn": 8192, "vocabulary": 128256, "tied": True}}
+# Words in a row, and the reason for which it cannot be answered; the first that occurs counts.
+OBSTACLES = (("delta", "quantity"), ("incremental", "quantity"), ("single thunder", "kernels"), ("triton", "kernels"), ("lc-ce", "kernels"),
+             ("deepcompile", "compiled"), ("torch.compile", "compiled"), ("compile activation", "compiled"), ("graph_trainer", "compiled"),
+             ("float8", "kernels"), ("mxfp8", "kernels"), ("8-bit", "quantised"), ("4-bit", "quantised"), ("nf4", "quantised"),
+             ("qlora", "quantised"), ("offload", "offloaded"))
+CHECKPOINTS = {"": "none", "none": "none", "full": "full", "every 2nd layer": "second", "selective": "products"}
+
+
+def frameworks(row):
+    name = f"{row['id']} {row['framework']} {row['model']}"
+    text = " | ".join(row[c] for c in ("framework", "model", "dtype", "optimizer", "activation", "extra", "mem_metric")).lower()
+    if row["compile"] == "yes" or ("cumulative:" in text and not re.search(r"baseline|packed dataset", text)):
+        return Refusal(name, "compiled", "or adds to a row that is" if row["compile"] != "yes" else "")
+    for word, reason in OBSTACLES:
+        if word in text and not re.search(f"no {word}|{word} disabled", text):
+            return Refusal(name, reason, word)
+    model = re.sub(r"[- ]+", " ", re.sub(r"\(.*", "", row["model"].lower())).replace("llama3", "llama 3").replace("llama2", "llama 2").strip()
+    if model not in DECODERS:
+        return Refusal(name, "model", row["model"])
+    shards = re.fullmatch(r"FSDP2?( dp=)? ?(\d*)", row["parallelism"] or re.sub(r"^(?!FSDP).*", "", row["extra"]))
+    gpus = number(row, "gpus", int, 1)
+    if (row["parallelism"] or gpus > 1) and not shards:
+        return Refusal(name, "several")
+    batch, length = row["micro_batch"].rstrip("?"), row["seq"]
+    if not (batch.isdigit() and length.isdigit()) or "unpacked" in text:
+        return Refusal(name, "lengths")
+    device, target = card(row["gpu"])
+    if device is None and target:
+        device = "h100"  # of the same compute capability
+    if device is None:
+        return Refusal(name, "card", row["gpu"])
+    activation = "full" if "gradient checkpointing" in row["extra"] else row["activation"]
+    if activation not in CHECKPOINTS or "LoRA" in text or not row["optimizer"].startswith("AdamW"):
+        return Refusal(name, "model", f"{row['activation']} {row['optimizer']}")
+    titan, automodel = "torchtitan" in row["framework"], "Automodel" in row["framework"]
+    assumptions = ["the framework's model from PyTorch's operators, its loss in float32"]
+    if "?" in row["micro_batch"]:
+        assumptions.append(f"micro-batches of {batch}")
+    if row["gpu"].find("96") >= 0:
+        assumptions.append("a recording for Hopper; the card has no device file")
+    if automodel:
+        assumptions.append("norms and SwiGLU keep their inputs alone, as Liger's kernels do, which Automodel uses by default")
+    if shards:
+        assumptions.append("FSDP keeps a part of weights and states, gathers one layer ahead, and the copies take no time")
+    options = {**DECODERS[model], "batch": int(batch), "length": int(length), "shards": gpus if shards else 1,
+               "recompute": CHECKPOINTS[activation], "optimizer": "foreach" if titan else "fused", "turns_in_float": not automodel,
+               "fused": automodel}
+    unit = {"GB": 1e9, "GiB": GIB}.get("GiB" if titan else row["mem_unit"])
+    if unit is None:
+        raise ValueError(f"mem_unit is '{row['mem_unit']}'; expected GB or GiB")
+    rate = number(row, "time_or_rate", float) if row["time_or_rate"] and "tokens/s" in row["rate_unit"] and "96" not in row["gpu"] else None
+    return Question(name, "decoder", options, target, device, assumptions, number(row, "peak_mem", float) * unit,
+                    rate and 1000 * int(batch) * int(length) / rate, metric="reserved" if titan else "allocated",
+                    family="sharded" if shards else "one GPU")
+
+
+# ---- modded_nanogpt.csv ----
+
+
+def nanogpt(row):
+    return Refusal(row["record"], "compiled" if row["compiled"] == "True" else "several", "no peak" if not row["peak_allocated_mib"] else "")
+
+
+# ---- nanotron_llama1b.csv ----
+
+
+def nanotron(row):
+    name = "dp{dp} tp{tp} pp{pp} micro-batch {micro_batch}".format(**row)
+    if number(row, "tp") > 1 or number(row, "pp") > 1:
+        return Refusal(name, "several", "nanotron's tensor and pipeline parallel layers are not rebuilt")
+    return Refusal(name, "card", row["gpu"])
+
+
 # Columns that tell a table, and its reader.
 TABLES = {
     "megatron": ({"case", "peak_allocated_bytes", "iter_s_median_late", "agree_within_1pct"}, megatron),
     "liger": ({"kernel_name", "kernel_provider", "x_value", "extra_benchmark_config_str"}, liger),
     "litgpt": ({"config", "max_seq", "micro_batch", "machine", "peak_memory"}, litgpt),
     "simumax": ({"case", "real_ms", "real_alloc_GiB", "simumax_ms"}, simumax),
+    "frameworks": ({"id", "framework", "parallelism", "peak_mem", "rate_unit"}, frameworks),
+    "nanogpt": ({"record", "compiled", "step_avg_ms"}, nanogpt),
+    "nanotron": ({"dp", "tp", "pp", "global_batch_tokens", "iter_ms"}, nanotron),
 }
