@@ -706,9 +706,10 @@ class Sharded(nn.Module):
 
     def call(self, *inputs):
         self.weights = Gather.apply(self.shard, self)
-        y = torch.func.functional_call(self.module[0], dict(zip(self.names, self.weights)), inputs)
-        self.weights = ()
-        return y
+        try:
+            return torch.func.functional_call(self.module[0], dict(zip(self.names, self.weights)), inputs)
+        finally:  # checkpoint leaves a repeated call by an exception
+            self.weights = ()
 
     def forward(self, *inputs):
         if self.recompute:
