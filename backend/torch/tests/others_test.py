@@ -1,0 +1,93 @@
+"""Tests of experiments/evidence/others/judge on tables of a few small rows."""
+
+import csv
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+JUDGE = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "evidence" / "others" / "judge"
+FACTS = JUDGE.parent / "facts"
+LIGER = ("kernel_name,kernel_provider,kernel_operation_mode,metric_name,metric_unit,x_name,x_label,x_value,y_value_50,"
+         "extra_benchmark_config_str,gpu_name,source\n")
+
+
+def liger(kernel="cross_entropy", provider="huggingface", metric="memory", x="V", value="1024", measured="2.5",
+          options='"{""B"": 1, ""T"": 128}"', gpu="NVIDIA A100-SXM4-80GB"):
+    return f"{kernel},{provider},full,{metric},MB,{x},,{value},{measured},{options},{gpu},page\n"
+
+
+class OthersTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def judge(self, *arguments):
+        return subprocess.run([sys.executable, JUDGE, self.folder / "out", *arguments, "--jobs", "1"], text=True, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def table(self, name, text):
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def results(self, name):
+        with open(self.folder / "out" / name, newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def test_answers_assumes_and_refuses(self):
+        with open(FACTS / "megatron_golden.csv", newline="", encoding="utf-8") as file:
+            row = next(csv.DictReader(file))
+        small = {**row, "layers": "2", "hidden": "64", "heads": "4", "seq": "32", "vocab": "256"}
+        lines = [",".join(small), *(",".join({**small, **change}.values()) for change in (
+            {}, {"case": "t5/any"}, {"fp8": "True"}, {"tp": "2"}, {"agree_within_1pct": "0"}, {"hw": "tpu"}))]
+        (self.folder / "tables").mkdir()
+        operators = self.table("tables/operators.csv", LIGER + liger() + liger(provider="liger") + liger(kernel="new") + liger(gpu="unknown")
+                               + liger(metric="speed"))
+        page = self.table("page.md", "before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n")
+        done = self.judge("--table", operators, "--table", self.table("cases.csv", "\n".join(lines) + "\n"), "--page", page)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        rows = self.results("operators.csv")
+        self.assertEqual([(r["answer"], r["why"].split(":")[0]) for r in rows],
+                         [("answered", ""), ("cannot", "kernels"), ("cannot", "model"), ("cannot", "card"), ("answered", "")])
+        # Logits, their gradient of an earlier call, log-softmax, its gradient and the new gradient; labels; two numbers.
+        expected = 5 * 4 * 128 * 1024 + 8 * 128 + 2 * 512
+        self.assertEqual(rows[0]["predicted_bytes"], str(expected))
+        self.assertAlmostEqual(float(rows[0]["bytes_error"]), expected / (2.5 * 2**20) - 1, places=5)
+        self.assertEqual((rows[0]["line"], rows[0]["predicted_ms"]), ("2", ""))
+        self.assertGreater(float(rows[4]["predicted_ms"]), 0)
+        cases = self.results("cases.csv")
+        self.assertEqual([(r["answer"], r["why"].split(":")[0]) for r in cases],
+                         [("assumed", ""), ("cannot", "model"), ("cannot", "kernels"), ("cannot", "several"), ("cannot", "quantity"),
+                          ("cannot", "card")])
+        self.assertIn("cuBLAS", cases[0]["assumptions"])
+        self.assertGreater(int(cases[0]["predicted_bytes"]), 64 << 20)
+        text = page.read_text(encoding="utf-8")
+        self.assertIn("| operators | 5 | 2 | 0 | 3 |", text)
+        self.assertEqual((self.folder / "operators.csv").read_bytes(), (self.folder / "out" / "operators.csv").read_bytes())
+        self.assertTrue(text.startswith("before\n<!-- results -->\n") and text.endswith("<!-- end of results -->\nafter\n"))
+        self.assertNotIn("old", text)
+
+    def test_refuses_bad_tables_with_file_and_line(self):
+        for name, text, message in (
+                ("short.csv", LIGER + liger() + "a,b\n", "short.csv:3: 2 fields; the header has 12"),
+                ("number.csv", LIGER + liger(value="many"), "number.csv:2: x_value is 'many'; expected a whole number"),
+                ("json.csv", LIGER + liger(options="{"), "json.csv:2: extra_benchmark_config_str is no JSON"),
+                ("quote.csv", LIGER + '"open\n', "quote.csv:2: "),
+                ("columns.csv", "a,b\n1,2\n", "columns.csv:1: the columns are those of no table"),
+                ("empty.csv", "", "empty.csv:1: the columns are those of no table"),
+                ("lacks.csv", LIGER.replace("gpu_name", "gpu") + liger(), "lacks.csv:1: there is no column 'gpu_name'")):
+            with self.subTest(name):
+                done = self.judge("--table", self.table(name, text))
+                self.assertEqual(done.returncode, 3)
+                self.assertIn(message, done.stderr)
+                self.assertFalse((self.folder / "out").exists())
+        done = self.judge("--table", self.folder / "none.csv")
+        self.assertEqual((done.returncode, "none.csv" in done.stderr), (3, True))
+
+
+if __name__ == "__main__":
+    unittest.main()
