@@ -110,7 +110,7 @@ def products(grid: Grid) -> Iterator[Entry]:
         for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[::3] if dtype == FP16 else usual),
                                                     *grid.usual(vocabularies)]):
             rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
-            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4 if columns not in words else 1), tf32)
+            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4 if columns not in words else int(i % 4 > 0)), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
         drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
         for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048)])]:
@@ -371,14 +371,14 @@ _CALLS: dict[str, Callable[[_Operands], Any]] = {
     "threshold_backward": lambda o: aten.threshold_backward(o.x, o.y, 0),
     "where": lambda o: torch.where(o.x > 0, o.x, o.y), "masked_fill": lambda o: o.x.masked_fill(o.column > 0, 0.0),
     "masked_fill_": lambda o: o.x.masked_fill_(o.column > 0, 0.0), "clone": lambda o: o.x.clone(),
-    "copy_": lambda o: o.x.copy_(o.y), "_to_copy": lambda o: o.x.to(o.other),
+    "copy_": lambda o: o.x.copy_(o.y), "_to_copy": lambda o: o.x.to(o.other), "half": lambda o: o.x.half(),
     "zeros_like": lambda o: torch.zeros_like(o.x), "fill_": lambda o: o.x.fill_(1.0),
     "new_zeros": lambda o: o.x.new_zeros(o.x.shape), "lerp_": lambda o: o.x.lerp_(o.y, 0.1),
     "addcmul_": lambda o: o.x.addcmul_(o.y, o.y, value=0.1), "addcdiv_": lambda o: o.x.addcdiv_(o.y, o.y, value=-0.1),
     "bernoulli_": lambda o: o.x.bernoulli_(0.9), "cat": lambda o: torch.cat([o.x, o.y]),
     "cat of rows": lambda o: torch.cat([o.x, o.y], -1),
     "slice_backward": lambda o: aten.slice_backward(o.x, (o.x.shape[0], 2 * o.x.shape[1]), 1, 0, o.x.shape[1], 1),
-    "select_backward": lambda o: aten.select_backward(o.row, o.x.shape, 0, 0), "cumsum": lambda o: o.x.cumsum(-1),
+    "select_backward": lambda o: aten.select_backward(o.x, (3, *o.x.shape), 0, 1), "cumsum": lambda o: o.x.cumsum(-1),
     "add of two types": lambda o: o.x + o.y.to(o.other), "mul of two types": lambda o: o.x * o.y.to(o.other),
     "cat of two types": lambda o: torch.cat([o.x, o.y.to(o.other)]),
 }
@@ -437,8 +437,12 @@ def copies(grid: Grid) -> Iterator[Entry]:
         lambda x: x.flatten(0, 2).t().contiguous(), lambda x: x[..., ::2].contiguous(), lambda x: x[:, :, ::3].contiguous(),
         lambda x: -x[..., x.shape[-1] // 2:],
         lambda x: torch.cat([x.transpose(1, 2)[..., x.shape[-1] // 2:], x.transpose(1, 2)[..., :x.shape[-1] // 2]], -1),
-        lambda x: x[..., ::2].float(), lambda x: x.transpose(1, 2) * 2.0, lambda x: x.transpose(1, 2) + torch.zeros_like(x.mT[:, :1, :1, :1]),
+        lambda x: x[..., ::2].float(), lambda x: x.transpose(1, 2) * 2.0, lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(),
+        lambda x: x * x[:1], lambda x: x.transpose(1, 2) * x[0, :, 0],
         lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
+    planes: tuple[Callable[[torch.Tensor], Any], ...] = (
+        lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(_formed(x, True)), lambda x: x + _formed(x, True),
+        lambda x: aten.threshold_backward(x, _formed(x, True), 0), lambda x: torch.cat([x, x], 1))
     for dtype in (FP32, BF16):
         for batch, length, heads, width in grid.draw(7, (1, 32, 1), (64, 4096, 1), (4, 64, 4), (32, 128, 32)):
             length = max(min(length, (1 << 27) // (batch * heads * width)), 1)
@@ -446,7 +450,7 @@ def copies(grid: Grid) -> Iterator[Entry]:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
         for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
-            for call in (lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(x.contiguous(memory_format=torch.channels_last))):
+            for call in planes:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, shape, dtype))
 
 
