@@ -44,8 +44,9 @@ class RooflineCostModel final : public CostModel {
   Duration DirectTime(const Op& op, const Slot& slot, int64_t batch, double efficiency,
                       Bytes workspace) const;
 
-  // The values that determine the candidates: signature, FLOPs and traffic of a slot, the batch of
-  // its op, and the batch. Slots of one signature differ in traffic if one slot accumulates.
+  // The values that determine the candidates: signature, FLOPs, traffic and arithmetic of a slot,
+  // the batch of its op, and the batch. Slots of one signature differ in traffic if one slot
+  // accumulates.
   using Key = std::tuple<std::string, int64_t, Bytes, Arithmetic, int64_t, int64_t>;
 
   const Device device_;

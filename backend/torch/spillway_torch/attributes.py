@@ -17,14 +17,15 @@ Named = Mapping[str, Any]  # the arguments of an operator by name
 Tensors = Sequence[torch.Tensor]
 
 # Operators that make one number of several; the number of these is their `row`.
-REDUCTIONS = frozenset("""sum nansum mean amax amin aminmax prod linalg_vector_norm norm var var_mean std std_mean logsumexp any
-    all max min argmax argmin count_nonzero""".split())
+REDUCTIONS = frozenset("""sum nansum mean amax amin aminmax prod linalg_vector_norm norm var var_mean std std_mean
+    logsumexp any all max min argmax argmin count_nonzero""".split())
 
 # Operators that work along one dimension, whose extent is their `row`; so do all whose name contains "softmax".
 _ALONG = frozenset("cumsum cumprod logcumsumexp sort topk".split())
 
 
-def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tensors, outputs: Tensors) -> dict[str, int]:
+def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tensors,
+                  outputs: Tensors) -> dict[str, int]:
     """Returns the attributes of one call of the operator `packet`.
 
     `lists` names those among its arguments that are lists of tensors. `outputs` are new tensors and those that it writes.
@@ -43,7 +44,8 @@ def _product(packet: str, inputs: Tensors) -> dict[str, int]:
     batches = max(t.shape[0] if t.dim() == 3 else 1 for t in (a, b))
     columns = b.shape[-1] if b.dim() > 1 else 1
     return {"batches": batches, "rows": a.shape[-2] if a.dim() > 1 else 1, "columns": columns, "depth": a.shape[-1],
-            "transposed_a": _transposed(a), "transposed_b": _transposed(b), "alignment": math.gcd(16, _pitch(a), _pitch(b), columns)}
+            "transposed_a": _transposed(a), "transposed_b": _transposed(b),
+            "alignment": math.gcd(16, _pitch(a), _pitch(b), columns)}
 
 
 def _pitch(tensor: torch.Tensor) -> int:
@@ -66,7 +68,8 @@ def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
     for name, tensor in (("in", x), ("out", y)):
         found[f"{name}_height"], found[f"{name}_width"] = plane(tensor)
     found["kernel_h"], found["kernel_w"] = plane(weight)
-    last = any(t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    last = any(not t.is_contiguous() and t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+               for t in (x, weight))
     # Operators of transposed convolutions alone have no argument `transposed`, but one for the padding of their output.
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
@@ -78,15 +81,18 @@ def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
 def _attention(packet: str, named: Named) -> dict[str, int]:
     query, key = named["query"], named["key"]
     heads, length = (1, 2) if packet.startswith("_scaled_dot_product") else (2, 1)  # the position of their dimensions
-    return {"batch": query.shape[0], "heads": query.shape[heads], "kv_heads": key.shape[heads], "queries": query.shape[length],
-            "keys": key.shape[length], "head_dim": query.shape[-1], "causal": int(bool(named.get("is_causal"))),
-            "dropout": int(named.get("dropout_p", 0) > 0), "mask": int(named.get("attn_bias", named.get("attn_mask")) is not None)}
+    mask = named.get("attn_bias", named.get("attn_mask"))
+    return {"batch": query.shape[0], "heads": query.shape[heads], "kv_heads": key.shape[heads],
+            "queries": query.shape[length], "keys": key.shape[length], "head_dim": query.shape[-1],
+            "causal": int(bool(named.get("is_causal"))), "dropout": int(named.get("dropout_p", 0) > 0),
+            "mask": int(mask is not None)}
 
 
 def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors, outputs: Tensors) -> dict[str, int]:
     if lists:
         given = set(map(id, inputs))
-        elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, [t for t in outputs if id(t) not in given]])
+        made = [t for t in outputs if id(t) not in given]
+        elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, made])
         found = {"elements": elements, "operands": len(lists) + bool(outputs), "tensors": max(map(len, lists)),
                  "strided": int(any(_order(t) is None for tensors in lists for t in tensors))}
         if isinstance(named.get("dim"), int):  # cat
@@ -105,7 +111,8 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
     row = _row(packet, named, inputs, outputs)
     if row is None:
         row = inputs[0].shape[-1] if chooses and inputs[0].dim() else _run(sorted(tensors, key=lambda t: -t.numel()))
-    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors), "row": row, "strided": int(strided)}
+    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors), "row": row,
+             "strided": int(strided)}
     if chooses:
         found["indices"] = max(whole)
     if "accumulate" in named:

@@ -47,7 +47,7 @@ class Meter:
         self.empty = int(statistics.median(self.elapsed([self._end(self._begin(1)) for _ in range(50)])))
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any, timed: bool) -> tuple[Any, int, Optional[Mark]]:
-        """Runs an operator. Returns its result, the bytes that it requested and gave back, and a mark if it is timed."""
+        """Runs an operator. Returns its result, the bytes that it requested and gave back, and if `timed` a mark."""
         torch.cuda.reset_peak_memory_stats(self.device)
         if timed:
             tensors = max((len(value) for value in args if isinstance(value, (list, tuple))), default=0)

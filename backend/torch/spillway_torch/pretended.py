@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 
 from . import table
@@ -170,6 +171,21 @@ def _accelerator_patches() -> dict[str, Any]:
             "synchronize": lambda device=None: None}
 
 
+class _GeneratorType(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__bases__[0])
+
+
+def _generator(names: Names) -> type:
+    """Returns a class for torch.Generator, whose generators of the pretended device are those of the host."""
+    original = torch.Generator
+
+    def make(_: type, device: Any = "cpu") -> torch.Generator:
+        return original("cpu" if names.translated(device) is META else device)
+
+    return _GeneratorType("Generator", (original,), {"__new__": make})
+
+
 class _NoDevice(contextlib.nullcontext):
     def __init__(self, device: Any = None) -> None:
         super().__init__()
@@ -250,6 +266,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         stack.callback(_active.clear)
         names = Names(wanted, pretended.watch)
         if wanted.cuda:
+            stack.enter_context(mock.patch.object(torch, "Generator", _generator(names)))
             interposer = Interposer(wanted)
             stack.callback(interposer.close)
             stack.enter_context(interposer.active())
@@ -258,6 +275,9 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
                 for name, value in patches.items():
                     if hasattr(module, name):
                         stack.enter_context(mock.patch.object(module, name, value))
+            supported = _foreach_utils._get_foreach_kernels_supported_devices()
+            stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices",
+                                                  lambda: [*supported, "meta"]))
             clear = torch.clear_autocast_cache
 
             def clear_caches() -> None:

@@ -156,6 +156,17 @@ class DeviceTest(unittest.TestCase):
             self.assertEqual((torch.zeros(2).device, nn.Linear(2, 2).weight.device), (shown, shown))
             torch.set_default_device(None)
 
+    def test_generators_of_random_numbers(self):
+        def step():
+            for device in ("cuda", 0, torch.device("cuda:0")):
+                made = torch.Generator(device).manual_seed(1)
+                self.assertIsInstance(made, torch.Generator)
+                torch.randn(2, device="cuda", generator=made)
+            torch.randperm(4, generator=torch.Generator().manual_seed(1))
+
+        self.assertEqual([o.packet for o in record(step, GPU).operators], ["randn"] * 3)
+        self.assertIs(torch.Generator, torch._C.Generator)
+
     def test_a_model_that_moves_there_keeps_its_parameters(self):
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         second.weight = first.weight
@@ -216,6 +227,13 @@ class LifetimeTest(unittest.TestCase):
             weight = torch.ones(4, device="cuda", requires_grad=True)
             recording = record(step, GPU, warm_up=0)
         self.assertEqual([(s.packed, len(s.unpacked)) for s in recording.saved], [(1, 1), (2, 1)])
+
+
+    def test_gradients_are_clipped_as_on_a_gpu(self):
+        names = [o.packet for o in recording_of(cases.grad_scaling, GPU).operators]
+        at = names.index("_foreach_norm")
+        self.assertEqual(names[at:at + 7], ["_foreach_norm", "stack", "linalg_vector_norm", "add", "reciprocal", "mul", "clamp"])
+        self.assertEqual(names[at + 7], "_foreach_mul_")
 
 
 class HostileTest(unittest.TestCase):

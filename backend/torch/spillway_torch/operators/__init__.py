@@ -1,6 +1,7 @@
 """Records the times of single operators on this machine's GPU, as a table for `spillway`.
 
-The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of its times.
+The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of
+its times.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def record_operators(families: Optional[Iterable[str]] = None, *, like: Iterable
     like: traces of recorded steps, whose operators are run in the same sizes.
     small: runs a tiny grid, without times if there is no GPU.
 
-    Progress, and the operators that this PyTorch or this GPU cannot run, go to standard error. Raises `SpillwayError` for an
-    unknown family, for a trace that cannot be read, and without a GPU.
+    Progress, and the operators that this PyTorch or this GPU cannot run, go to standard error. Raises `SpillwayError`
+    for an unknown family, for a trace that cannot be read, and without a GPU.
     """
     like = list(like)
     names = list(families) if families is not None else [] if like else list(FAMILIES)
@@ -91,8 +92,9 @@ class Runner:
                 self.refused.pop(entry.name, None)
             self.operators = {**found, **self.operators}
         except (SpillwayError, RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            count, reason = self.refused.get(entry.name, (0, str(error).partition("\n")[0]))
-            self.refused[entry.name] = (count + 1, reason if entry.expected is None else "its arguments do not follow from the trace")
+            first = str(error).partition("\n")[0] if entry.expected is None else "its arguments do not follow from the trace"
+            count, reason = self.refused.get(entry.name, (0, first))
+            self.refused[entry.name] = (count + 1, reason)
         finally:
             products.allow_tf32, convolutions.allow_tf32 = before
         if self.meter is not None:
@@ -151,16 +153,17 @@ class Runner:
             def renewed(operand: Operand) -> Operand:
                 old = operand.storage
                 if old.number not in own:
-                    own[old.number] = Storage(len(tape.storages), old.size, BEFORE if old.number in read else number, number + 1,
-                                              old.dtype, old.shape)
+                    born = BEFORE if old.number in read else number
+                    own[old.number] = Storage(len(tape.storages), old.size, born, number + 1, old.dtype, old.shape)
                     tape.storages[len(tape.storages)] = own[old.number]
                 return dataclasses.replace(operand, storage=own[old.number])
 
-            tape.operators.append(dataclasses.replace(
-                operator, layer=number, inputs=[renewed(o) for o in operator.inputs], outputs=[renewed(o) for o in operator.outputs]))
+            inputs, outputs = ([renewed(o) for o in side] for side in (operator.inputs, operator.outputs))
+            tape.operators.append(dataclasses.replace(operator, layer=number, inputs=inputs, outputs=outputs))
         measured = Measured(self.meter.name) if self.meter is not None else Measured()
-        return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators, list(tape.storages.values()), [],
-                         peak_of(tape, 1), peak_of(tape, GRANULE), [], [], tape.modules.block_of, measured)
+        return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators,
+                         list(tape.storages.values()), [], peak_of(tape, 1), peak_of(tape, GRANULE), [], [],
+                         tape.modules.block_of, measured)
 
 
 def _rotate(sets: Sequence[Stages], call: Callable[[Stage, Any, int], Any]) -> None:
@@ -177,5 +180,5 @@ def _call(stage: Stage, given: Any, _: int) -> Any:
 
 def key_of(operator: Operator) -> Key:
     """Returns what makes an operator of the table unique: its name, attributes, types and arithmetic."""
-    types = tuple(str(operands[0].dtype).rpartition(".")[2] if operands else "" for operands in (operator.inputs, operator.outputs))
+    types = tuple(str(side[0].dtype).rpartition(".")[2] if side else "" for side in (operator.inputs, operator.outputs))
     return operator.name, frozenset(operator.attributes.items()), types, arithmetic_of(operator)

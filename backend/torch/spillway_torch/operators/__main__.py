@@ -2,10 +2,10 @@
 
 usage: python -m spillway_torch.operators -o FILE.json.zst [--family NAME ...] [--like TRACE ...] [--small]
 
-The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of its times.
-It predicts the times of steps that were recorded without a GPU. --family records only these families of operators, and --like
-the operators of recorded steps instead. --small tries the recorder with a tiny grid; it also runs without a GPU, and the times
-are then 0.
+The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of
+its times. It predicts the times of steps that were recorded without a GPU. --family records only these families of
+operators, and --like the operators of recorded steps instead. --small tries the recorder with a tiny grid; it also runs
+without a GPU, and the times are then 0.
 
 Exit codes: 0 if the table was written; 2 for bad usage; 3 for bad input; 5 without a GPU.
 """
@@ -27,14 +27,16 @@ from .grid import FAMILIES
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spillway_torch.operators", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the table; the ending .zst compresses it")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE",
+                        help="the table; the ending .zst compresses it")
     parser.add_argument("--family", action="append", choices=list(FAMILIES), metavar="NAME",
                         help=f"only these operators: {', '.join(FAMILIES)}")
     parser.add_argument("--like", action="append", default=[], metavar="TRACE", help="the operators of a recorded step")
     parser.add_argument("--small", action="store_true", help="a tiny grid, for a trial")
     arguments = parser.parse_args(argv)
     if not (arguments.small or torch.cuda.is_available()):
-        print("operators: this machine has no GPU that PyTorch can use; --small tries the recorder without one", file=sys.stderr)
+        print("operators: this machine has no GPU that PyTorch can use; --small tries the recorder without one",
+              file=sys.stderr)
         return 5
     try:
         recording = record_operators(arguments.family, like=arguments.like, small=arguments.small)
@@ -42,7 +44,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except (SpillwayError, OSError) as error:
         print(f"operators: {error}", file=sys.stderr)
         return 3
-    print(f"{arguments.output}: {len(recording.operators)} operators" + (f" of {recording.measured.device}" if recording.measured.device else ""))
+    device = recording.measured.device
+    print(f"{arguments.output}: {len(recording.operators)} operators{f' of {device}' if device else ''}")
     return 0
 
 

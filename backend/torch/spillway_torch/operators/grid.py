@@ -38,31 +38,34 @@ class Maker:
         return self._counted(torch.randint(below, shape, device=self.device))
 
 
+Make = Callable[[Maker], Stages]
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A small program of a few operators. `make` returns its calls on operands of its own."""
 
     name: str
-    make: Callable[[Maker], Stages]
+    make: Make
     tf32: bool = False  # products of numbers in float32 run in TF32
     updates: bool = False  # it is part of an optimizer's step
     expected: Optional[tuple[Any, ...]] = None  # the key of the only operator that is kept; None: all are
 
 
 class Grid:
-    """Sizes: quasi-random, the same in every run, and usual ones. A small grid has one of each kind of entry, the smallest."""
+    """Sizes: quasi-random, the same in every run, and usual ones. A small grid has only the smallest of each kind."""
 
     def __init__(self, small: bool = False) -> None:
         self.small = small
 
     def draw(self, count: int, *ranges: tuple[int, int, int]) -> list[tuple[int, ...]]:
-        """Returns `count` tuples of numbers, spread evenly on a logarithmic scale; a range is (least, most, multiple of)."""
+        """Returns tuples of numbers, spread evenly on a logarithmic scale; a range is (least, most, multiple of)."""
         if self.small:
             return [tuple(low for low, _, _ in ranges)]
         engine = torch.quasirandom.SobolEngine(len(ranges), scramble=True, seed=1)
         points = engine.draw(count).double().cpu().tolist()
-        return [tuple(max(round(low * (high / low) ** at / step) * step, step) for at, (low, high, step) in zip(point, ranges))
-                for point in points]
+        return [tuple(max(round(low * (high / low) ** at / step) * step, step)
+                      for at, (low, high, step) in zip(point, ranges)) for point in points]
 
     def usual(self, sizes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return [] if self.small else list(sizes)
@@ -98,19 +101,22 @@ _PRECISIONS = ((BF16, False), (FP32, True), (FP32, False), (FP16, False))
 
 def products(grid: Grid) -> Iterator[Entry]:
     """Linear layers with and without bias, forward, gradients of inputs and of weights; and products in batches."""
-    usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096) for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
+    usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096)
+             for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
     words = (50257, 32000, 30522, 128256, 32001, 50265, 250113, 50304)
     for number, (dtype, tf32) in enumerate(_PRECISIONS):
         drawn = grid.draw((50, 30, 30, 10)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
         # Rows that do not begin at multiples of 16 bytes, as those of most vocabularies.
-        drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4)) for i, (rows, depth, columns) in enumerate(drawn[3::4])]
+        drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4))
+                       for i, (rows, depth, columns) in enumerate(drawn[3::4])]
         vocabularies = [(rows, width, words[i % len(words)]) for i, (rows, width) in enumerate(
             grid.draw((16, 12, 12, 8)[number], (256, 16384, 1), (512, 4096, 256)))]
         most = 1.5e12 if dtype == FP32 else 4e12
         for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[::3] if dtype == FP16 else usual),
                                                     *grid.usual(vocabularies)]):
             rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
-            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, i % 4 if columns not in words else 1), tf32)
+            variant = i % 4 if columns not in words else int(i % 4 > 0)
+            yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, variant), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
         drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
         for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048)])]:
@@ -121,7 +127,7 @@ def products(grid: Grid) -> Iterator[Entry]:
         yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, columns))
 
 
-def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: int) -> Callable[[Maker], Stages]:
+def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: int) -> Make:
     """Variant 0: with bias, 1 and 2: without, 3: with bias and weights that lie as the product reads them."""
     def make(new: Maker) -> Stages:
         x = new(rows, depth, dtype=dtype, grad=True)
@@ -136,19 +142,21 @@ def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: in
     return make
 
 
-def _batched(batches: int, queries: int, depth: int, keys: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _batched(batches: int, queries: int, depth: int, keys: int, dtype: torch.dtype) -> Make:
     """The two products of attention."""
     def make(new: Maker) -> Stages:
         q, k, v = (new(batches, n, depth, dtype=dtype, grad=True) for n in (queries, keys, keys))
         p = new(batches, queries, keys, dtype=dtype, grad=True)
-        return (lambda _: torch.bmm(q, k.transpose(1, 2)), _gradients(q, k), lambda _: torch.bmm(p, v), _gradients(p, v))
+        return (lambda _: torch.bmm(q, k.transpose(1, 2)), _gradients(q, k),
+                lambda _: torch.bmm(p, v), _gradients(p, v))
 
     return make
 
 
-def _grouped(experts: int, rows: int, depth: int, columns: int) -> Callable[[Maker], Stages]:
+def _grouped(experts: int, rows: int, depth: int, columns: int) -> Make:
     def make(new: Maker) -> Stages:
-        x, weight = new(experts * rows, depth, dtype=BF16, grad=True), new(experts, columns, depth, dtype=BF16, grad=True)
+        x = new(experts * rows, depth, dtype=BF16, grad=True)
+        weight = new(experts, columns, depth, dtype=BF16, grad=True)
         ends = torch.arange(1, experts + 1, device=new.device, dtype=torch.int32) * rows
         return lambda _: torch._grouped_mm(x, weight.transpose(1, 2), offs=ends), _gradients(x, weight)
 
@@ -160,28 +168,31 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Callable[[Mak
 
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
-    kinds = ((SDPBackend.CUDNN_ATTENTION, BF16, 48), (SDPBackend.CUDNN_ATTENTION, FP16, 12), (SDPBackend.FLASH_ATTENTION, BF16, 28),
-             (SDPBackend.FLASH_ATTENTION, FP16, 6), (SDPBackend.EFFICIENT_ATTENTION, FP32, 36),
-             (SDPBackend.EFFICIENT_ATTENTION, BF16, 10), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
-    usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0), (8, 12, 12, 384, 64, 0)]
+    cudnn, flash, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+    kinds = ((cudnn, BF16, 48), (cudnn, FP16, 12), (flash, BF16, 28), (flash, FP16, 6), (efficient, FP32, 36),
+             (efficient, BF16, 10), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
+    usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0),
+             (8, 12, 12, 384, 64, 0)]
     for backend, dtype, count in kinds:
         drawn = [(-(-batches // heads), heads, heads // 4 if i % 4 == 3 and heads % 4 == 0 else heads, length,
                   (64, 128, 64, 128, 64, 32, 128, 96)[i % 8], i % 2)
-                 for i, (batches, heads, length) in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
+                 for i, (batches, heads, length)
+                 in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
         for i, sizes in enumerate([*grid.usual(usual if count > 10 else ()), *drawn]):
             batch, heads, groups, length, width, causal = sizes
             most = 1 << (28 if backend == SDPBackend.MATH else 33 if dtype == FP32 else 34)  # scores
             batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
-            if backend not in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+            if backend not in (cudnn, flash):
                 groups = heads  # the others take repeated keys
             length = -(-length // 8) * 8 if i % 3 else length
-            masked = not causal and i % 4 == 0 and backend != SDPBackend.FLASH_ATTENTION
+            masked = not causal and i % 4 == 0 and backend != flash
             yield Entry(f"scaled_dot_product_attention ({backend.name.lower()}, {_short(dtype)})",
-                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal), i % 3 == 1, masked))
+                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal),
+                                 i % 3 == 1, masked))
 
 
 def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int], lengths: tuple[int, int], width: int,
-             causal: bool, dropout: bool, masked: bool) -> Callable[[Maker], Stages]:
+             causal: bool, dropout: bool, masked: bool) -> Make:
     """Returns what makes an attention; `heads` and `lengths` are those of queries and of keys."""
     def make(new: Maker) -> Stages:
         q, k, v = (new(batch, lengths[i], heads[i], width, dtype=dtype, grad=True) for i in (0, 1, 1))
@@ -189,8 +200,9 @@ def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int
 
         def forward(_: Any) -> torch.Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.1 * dropout,
-                                                      causal, enable_gqa=heads[0] != heads[1])
+                return F.scaled_dot_product_attention(
+                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.1 * dropout, causal,
+                    enable_gqa=heads[0] != heads[1])
 
         return forward, _gradients(q, k, v)
 
@@ -203,34 +215,39 @@ def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int
 def norms(grid: Grid) -> Iterator[Entry]:
     """Layer, RMS, group and batch norm, forward and backward."""
     for dtype in (FP32, BF16):
-        short = [(16 * side * side, width) for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
-        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (800000, 96), *short, *((4 * rows, width) for rows, width in short)]
+        short = [(images * side * side, width) for images in (16, 64)
+                 for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
+        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (800000, 96), *short]
         for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *grid.usual(usual)]:
             rows = min(rows, (1 << 27) // width)
             yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
             if hasattr(F, "rms_norm"):
                 yield Entry(f"rms_norm ({_short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
         planes = grid.draw(10, (1, 64, 1), (32, 1024, 32), (7, 128, 1))
-        for i, (batch, channels, side) in enumerate([*planes, *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28), (2, 16, 224),
-                                                                 (4, 64, 224), (32, 32, 224), (16, 128, 112)])]):
+        wide = [(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28), (2, 16, 224), (4, 64, 224), (32, 32, 224),
+                (16, 128, 112)]
+        for i, (batch, channels, side) in enumerate([*planes, *grid.usual(wide)]):
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 1)
-            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, (8, 32)[i % 2 and channels > 16]))
-        plain = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7), (64, 128, 28), (64, 256, 14)]
+            groups = 32 if i % 2 and channels > 16 else 8
+            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, groups))
+        plain = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7),
+                 (64, 128, 28), (64, 256, 14)]
         for batch, channels, side in [*planes, *grid.usual(plain)]:
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
             for last in (False, True):
                 yield Entry(f"batch_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
 
 
-def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: torch.dtype, biased: bool) -> Callable[[Maker], Stages]:
+def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: torch.dtype, biased: bool) -> Make:
     def make(new: Maker) -> Stages:
-        x, *weights = new(rows, width, dtype=dtype, grad=True), *(new(width, dtype=dtype, grad=True) for _ in range(1 + biased))
+        x = new(rows, width, dtype=dtype, grad=True)
+        weights = [new(width, dtype=dtype, grad=True) for _ in range(1 + biased)]
         return lambda _: norm(x, (width,), *weights, eps=1e-5), _gradients(x, *weights)
 
     return make
 
 
-def _plane_norm(batch: int, channels: int, side: int, dtype: torch.dtype, last: bool, groups: int) -> Callable[[Maker], Stages]:
+def _plane_norm(batch: int, channels: int, side: int, dtype: torch.dtype, last: bool, groups: int) -> Make:
     """Group norm, or batch norm if `groups` is 0."""
     def make(new: Maker) -> Stages:
         x = _formed(new(batch, channels, side, side, dtype=dtype), last).requires_grad_()
@@ -261,7 +278,8 @@ def losses(grid: Grid) -> Iterator[Entry]:
         for rows, width in grid.draw(12, (256, 262144, 1), (4, 8192, 1)):
             rows = max(min(rows, (1 << 27) // width), 1)
             yield Entry(f"softmax ({_short(dtype)})", _softmax(rows, width, dtype))
-        for rows, classes in [*grid.draw(12, (64, 16384, 1), (2, 131072, 1)), *grid.usual([(2048, 50257), (4096, 32000), (2048, 128256)])]:
+        usual = grid.usual([(2048, 50257), (4096, 32000), (2048, 128256)])
+        for rows, classes in [*grid.draw(12, (64, 16384, 1), (2, 131072, 1)), *usual]:
             rows = max(min(rows, (1 << 28) // classes), 1)
             yield Entry(f"cross_entropy ({_short(dtype)})", _cross_entropy((rows, classes), dtype))
     for batch, classes, side in grid.draw(6, (1, 32, 1), (2, 64, 1), (32, 256, 1)):
@@ -271,7 +289,7 @@ def losses(grid: Grid) -> Iterator[Entry]:
         yield Entry("mse_loss", _mean_squares(size))
 
 
-def _softmax(rows: int, width: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _softmax(rows: int, width: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x = new(rows, width, dtype=dtype, grad=True)
         return (lambda _: F.softmax(x, -1), _gradients(x), lambda _: F.softmax(x.detach(), -1, dtype=FP32),
@@ -280,7 +298,7 @@ def _softmax(rows: int, width: int, dtype: torch.dtype) -> Callable[[Maker], Sta
     return make
 
 
-def _cross_entropy(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _cross_entropy(shape: tuple[int, ...], dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x, chosen = new(*shape, dtype=dtype, grad=True), new.whole(shape[1], shape[0], *shape[2:])
         return lambda _: F.cross_entropy(x, chosen), _gradients(x)
@@ -288,7 +306,7 @@ def _cross_entropy(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[Make
     return make
 
 
-def _mean_squares(size: int) -> Callable[[Maker], Stages]:
+def _mean_squares(size: int) -> Make:
     def make(new: Maker) -> Stages:
         x, y = new(size, grad=True), new(size)
         return lambda _: F.mse_loss(x, y), _gradients(x)
@@ -301,15 +319,16 @@ def _mean_squares(size: int) -> Callable[[Maker], Stages]:
 
 def embeddings(grid: Grid) -> Iterator[Entry]:
     """Embedding forward and backward, and other operators that choose or write rows by number."""
-    usual = [(50257, 768, 2048), (1024, 768, 512), (32000, 1024, 4096), (128256, 4096, 2048), (30522, 768, 4096), (2, 768, 4096)]
+    usual = grid.usual([(50257, 768, 2048), (1024, 768, 512), (32000, 1024, 4096), (128256, 4096, 2048),
+                        (30522, 768, 4096), (2, 768, 4096)])
     for dtype in (FP32, BF16):
-        for words, width, count in [*grid.draw(12, (128, 131072, 1), (64, 4096, 8), (64, 65536, 1)), *grid.usual(usual)]:
+        for words, width, count in [*grid.draw(12, (128, 131072, 1), (64, 4096, 8), (64, 65536, 1)), *usual]:
             yield Entry(f"embedding ({_short(dtype)})", _embedded(min(words, (1 << 29) // width), width, count, dtype))
         for rows, width, count in grid.draw(8, (256, 32768, 1), (8, 4096, 8), (64, 32768, 1)):
             yield Entry(f"index ({_short(dtype)})", _indexed(rows, width, count, dtype))
 
 
-def _embedded(words: int, width: int, count: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _embedded(words: int, width: int, count: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         weight, chosen = new(words, width, dtype=dtype, grad=True), new.whole(words, count)
         return lambda _: F.embedding(chosen, weight), _gradients(weight)
@@ -317,13 +336,14 @@ def _embedded(words: int, width: int, count: int, dtype: torch.dtype) -> Callabl
     return make
 
 
-def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x, chosen, y = new(rows, width, dtype=dtype), new.whole(rows, count), new(count, width, dtype=dtype)
         spread = chosen[:, None].expand(count, width)
-        return (lambda _: x[chosen], lambda _: aten.index_put(x, [chosen], y), lambda _: aten.index_put(x, [chosen], y, True),
-                lambda _: x.index_put_([chosen], y, accumulate=True),
-                lambda _: x.index_select(0, chosen), lambda _: x.index_add_(0, chosen, y), lambda _: x.gather(0, spread),
+        return (lambda _: x[chosen], lambda _: aten.index_put(x, [chosen], y),
+                lambda _: aten.index_put(x, [chosen], y, True), lambda _: x.index_put_([chosen], y, accumulate=True),
+                lambda _: x.index_select(0, chosen), lambda _: x.index_add_(0, chosen, y),
+                lambda _: x.gather(0, spread),
                 lambda _: x.scatter(0, spread, y), lambda _: x.scatter_add(0, spread, y))
 
     return make
@@ -371,32 +391,34 @@ _CALLS: dict[str, Callable[[_Operands], Any]] = {
     "threshold_backward": lambda o: aten.threshold_backward(o.x, o.y, 0),
     "where": lambda o: torch.where(o.x > 0, o.x, o.y), "masked_fill": lambda o: o.x.masked_fill(o.column > 0, 0.0),
     "masked_fill_": lambda o: o.x.masked_fill_(o.column > 0, 0.0), "clone": lambda o: o.x.clone(),
-    "copy_": lambda o: o.x.copy_(o.y), "_to_copy": lambda o: o.x.to(o.other),
+    "copy_": lambda o: o.x.copy_(o.y), "_to_copy": lambda o: o.x.to(o.other), "half": lambda o: o.x.half(),
     "zeros_like": lambda o: torch.zeros_like(o.x), "fill_": lambda o: o.x.fill_(1.0),
     "new_zeros": lambda o: o.x.new_zeros(o.x.shape), "lerp_": lambda o: o.x.lerp_(o.y, 0.1),
     "addcmul_": lambda o: o.x.addcmul_(o.y, o.y, value=0.1), "addcdiv_": lambda o: o.x.addcdiv_(o.y, o.y, value=-0.1),
     "bernoulli_": lambda o: o.x.bernoulli_(0.9), "cat": lambda o: torch.cat([o.x, o.y]),
     "cat of rows": lambda o: torch.cat([o.x, o.y], -1),
     "slice_backward": lambda o: aten.slice_backward(o.x, (o.x.shape[0], 2 * o.x.shape[1]), 1, 0, o.x.shape[1], 1),
-    "select_backward": lambda o: aten.select_backward(o.row, o.x.shape, 0, 0), "cumsum": lambda o: o.x.cumsum(-1),
+    "select_backward": lambda o: aten.select_backward(o.x, (3, *o.x.shape), 0, 1), "cumsum": lambda o: o.x.cumsum(-1),
     "add of two types": lambda o: o.x + o.y.to(o.other), "mul of two types": lambda o: o.x * o.y.to(o.other),
     "cat of two types": lambda o: torch.cat([o.x, o.y.to(o.other)]),
 }
 
 
-def _element(call: Callable[[_Operands], Any], count: int, row: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _element(call: Callable[[_Operands], Any], count: int, row: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x, y = (new(count, row, dtype=dtype).abs_().add_(0.1) for _ in range(2))
-        operands = _Operands(x, y, new(row, dtype=dtype), new(count, 1, dtype=dtype), new(1)[0].abs(), BF16 if dtype == FP32 else FP32)
+        operands = _Operands(x, y, new(row, dtype=dtype), new(count, 1, dtype=dtype), new(1)[0].abs(),
+                             BF16 if dtype == FP32 else FP32)
         return (lambda _: call(operands),)
 
     return make
 
 
-def _dropped(count: int, row: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _dropped(count: int, row: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x, y = new(count, row, dtype=dtype), new(count, row, dtype=dtype)
-        return lambda _: aten.native_dropout(x, 0.1, True), lambda found: aten.native_dropout_backward(y, found[1], 1 / 0.9)
+        return (lambda _: aten.native_dropout(x, 0.1, True),
+                lambda found: aten.native_dropout_backward(y, found[1], 1 / 0.9))
 
     return make
 
@@ -407,19 +429,20 @@ def _dropped(count: int, row: int, dtype: torch.dtype) -> Callable[[Maker], Stag
 def reductions(grid: Grid) -> Iterator[Entry]:
     """Sums and the like along rows, along columns and of all."""
     calls: tuple[Callable[[torch.Tensor], Any], ...] = (
-        lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.sum(), lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1),
-        lambda x: torch.linalg.vector_norm(x), lambda x: x.var(-1), lambda x: x.argmax(-1))
+        lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.sum(), lambda x: x.mean(-1, keepdim=True),
+        lambda x: x.amax(-1), lambda x: torch.linalg.vector_norm(x), lambda x: x.var(-1), lambda x: x.argmax(-1))
     for dtype in (FP32, BF16):
         for rows, width in grid.draw(8, (4, 131072, 1), (4, 16384, 1)):
             for call in calls:
-                yield Entry(f"reduction ({_short(dtype)})", _reduced(call, (min(rows, (1 << 27) // width), width), dtype))
+                shape: tuple[int, ...] = (min(rows, (1 << 27) // width), width)
+                yield Entry(f"reduction ({_short(dtype)})", _reduced(call, shape, dtype))
         for batch, channels, side in grid.draw(4, (1, 64, 1), (16, 1024, 1), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
             yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.sum((0, 2, 3)), shape, dtype))
             yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.mean((2, 3), keepdim=True), shape, dtype))
 
 
-def _reduced(call: Callable[[torch.Tensor], Any], shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _reduced(call: Callable[[torch.Tensor], Any], shape: tuple[int, ...], dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x = new(*shape, dtype=dtype)
         return (lambda _: call(x),)
@@ -434,11 +457,17 @@ def copies(grid: Grid) -> Iterator[Entry]:
     """Copies of tensors whose elements do not lie side by side, and operators on such tensors."""
     calls: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, length, heads, width)
         lambda x: x.transpose(1, 2).contiguous(), lambda x: x.transpose(1, 2).transpose(2, 3).contiguous(),
-        lambda x: x.flatten(0, 2).t().contiguous(), lambda x: x[..., ::2].contiguous(), lambda x: x[:, :, ::3].contiguous(),
-        lambda x: -x[..., x.shape[-1] // 2:],
+        lambda x: x.flatten(0, 2).t().contiguous(), lambda x: x[..., ::2].contiguous(),
+        lambda x: x[:, :, ::3].contiguous(), lambda x: -x[..., x.shape[-1] // 2:],
         lambda x: torch.cat([x.transpose(1, 2)[..., x.shape[-1] // 2:], x.transpose(1, 2)[..., :x.shape[-1] // 2]], -1),
-        lambda x: x[..., ::2].float(), lambda x: x.transpose(1, 2) * 2.0, lambda x: x.transpose(1, 2) + torch.zeros_like(x.mT[:, :1, :1, :1]),
+        lambda x: x[..., ::2].float(), lambda x: x.transpose(1, 2) * 2.0,
+        lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(),
+        lambda x: x * x[:1], lambda x: x.transpose(1, 2) * x[0, :, 0],
         lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
+    planes: tuple[Callable[[torch.Tensor], Any], ...] = (
+        lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(_formed(x, True)),
+        lambda x: x + _formed(x, True), lambda x: aten.threshold_backward(x, _formed(x, True), 0),
+        lambda x: torch.cat([x, x], 1))
     for dtype in (FP32, BF16):
         for batch, length, heads, width in grid.draw(7, (1, 32, 1), (64, 4096, 1), (4, 64, 4), (32, 128, 32)):
             length = max(min(length, (1 << 27) // (batch * heads * width)), 1)
@@ -446,34 +475,40 @@ def copies(grid: Grid) -> Iterator[Entry]:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
         for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
-            for call in (lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(x.contiguous(memory_format=torch.channels_last))):
+            for call in planes:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, shape, dtype))
 
 
 # ---- convolutions ----
 
 # (channels in, channels out, side, kernel, stride, groups; 1 if transposed)
-_RESNET = ((3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1), (256, 64, 56, 1, 1, 1),
-           (256, 128, 56, 1, 1, 1), (128, 128, 56, 3, 2, 1), (128, 512, 28, 1, 1, 1), (256, 512, 56, 1, 2, 1), (512, 128, 28, 1, 1, 1),
-           (128, 128, 28, 3, 1, 1), (512, 256, 28, 1, 1, 1), (256, 256, 28, 3, 2, 1), (256, 1024, 14, 1, 1, 1), (512, 1024, 28, 1, 2, 1),
-           (1024, 256, 14, 1, 1, 1), (256, 256, 14, 3, 1, 1), (1024, 512, 14, 1, 1, 1), (512, 512, 14, 3, 2, 1), (512, 2048, 7, 1, 1, 1),
+_RESNET = ((3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1),
+           (256, 64, 56, 1, 1, 1), (256, 128, 56, 1, 1, 1), (128, 128, 56, 3, 2, 1), (128, 512, 28, 1, 1, 1),
+           (256, 512, 56, 1, 2, 1), (512, 128, 28, 1, 1, 1), (128, 128, 28, 3, 1, 1), (512, 256, 28, 1, 1, 1),
+           (256, 256, 28, 3, 2, 1), (256, 1024, 14, 1, 1, 1), (512, 1024, 28, 1, 2, 1), (1024, 256, 14, 1, 1, 1),
+           (256, 256, 14, 3, 1, 1), (1024, 512, 14, 1, 1, 1), (512, 512, 14, 3, 2, 1), (512, 2048, 7, 1, 1, 1),
            (1024, 2048, 14, 1, 2, 1), (2048, 512, 7, 1, 1, 1), (512, 512, 7, 3, 1, 1))
-_CONVNEXT = ((3, 96, 224, 4, 4, 1), (96, 96, 56, 7, 1, 96), (96, 192, 56, 2, 2, 1), (192, 192, 28, 7, 1, 192), (192, 384, 28, 2, 2, 1),
-             (384, 384, 14, 7, 1, 384), (384, 768, 14, 2, 2, 1), (768, 768, 7, 7, 1, 768))
-_UNET = ((3, 32, 224, 3, 1, 1), (32, 32, 224, 3, 1, 1), (32, 64, 112, 3, 1, 1), (64, 64, 112, 3, 1, 1), (64, 128, 56, 3, 1, 1),
-         (128, 128, 56, 3, 1, 1), (128, 256, 28, 3, 1, 1), (256, 256, 28, 3, 1, 1), (256, 128, 56, 3, 1, 1), (128, 64, 112, 3, 1, 1),
-         (64, 32, 224, 3, 1, 1), (32, 4, 224, 1, 1, 1), (256, 128, 28, 2, 2, 1, 1), (128, 64, 56, 2, 2, 1, 1), (64, 32, 112, 2, 2, 1, 1),
-         (320, 320, 64, 3, 1, 1), (640, 640, 32, 3, 1, 1), (1280, 1280, 16, 3, 1, 1))
-_OTHERS = ((3, 768, 224, 16, 16, 1), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (192, 192, 28, 3, 1, 192), (64, 64, 224, 3, 1, 1),
-           (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32), (3, 64, 224, 3, 1, 1), (3, 16, 224, 3, 1, 1),
-           (16, 16, 224, 3, 1, 1), (64, 128, 112, 3, 1, 1), (128, 128, 112, 3, 1, 1), (128, 64, 224, 3, 1, 1), (64, 32, 256, 3, 1, 1),
-           (3, 128, 224, 4, 4, 1), (128, 128, 56, 7, 1, 128), (256, 256, 28, 7, 1, 256), (512, 512, 14, 7, 1, 512), (256, 512, 28, 2, 2, 1))
+_CONVNEXT = ((3, 96, 224, 4, 4, 1), (96, 96, 56, 7, 1, 96), (96, 192, 56, 2, 2, 1), (192, 192, 28, 7, 1, 192),
+             (192, 384, 28, 2, 2, 1), (384, 384, 14, 7, 1, 384), (384, 768, 14, 2, 2, 1), (768, 768, 7, 7, 1, 768))
+_UNET = ((3, 32, 224, 3, 1, 1), (32, 32, 224, 3, 1, 1), (32, 64, 112, 3, 1, 1), (64, 64, 112, 3, 1, 1),
+         (64, 128, 56, 3, 1, 1), (128, 128, 56, 3, 1, 1), (128, 256, 28, 3, 1, 1), (256, 256, 28, 3, 1, 1),
+         (256, 128, 56, 3, 1, 1), (128, 64, 112, 3, 1, 1), (64, 32, 224, 3, 1, 1), (32, 4, 224, 1, 1, 1),
+         (256, 128, 28, 2, 2, 1, 1), (128, 64, 56, 2, 2, 1, 1), (64, 32, 112, 2, 2, 1, 1), (320, 320, 64, 3, 1, 1),
+         (640, 640, 32, 3, 1, 1), (1280, 1280, 16, 3, 1, 1))
+_OTHERS = ((3, 768, 224, 16, 16, 1), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (192, 192, 28, 3, 1, 192),
+           (64, 64, 224, 3, 1, 1), (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32),
+           (3, 64, 224, 3, 1, 1), (3, 16, 224, 3, 1, 1), (16, 16, 224, 3, 1, 1), (64, 128, 112, 3, 1, 1),
+           (128, 128, 112, 3, 1, 1), (128, 64, 224, 3, 1, 1), (64, 32, 256, 3, 1, 1), (3, 128, 224, 4, 4, 1),
+           (128, 128, 56, 7, 1, 128), (256, 256, 28, 7, 1, 256), (512, 512, 14, 7, 1, 512), (256, 512, 28, 2, 2, 1))
 
 
 def convolutions(grid: Grid) -> Iterator[Entry]:
     """Convolutions of known networks, forward and backward, and max pooling."""
-    shapes = [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)] if grid.small else [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS]
-    kinds = ((FP32, False, False, 3), (FP32, True, False, 2), (BF16, False, False, 3), (BF16, False, True, 2), (FP32, True, True, 1))
+    shapes = [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS]
+    if grid.small:
+        shapes = [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)]
+    kinds = ((FP32, False, False, 3), (FP32, True, False, 2), (BF16, False, False, 3), (BF16, False, True, 2),
+             (FP32, True, True, 1))
     for number, (dtype, tf32, last, repeats) in enumerate(kinds):
         for i, shape in enumerate(shapes * (1 if grid.small else repeats)):
             wide, out, side, kernel, stride, groups, *_ = shape
@@ -483,13 +518,14 @@ def convolutions(grid: Grid) -> Iterator[Entry]:
             batch = max(min(batch, int((3e11 if dtype == FP32 else 1.5e12) / work), (1 << 28) // values), 1)
             yield Entry(f"convolution ({_short(dtype)})", _convolved(batch, shape, dtype, last), tf32)
     for dtype in (FP32, BF16):
-        usual = [(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)]
-        for i, (batch, channels, side) in enumerate([*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)), *grid.usual(usual)]):
+        pooled = [*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)),
+                  *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)])]
+        for i, (batch, channels, side) in enumerate(pooled):
             batch = min(batch, max((1 << 26) // channels // side ** 2, 1))
-            yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, int(i % 2 == 0 and i > 8 or i % 4 == 1)))
+            yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, i % 2))
 
 
-def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool) -> Callable[[Maker], Stages]:
+def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool) -> Make:
     wide, out, side, kernel, stride, groups, *transposed = shape
 
     def make(new: Maker) -> Stages:
@@ -507,7 +543,7 @@ def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool)
     return make
 
 
-def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int) -> Callable[[Maker], Stages]:
+def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int) -> Make:
     def make(new: Maker) -> Stages:
         x = new(batch, channels, side, side, dtype=dtype, grad=True)
         return lambda _: F.max_pool2d(x, 2 + overlaps, 2, overlaps), _gradients(x)
@@ -518,19 +554,21 @@ def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: 
 # ---- optimizers ----
 
 
+_OPTIMIZERS: tuple[tuple[Any, dict[str, Any]], ...] = ((torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9}))
+
+
 def optimizers(grid: Grid) -> Iterator[Entry]:
-    """Steps of AdamW and SGD, over lists, fused and one by one; the operators of a gradient scaler; and clip_grad_norm_."""
+    """Steps of AdamW and SGD, over lists, fused and one by one; a gradient scaler; and clip_grad_norm_."""
     usual = grid.usual([(148, 1 << 27), (290, 1 << 28), (39, 1 << 28)])
     for i, (tensors, size) in enumerate([*usual, *grid.draw(6, (10, 300, 1), (1 << 16, 1 << 27, 1))]):
         for dtype in (FP32, BF16):
             for way in ("foreach", "fused"):
-                if dtype == FP32 or i % 2 == 0:
-                    yield Entry(f"AdamW ({way}, {_short(dtype)})", _stepped(torch.optim.AdamW, {}, way, tensors, size, dtype), updates=True)
-                    yield Entry(f"SGD ({way}, {_short(dtype)})",
-                                _stepped(torch.optim.SGD, {"momentum": 0.9}, way, tensors, size, dtype), updates=True)
+                for kind, options in _OPTIMIZERS if dtype == FP32 or i % 2 == 0 else ():
+                    yield Entry(f"{kind.__name__} ({way}, {_short(dtype)})",
+                                _stepped(kind, options, way, tensors, size, dtype), updates=True)
         yield Entry("gradient scaler", _scaled(tensors, size))
     for tensors, size in grid.draw(6, (3, 8, 1), (1 << 12, 1 << 26, 1)):
-        for kind, options in ((torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9})):
+        for kind, options in _OPTIMIZERS:
             yield Entry(f"{kind.__name__} (one by one)", _stepped(kind, options, "", tensors, size, FP32), updates=True)
 
 
@@ -544,7 +582,7 @@ def _parameters(new: Maker, tensors: int, size: int, dtype: torch.dtype) -> list
     return found
 
 
-def _stepped(kind: Any, options: dict[str, Any], way: str, tensors: int, size: int, dtype: torch.dtype) -> Callable[[Maker], Stages]:
+def _stepped(kind: Any, options: dict[str, Any], way: str, tensors: int, size: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         ways = {way: True} if way else {"foreach": False}
         optimizer = kind(_parameters(new, tensors, size, dtype), lr=1e-4, **options, **ways)
@@ -554,7 +592,7 @@ def _stepped(kind: Any, options: dict[str, Any], way: str, tensors: int, size: i
     return make
 
 
-def _scaled(tensors: int, size: int) -> Callable[[Maker], Stages]:
+def _scaled(tensors: int, size: int) -> Make:
     def make(new: Maker) -> Stages:
         parameters = _parameters(new, tensors, size, FP32)
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -582,22 +620,23 @@ def whole_numbers(grid: Grid) -> Iterator[Entry]:
     for (size,) in grid.draw(4, (16, 1 << 17, 1)):
         for name, make in (("arange", lambda new, n: torch.arange(n, device=new.device)),
                            ("randint", lambda new, n: torch.randint(100, (n,), device=new.device)),
-                           ("pad", lambda new, n: F.pad(torch.ones(4, n, dtype=torch.int64, device=new.device), (0, 1)))):
+                           ("pad", lambda new, n: F.pad(torch.ones(4, n, device=new.device).long(), (0, 1)))):
             yield Entry(name, _called(make, size))
     yield Entry("item", _called(lambda new, n: torch.ones(1, device=new.device).item(), 1))
 
 
 _WHOLE: dict[str, Callable[[torch.Tensor], Any]] = {
     "add_": lambda x: x.add_(1), "add": lambda x: x + x, "sub": lambda x: x - 1, "mul": lambda x: x * 2,
-    "floor_divide": lambda x: x // 4, "clamp_": lambda x: x.clamp_(max=5), "ge": lambda x: x >= 1, "to int32": lambda x: x.int(),
-    "to bool": lambda x: x.bool(), "sort": lambda x: x.sort(), "cumsum": lambda x: x.cumsum(0), "clone": lambda x: x.clone(),
-    "histc": lambda x: x.float().histc(8, 0, 7), "index_put_": lambda x: x.index_put_([x.clamp(0, 0)], x.clone()), "sum": lambda x: x.sum(),
+    "floor_divide": lambda x: x // 4, "clamp_": lambda x: x.clamp_(max=5), "ge": lambda x: x >= 1,
+    "to int32": lambda x: x.int(), "to bool": lambda x: x.bool(), "sort": lambda x: x.sort(),
+    "cumsum": lambda x: x.cumsum(0), "clone": lambda x: x.clone(), "histc": lambda x: x.float().histc(8, 0, 7),
+    "index_put_": lambda x: x.index_put_([x.clamp(0, 0)], x.clone()), "sum": lambda x: x.sum(),
     "all": lambda x: x.bool().all(), "where": lambda x: torch.where(x > 0, x, x),
     "topk": lambda x: x[:, None].float().repeat(1, 4).topk(2),
 }
 
 
-def _counted(call: Callable[[torch.Tensor], Any], size: int) -> Callable[[Maker], Stages]:
+def _counted(call: Callable[[torch.Tensor], Any], size: int) -> Make:
     def make(new: Maker) -> Stages:
         x = new.whole(8, size)
         return (lambda _: call(x),)
@@ -605,15 +644,15 @@ def _counted(call: Callable[[torch.Tensor], Any], size: int) -> Callable[[Maker]
     return make
 
 
-def _called(call: Callable[[Maker, int], Any], size: int) -> Callable[[Maker], Stages]:
+def _called(call: Callable[[Maker, int], Any], size: int) -> Make:
     return lambda new: (lambda _: call(new, size),)
 
 
-def _made(call: Any, size: int) -> Callable[[Maker], Stages]:
+def _made(call: Any, size: int) -> Make:
     return lambda new: (lambda _: call(size, device=new.device, dtype=FP32),)
 
 
 FAMILIES: dict[str, Callable[[Grid], Iterator[Entry]]] = {
     function.__name__: function
-    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions, optimizers,
-                     whole_numbers)}
+    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions,
+                     optimizers, whole_numbers)}

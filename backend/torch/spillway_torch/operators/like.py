@@ -49,7 +49,8 @@ class _Op:
         if len(shape) == len(result):
             found = [d for d, (a, b) in enumerate(zip(shape, result)) if a != b]
         else:
-            found = list(range(len(shape)))[-1:] if result == shape[:-1] else [d for d in range(len(shape)) if shape[d] not in result]
+            last = len(shape) - 1
+            found = [last] if result == shape[:-1] else [d for d in range(len(shape)) if shape[d] not in result]
         return found or [-1]
 
     def normalized(self) -> list[int]:
@@ -62,29 +63,31 @@ class _Op:
 # The values of arguments that are no tensors, by name, if the schema has no default for them.
 _VALUES: dict[str, Callable[[_Op], Any]] = {
     "dim": lambda op: op.dims() if "softmax" not in op.packet else -1, "normalized_shape": _Op.normalized,
-    "N": lambda op: op.first.shape[0], "C": lambda op: op.first.shape[1], "HxW": lambda op: math.prod(op.first.shape[2:]),
+    "N": lambda op: op.first.shape[0], "C": lambda op: op.first.shape[1],
+    "HxW": lambda op: math.prod(op.first.shape[2:]),
     "group": lambda op: op.first.shape[1] * math.prod(op.first.shape[2:]) // op.attributes["row"],
-    "num_weights": lambda op: op.attributes["elements"] // op.attributes["row"], "input_dtype": lambda op: op.outputs[0].dtype,
+    "num_weights": lambda op: op.attributes["elements"] // op.attributes["row"],
+    "input_dtype": lambda op: op.outputs[0].dtype, "half_to_float": lambda op: op.first.dtype != op.outputs[0].dtype,
     "size": lambda op: list(op.outputs[0].shape), "input_sizes": lambda op: list(op.outputs[0].shape),
-    "output_mask": lambda op: [True] * len(op.outputs), "half_to_float": lambda op: op.first.dtype != op.outputs[0].dtype,
-    "training": lambda _: True, "train": lambda _: True, "p": lambda _: 0.1, "scale": lambda _: 1.1, "momentum": lambda _: 0.1,
-    "eps": lambda _: 1e-5, "epsilon": lambda _: 1e-5, "padding_idx": lambda _: -1, "scale_grad_by_freq": lambda _: False,
-    "reduction": lambda _: 1, "ignore_index": lambda _: -100, "threshold": lambda _: 0, "exponent": lambda _: 2, "other": lambda _: 1.5,
-    "high": lambda _: 100, "scalar": lambda _: 0.9, "value": lambda _: 0.5, "weight": lambda _: 0.1, "index": lambda _: 0, "start": lambda _: 0,
-    "end": lambda op: op.first.shape[-1], "step": lambda _: 1,
-}
+    "output_mask": lambda op: [True] * len(op.outputs), "end": lambda op: op.first.shape[-1],
+} | {name: lambda _, value=value: value for name, value in {
+    "training": True, "train": True, "p": 0.1, "scale": 1.1, "momentum": 0.1, "eps": 1e-5, "epsilon": 1e-5,
+    "padding_idx": -1, "scale_grad_by_freq": False, "reduction": 1, "ignore_index": -100, "threshold": 0, "exponent": 2,
+    "other": 1.5, "high": 100, "scalar": 0.9, "value": 0.5, "weight": 0.1, "index": 0, "start": 0, "step": 1}.items()}
 
-_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
 def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yields entries for each operator of the trace; several for one that may be meant in several ways, which expect the same.
+    """Yields entries for each operator of the trace: several, which expect the same, for one that may be meant so.
 
     Raises `SpillwayError` if the file is no trace with attributes.
     """
     try:
         trace = json.loads(_read(pathlib.Path(path)))
-        tensors = {t["name"]: _Tensor(tuple(t["shape"]), getattr(torch, t.get("dtype", "float32"))) for t in trace["tensors"]}
+        tensors = {t["name"]: _Tensor(tuple(t["shape"]), getattr(torch, t.get("dtype", "float32")))
+                   for t in trace["tensors"]}
         ops = [op for op in trace["ops"] if "attributes" in op]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpillwayError(f"{os.fspath(path)}: it is not a trace that spillway_torch wrote: {error!r}") from error
@@ -141,8 +144,8 @@ def _makes(op: _Op) -> Iterator[Callable[[Maker], Stages]]:
         yield _convolution(op)
     elif "queries" in op.attributes and kernel is not None:
         a = op.attributes
-        yield attended(kernel, op.inputs[-1].dtype if "backward" not in op.packet else op.first.dtype, a["batch"],
-                       (a["heads"], a["kv_heads"]), (a["queries"], a["keys"]), a["head_dim"], bool(a["causal"]), bool(a["dropout"]), bool(a["mask"]))
+        yield attended(kernel, op.first.dtype, a["batch"], (a["heads"], a["kv_heads"]), (a["queries"], a["keys"]),
+                       a["head_dim"], bool(a["causal"]), bool(a["dropout"]), bool(a["mask"]))
     else:
         for overload in getattr(aten, op.packet).overloads() if hasattr(aten, op.packet) else ():
             function = getattr(getattr(aten, op.packet), overload)
@@ -178,15 +181,17 @@ def _convolution(op: _Op) -> Callable[[Maker], Stages]:
             less, more = sorted((a[f"in_{side}"], a[f"out_{side}"]))
             stride.append(max(round(more / less), 1))
             padding.append(max(-(-((less - 1) * stride[-1] + a[kernel] - more) // 2), 0))
-        x, y = (new(a["batch"], a[f"{side}_channels"], a[f"{side}_height"], a[f"{side}_width"], dtype=dtype).contiguous(memory_format=form)
-                for side in ("in", "out"))
+        x, y = (new(a["batch"], *(a[f"{side}_{extent}"] for extent in ("channels", "height", "width")),
+                    dtype=dtype).contiguous(memory_format=form) for side in ("in", "out"))
         sizes = (a["in_channels"], a["out_channels"]) if a["transposed"] else (a["out_channels"], a["in_channels"])
-        weight = new(sizes[0], sizes[1] // a["groups"], a["kernel_h"], a["kernel_w"], dtype=dtype).contiguous(memory_format=form)
+        weight = new(sizes[0], sizes[1] // a["groups"], a["kernel_h"], a["kernel_w"], dtype=dtype)
+        weight = weight.contiguous(memory_format=form)
         rest = stride, padding, [1, 1], bool(a["transposed"]), [0, 0], a["groups"]
         if "needs_dx" in a:
             biased = len(op.outputs) > a["needs_dx"] + a["needs_dw"]
-            return (lambda _: aten.convolution_backward(y, x, weight, [a["out_channels"]] if biased else None, *rest,
-                                                        [bool(a["needs_dx"]), bool(a["needs_dw"]), biased]),)
+            mask = [bool(a["needs_dx"]), bool(a["needs_dw"]), biased]
+            biases = [a["out_channels"]] if biased else None
+            return (lambda _: aten.convolution_backward(y, x, weight, biases, *rest, mask),)
         bias = new(a["out_channels"], dtype=dtype) if len(op.inputs) > 2 else None
         return (lambda _: aten.convolution(x, weight, bias, *rest),)
 
@@ -199,7 +204,8 @@ def _by_schema(op: _Op, function: Any) -> Callable[[Maker], Stages]:
         tensors = [_operand(new, op, i, tensor) for i, tensor in enumerate(op.inputs)]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        lists, required = (sum(str(a.type) == kind for a in function._schema.arguments) for kind in ("List[Tensor]", "Tensor"))
+        kinds = [str(a.type) for a in function._schema.arguments]
+        lists, required = kinds.count("List[Tensor]"), kinds.count("Tensor")
         for argument in function._schema.arguments:
             kind, name = str(argument.type), argument.name
             if kind == "List[Tensor]":
