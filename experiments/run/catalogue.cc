@@ -8,6 +8,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
 
 #include "experiments/run/other_links.h"
 #include "sim/cost/interpolated.h"
@@ -385,10 +389,13 @@ std::optional<fs::path> FindOperatorTable(const Device& device) {
   return nearest;
 }
 
-// Gives a trace that was recorded without a GPU the times of a table of operators. Throws
-// `InputError` if the file is not a trace that was recorded on a known GPU.
-LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& path,
-                     const char* kind) {
+// Returns the table of operators in a file, which is read once. Throws `InputError` if the file is
+// not a trace that was recorded on a known GPU.
+const OperatorTable& ReadOperatorTable(const fs::path& path) {
+  static std::mutex mutex;
+  static std::map<fs::path, OperatorTable> tables;
+  const std::lock_guard lock(mutex);
+  if (const auto found = tables.find(path); found != tables.end()) return found->second;
   const Trace measured = ReadTrace(path);
   const std::string gpu = measured.recording ? measured.recording->device : "";
   const std::optional<Device> there = DeviceOf(gpu);
@@ -397,10 +404,21 @@ LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& p
         "{}: expected a trace that was recorded on a GPU with a device file, got one of {}",
         path.string(), gpu.empty() ? "no GPU" : "'" + gpu + "'"));
   }
+  return tables.emplace(std::piecewise_construct, std::tuple(path), std::tie(measured, *there))
+      .first->second;
+}
+
+// Gives a trace that was recorded without a GPU the times of a table of operators. Throws the
+// errors of `ReadOperatorTable`.
+LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& path,
+                     const char* kind) {
+  const OperatorTable& table = ReadOperatorTable(path);
   LoadedCost loaded;
-  loaded.timed = std::make_shared<const Trace>(OperatorTable(measured, *there).Timed(trace));
+  loaded.timed = std::make_shared<const Trace>(table.Timed(trace));
+  const Recording& recording = *loaded.timed->recording;
   loaded.model = std::make_unique<RecordedCostModel>(
-      *loaded.timed->recording, device, there, fmt::format("estimated from operators of {}", gpu));
+      recording, device, table.gpu(),
+      fmt::format("estimated from operators of {}", recording.device));
   loaded.read.push_back({"operator_table", kind, path});
   return loaded;
 }

@@ -8,9 +8,12 @@
 #ifndef SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 #define SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 
+#include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/core/device.h"
@@ -25,8 +28,10 @@ class OperatorTable {
   OperatorTable(const Trace& measured, const Device& gpu);
 
   // Returns the trace, which was recorded without a GPU, as if it had been recorded on the table's.
-  // An op that the table does not know has the roofline's time.
+  // An op that the table does not know has the roofline's time. Safe to call from several threads.
   Trace Timed(Trace trace) const;
+
+  const Device& gpu() const { return gpu_; }
 
  private:
   using Point = std::map<std::string, double, std::less<>>;  // log2 of sizes, by name
@@ -38,12 +43,17 @@ class OperatorTable {
 
   static Point PointOf(const Op& op);
   double RooflineSeconds(const Op& op) const;
-  // Returns the entry that stands for the op, or nullopt if the table has none of its name.
-  std::optional<Entry> Near(const Op& op) const;
+  // Returns the entry that stands for an op, or nullopt if the table has none of its kind.
+  std::optional<Entry> Near(const std::string& kind, const Point& here) const;
+  // Returns `Near` for the op, which is computed once for equal ops.
+  std::optional<Entry> EntryFor(const Op& op) const;
 
+  const Device gpu_;
   const RooflineCostModel roofline_;
   const Recording recording_;
-  std::map<std::string, std::vector<Entry>> entries_;  // by name and arithmetic
+  std::map<std::string, std::vector<Entry>> entries_;  // by kind: name and arithmetic
+  mutable std::mutex mutex_;
+  mutable std::map<std::pair<std::string, Point>, std::optional<Entry>> known_;
 };
 
 }  // namespace spillway

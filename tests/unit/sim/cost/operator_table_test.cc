@@ -95,6 +95,15 @@ TEST_F(OperatorTableTest, OthersLieBetweenTheirNeighbours) {
   EXPECT_GT(far, 1.0);
 }
 
+// Equal ops are looked up once; another table does not know them.
+TEST_F(OperatorTableTest, TwoTablesDoNotShare) {
+  const OperatorTable one = TableOf({{1024, 2.0}}), other = TableOf({{1024, 3.0}});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_NEAR(SlowerOf(one, OpOf({4096})), 2.0, 1e-5);
+    EXPECT_NEAR(SlowerOf(other, OpOf({4096})), 3.0, 1e-5);
+  }
+}
+
 TEST_F(OperatorTableTest, AnotherLayoutIsFarAway) {
   const OperatorTable table = TableOf({{1024, 1.5, true}, {4096, 1.0, false}});
   EXPECT_LT(SlowerOf(table, OpOf({1100})), 1.2);
@@ -118,6 +127,7 @@ TEST_F(OperatorTableTest, LeavesOtherOpsAlone) {
   timed.recorded->time = Duration::Milliseconds(3);
   const Trace trace = table.Timed(TraceOf({nothing, timed}, ""));
   EXPECT_EQ(trace.ops[0].recorded->time, Duration());
+  EXPECT_EQ(trace.ops[0].recorded->gap, Duration());
   EXPECT_EQ(trace.ops[1].recorded->time, Duration::Milliseconds(3));
 }
 
