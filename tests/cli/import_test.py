@@ -130,7 +130,9 @@ class ImportTest(ImportCase):
                        "--execution-trace", self.directory / "et.json", "-o", trace, "--format", "json")
         row = self.conforms(text, "trace-import")["rows"][0]
         self.assertEqual((row["gpu"], row["kernels_ms"], row["recorded_step_ms"]), (None, 0, None))
-        self.assertIn("recorded without a GPU", self.ok("run", trace, *DEVICE, "--policy", "as-recorded"))
+        run = ("run", trace, *DEVICE, "--policy", "as-recorded")
+        self.assertIn("estimated from operators of NVIDIA H200", self.ok(*run))
+        self.assertIn("analytic", self.ok(*run, "--cost", "roofline"))
 
     def test_wrong_files(self):
         name = "resnet50-b32"
