@@ -1,10 +1,13 @@
 #include "sim/cost/operator_table.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "sim/cost/kernel_time.h"
 
@@ -16,10 +19,14 @@ constexpr size_t kNeighbours = 6;
 
 // Attributes that say how an op works. Ops that differ in one are as far apart as ops of which one
 // is this many times larger: 2^kOtherWay.
-constexpr std::array kWays =
-    std::to_array<std::string_view>({"transposed", "transposed_a", "transposed_b", "channels_last",
-                                     "causal", "needs_dx", "needs_dw", "strided"});
+constexpr std::array kWays = std::to_array<std::string_view>(
+    {"transposed", "transposed_a", "transposed_b", "channels_last", "causal", "mask", "dropout",
+     "needs_dx", "needs_dw", "strided", "broadcast"});
 constexpr double kOtherWay = 4;
+
+// The weight of `alignment`: matrices whose rows do not begin at multiples of 16 elements are
+// multiplied by other kernels.
+constexpr double kAlignment = 2;
 
 // The GPU's time between two operators, which the times of single operators do not have: 0.6 to 2.0
 // us in 18 steps on an H200 (experiments/evidence/pytorch/README.md).
@@ -29,8 +36,16 @@ double Log2(double size) { return std::log2(1 + std::max(size, 0.0)); }
 
 std::string KindOf(const Op& op) {
   const Slot& slot = op.slots[0];
-  return slot.signature.substr(0, slot.signature.find(' ')) + " " +
-         std::string(Name(slot.arithmetic));
+  return fmt::format("{} {}", slot.signature.substr(0, slot.signature.find(' ')),
+                     Name(slot.arithmetic));
+}
+
+// Returns the kind with the types of the first input and output.
+std::string TypedKindOf(const Trace& trace, const Op& op) {
+  const auto type = [&](const std::vector<TensorId>& operands) {
+    return operands.empty() ? "" : Name(trace.tensor(operands[0]).dtype);
+  };
+  return fmt::format("{} {} {}", KindOf(op), type(op.inputs), type(op.outputs));
 }
 
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
@@ -43,19 +58,23 @@ OperatorTable::OperatorTable(const Trace& measured, const Device& gpu)
     if (!op.recorded || op.recorded->time == Duration() || DoesNothing(op)) continue;
     const double seconds = op.recorded->time.milliseconds() / 1e3;
     const double traffic = std::max(1.0, static_cast<double>(op.slots[0].traffic.count()));
-    entries_[KindOf(op)].push_back({PointOf(op), std::log(seconds / RooflineSeconds(op)),
-                                    static_cast<double>(op.recorded->workspace.count()) / traffic});
+    const Entry entry{PointOf(op), std::log(seconds / RooflineSeconds(op)),
+                      static_cast<double>(op.recorded->workspace.count()) / traffic};
+    entries_[TypedKindOf(measured, op)].push_back(entry);
+    entries_[KindOf(op)].push_back(entry);
   }
 }
 
 OperatorTable::Point OperatorTable::PointOf(const Op& op) {
-  Point point{{"flops", Log2(static_cast<double>(op.slots[0].flops))},
-              {"traffic", Log2(static_cast<double>(op.slots[0].traffic.count()))}};
+  Point point{{"traffic", Log2(static_cast<double>(op.slots[0].traffic.count()))}};
   for (const Attribute& attribute : op.attributes) {
     if (attribute.name == "operators") continue;
     const bool way = std::ranges::count(kWays, attribute.name) != 0;
-    point[attribute.name] = way ? kOtherWay * attribute.value : Log2(attribute.value);
+    const double weight = attribute.name == "alignment" ? kAlignment : 1;
+    point[attribute.name] = way ? kOtherWay * attribute.value : weight * Log2(attribute.value);
   }
+  // An imported op has no attributes that say its sizes.
+  if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));
   return point;
 }
 
@@ -63,8 +82,10 @@ double OperatorTable::RooflineSeconds(const Op& op) const {
   return roofline_.Kernels(op, 0, op.batch)[0].time.milliseconds() / 1e3;
 }
 
-std::optional<OperatorTable::Entry> OperatorTable::EntryFor(const Op& op) const {
-  std::pair key(KindOf(op), PointOf(op));
+std::optional<OperatorTable::Entry> OperatorTable::EntryFor(const Trace& trace,
+                                                            const Op& op) const {
+  const std::string typed = TypedKindOf(trace, op);
+  std::pair key(entries_.contains(typed) ? typed : KindOf(op), PointOf(op));
   const std::lock_guard lock(mutex_);
   const auto [known, is_new] = known_.try_emplace(std::move(key));
   if (is_new) known->second = Near(known->first.first, known->first.second);
@@ -106,7 +127,7 @@ Trace OperatorTable::Timed(Trace trace) const {
   trace.recording->device = recording_.device;
   for (Op& op : trace.ops) {
     if (!op.recorded || op.recorded->time > Duration() || DoesNothing(op)) continue;
-    const std::optional<Entry> near = EntryFor(op);
+    const std::optional<Entry> near = EntryFor(trace, op);
     op.recorded->time = TimeOfSeconds(RooflineSeconds(op) * std::exp(near ? near->correction : 0));
     op.recorded->gap = kGap;
     const auto workspace =

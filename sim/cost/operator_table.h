@@ -2,8 +2,9 @@
 //
 // An operator table is a trace that was recorded on a GPU, with the times of its ops. The time of
 // another op is the time of the roofline on that GPU times a correction: measured time divided by
-// the roofline's, for the nearest measured ops with the same name and arithmetic. Ops are near if
-// their attributes, operations and traffic differ by small factors.
+// the roofline's, for the nearest measured ops with the same name, arithmetic and, if there are
+// any, types of the first operands. Ops are near if their attributes and traffic differ by small
+// factors.
 
 #ifndef SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 #define SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
@@ -46,12 +47,12 @@ class OperatorTable {
   // Returns the entry that stands for an op, or nullopt if the table has none of its kind.
   std::optional<Entry> Near(const std::string& kind, const Point& here) const;
   // Returns `Near` for the op, which is computed once for equal ops.
-  std::optional<Entry> EntryFor(const Op& op) const;
+  std::optional<Entry> EntryFor(const Trace& trace, const Op& op) const;
 
   const Device gpu_;
   const RooflineCostModel roofline_;
   const Recording recording_;
-  std::map<std::string, std::vector<Entry>> entries_;  // by kind: name and arithmetic
+  std::map<std::string, std::vector<Entry>> entries_;  // by kind, with types and without
   mutable std::mutex mutex_;
   mutable std::map<std::pair<std::string, Point>, std::optional<Entry>> known_;
 };

@@ -119,6 +119,33 @@ TEST_F(OperatorTableTest, AnUnknownOpHasTheTimeOfTheRoofline) {
   EXPECT_NEAR(SlowerOf(table, op), 1, 1e-5);
 }
 
+// If the table has ops with the types of the operands, others do not count.
+TEST_F(OperatorTableTest, TypesOfOperands) {
+  const auto measured = [&](int64_t rows, double slower, uint32_t input) {
+    Op op = OpOf({static_cast<double>(rows)});
+    op.recorded->time =
+        Duration::Picoseconds(std::llround(1e12 * slower * RooflineOf(op, device_)));
+    op.inputs = {TensorId{input}};
+    return op;
+  };
+  Trace trace = TraceOf({OpOf({1}), OpOf({1})}, device_.gpus[0]);
+  trace.tensors.push_back(trace.tensors[0]);
+  trace.tensors[2].dtype = DataType::kBfloat16;
+  const std::vector<TensorId> outputs = trace.ops[0].outputs;
+  trace.ops = {measured(1024, 2, 0), measured(8192, 3, 2)};
+  for (Op& op : trace.ops) op.outputs = outputs;
+  const OperatorTable table(trace, device_);
+  const auto slower = [&](uint32_t input) {
+    Trace asked = trace;
+    asked.ops = {OpOf({4096})};
+    asked.ops[0].inputs = {TensorId{input}};
+    asked.ops[0].outputs = outputs;
+    return table.Timed(asked).ops[0].recorded->time.seconds() / RooflineOf(asked.ops[0], device_);
+  };
+  EXPECT_NEAR(slower(0), 2.0, 1e-4);
+  EXPECT_NEAR(slower(2), 3.0, 1e-4);
+}
+
 // An op that moves and computes nothing takes no time, and an op that has a time keeps it.
 TEST_F(OperatorTableTest, LeavesOtherOpsAlone) {
   const OperatorTable table = TableOf({{1024, 2.0}});
