@@ -86,6 +86,13 @@ class OthersTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 3)
                 self.assertIn(message, done.stderr)
                 self.assertFalse((self.folder / "out").exists())
+        (self.folder / "pages").mkdir()
+        page = self.table("pages/page.md", "nothing\n")
+        done = self.judge("--table", self.table("good.csv", LIGER + liger()), "--page", page)
+        self.assertEqual((done.returncode, "page.md: there is no part" in done.stderr), (3, True))
+        (self.folder / "out").mkdir()
+        done = self.judge("--table", self.table("out/good.csv", LIGER + liger()))
+        self.assertEqual((done.returncode, "would be one file" in done.stderr), (2, True))
         done = self.judge("--table", self.folder / "none.csv")
         self.assertEqual((done.returncode, "none.csv" in done.stderr), (3, True))
 
