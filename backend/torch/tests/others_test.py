@@ -74,7 +74,8 @@ class OthersTest(unittest.TestCase):
     def test_refuses_bad_tables_with_file_and_line(self):
         for name, text, message in (
                 ("short.csv", LIGER + liger() + "a,b\n", "short.csv:3: 2 fields; the header has 12"),
-                ("number.csv", LIGER + liger(value="many"), "number.csv:2: x_value is 'many'; expected a whole number of at least 1"),
+                ("number.csv", LIGER + liger(value="many"),
+                 "number.csv:2: x_value is 'many'; expected a whole number of at least 1"),
                 ("json.csv", LIGER + liger(options="{"), "json.csv:2: extra_benchmark_config_str is no JSON"),
                 ("quote.csv", LIGER + '"open\n', "quote.csv:2: "),
                 ("columns.csv", "a,b\n1,2\n", "columns.csv:1: the columns are those of no table"),
