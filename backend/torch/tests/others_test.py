@@ -26,8 +26,8 @@ class OthersTest(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def judge(self, *arguments):
-        return subprocess.run([sys.executable, JUDGE, self.folder / "out", *arguments, "--jobs", "1"], text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.run([sys.executable, JUDGE, self.folder / "out", *arguments, "--jobs", "1"],
+                              capture_output=True, text=True, check=False)
 
     def table(self, name, text):
         path = self.folder / name
@@ -45,46 +45,55 @@ class OthersTest(unittest.TestCase):
         lines = [",".join(small), *(",".join({**small, **change}.values()) for change in (
             {}, {"case": "t5/any"}, {"fp8": "True"}, {"tp": "2"}, {"agree_within_1pct": "0"}, {"hw": "tpu"}))]
         (self.folder / "tables").mkdir()
-        operators = self.table("tables/operators.csv", LIGER + liger() + liger(provider="liger") + liger(kernel="new") + liger(gpu="unknown")
-                               + liger(metric="speed"))
-        page = self.table("page.md", "before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n")
-        done = self.judge("--table", operators, "--table", self.table("cases.csv", "\n".join(lines) + "\n"), "--page", page)
+        rows = (liger(), liger(provider="liger"), liger(kernel="new"), liger(gpu="unknown"), liger(metric="speed"))
+        operators = self.table("tables/operators.csv", LIGER + "".join(rows))
+        page = self.table("page.md", "before\n<!-- results -->\nstale\n<!-- end of results -->\nafter\n")
+        cases = self.table("tables/cases.csv", "\n".join(lines) + "\n")
+        done = self.judge("--table", operators, "--table", cases, "--page", page)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         rows = self.results("operators.csv")
-        self.assertEqual([(r["answer"], r["why"].split(":")[0]) for r in rows],
-                         [("answered", ""), ("cannot", "kernels"), ("cannot", "model"), ("cannot", "card"), ("answered", "")])
-        # Logits, their gradient of an earlier call, log-softmax, its gradient and the new gradient; labels; two numbers.
+        self.assertEqual([r["answer"] + r["why"].split(":")[0] for r in rows],
+                         ["answered", "cannotkernels", "cannotmodel", "cannotcard", "answered"])
+        # Logits, their earlier gradient, log-softmax, its gradient and the new gradient; labels; two numbers.
         expected = 5 * 4 * 128 * 1024 + 8 * 128 + 2 * 512
         self.assertEqual(rows[0]["predicted_bytes"], str(expected))
         self.assertAlmostEqual(float(rows[0]["bytes_error"]), expected / (2.5 * 2**20) - 1, places=5)
         self.assertEqual((rows[0]["line"], rows[0]["predicted_ms"]), ("2", ""))
         self.assertGreater(float(rows[4]["predicted_ms"]), 0)
         cases = self.results("cases.csv")
-        self.assertEqual([(r["answer"], r["why"].split(":")[0]) for r in cases],
-                         [("assumed", ""), ("cannot", "model"), ("cannot", "kernels"), ("cannot", "several"), ("cannot", "quantity"),
-                          ("cannot", "card")])
+        self.assertEqual([r["answer"] + r["why"].split(":")[0] for r in cases],
+                         ["assumed", "cannotmodel", "cannotkernels", "cannotseveral", "cannotquantity", "cannotcard"])
         self.assertIn("cuBLAS", cases[0]["assumptions"])
         self.assertGreater(int(cases[0]["predicted_bytes"]), 64 << 20)
         text = page.read_text(encoding="utf-8")
         self.assertIn("| operators | 5 | 2 | 0 | 3 |", text)
-        self.assertEqual((self.folder / "operators.csv").read_bytes(), (self.folder / "out" / "operators.csv").read_bytes())
-        self.assertTrue(text.startswith("before\n<!-- results -->\n") and text.endswith("<!-- end of results -->\nafter\n"))
-        self.assertNotIn("old", text)
+        self.assertEqual(self.results("operators.csv"), self.results("../operators.csv"))
+        self.assertRegex(text, r"\Abefore\n<!-- results -->\n\n## (.|\n)*\n<!-- end of results -->\nafter\n\Z")
+        self.assertNotIn("stale", text)
 
     def test_refuses_bad_tables_with_file_and_line(self):
         for name, text, message in (
                 ("short.csv", LIGER + liger() + "a,b\n", "short.csv:3: 2 fields; the header has 12"),
-                ("number.csv", LIGER + liger(value="many"), "number.csv:2: x_value is 'many'; expected a whole number"),
+                ("number.csv", LIGER + liger(value="many"),
+                 "number.csv:2: x_value is 'many'; expected a whole number of at least 1"),
                 ("json.csv", LIGER + liger(options="{"), "json.csv:2: extra_benchmark_config_str is no JSON"),
                 ("quote.csv", LIGER + '"open\n', "quote.csv:2: "),
                 ("columns.csv", "a,b\n1,2\n", "columns.csv:1: the columns are those of no table"),
                 ("empty.csv", "", "empty.csv:1: the columns are those of no table"),
-                ("lacks.csv", LIGER.replace("gpu_name", "gpu") + liger(), "lacks.csv:1: there is no column 'gpu_name'")):
+                ("lacks.csv", LIGER.replace("gpu_name", "gpu") + liger(), "lacks.csv:1: there is no column 'gpu_name'"),
+                ("lengths.csv", LIGER + liger(options="[]"), "lengths.csv:2: extra_benchmark_config_str is no object")):
             with self.subTest(name):
                 done = self.judge("--table", self.table(name, text))
                 self.assertEqual(done.returncode, 3)
                 self.assertIn(message, done.stderr)
                 self.assertFalse((self.folder / "out").exists())
+        (self.folder / "pages").mkdir()
+        page = self.table("pages/page.md", "nothing\n")
+        done = self.judge("--table", self.table("good.csv", LIGER + liger()), "--page", page)
+        self.assertEqual((done.returncode, "page.md: there is no part" in done.stderr), (3, True))
+        (self.folder / "out").mkdir()
+        done = self.judge("--table", self.table("out/good.csv", LIGER + liger()))
+        self.assertEqual((done.returncode, "would be one file" in done.stderr), (2, True))
         done = self.judge("--table", self.folder / "none.csv")
         self.assertEqual((done.returncode, "none.csv" in done.stderr), (3, True))
 

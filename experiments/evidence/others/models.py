@@ -1,7 +1,10 @@
 """Training steps that the rows of the tables name, built from PyTorch's own operators.
 
-Each builder runs inside `spillway_torch.pretend` and returns the step, a function without arguments. Options are plain values,
-so that they are the key under which a recording is kept.
+Each builder runs inside `spillway_torch.pretend` and returns the step, a function without arguments. Options are plain
+values, so that they are the key under which a recording is kept.
+
+No step holds data. Functions that stand for fused kernels, or for what other GPUs send, allocate, read and write as
+those do, and compute something else.
 """
 
 import functools
@@ -55,7 +58,7 @@ class GatedMlp(nn.Module):
 
 
 class GatedProduct(torch.autograd.Function):
-    """A fused product of an activation and a gate, which keeps its inputs alone and writes their gradients over them."""
+    """A fused product of an activation and a gate, which keeps its inputs and writes their gradients over them."""
 
     @staticmethod
     def forward(context, gate, up):
@@ -99,11 +102,11 @@ def _operands(kernel, o):
     if kernel == "fused_linear_cross_entropy":
         x, (module, other) = drawn(o["BT"], o["H"]), (HeadAndLoss(o["H"], o["V"]).to("cuda", dtype) for _ in range(2))
         labels = torch.randint(o["V"], (o["BT"],), device="cuda")
-        return lambda: module(x, labels) if other else None, [x]
+        return lambda unused=other: module(x, labels), [x]
     if kernel == "embedding":
         module, other = (nn.Embedding(o["V"], o["D"], device="cuda", dtype=dtype) for _ in range(2))
         words = torch.randint(o["V"], (o["B"], o["T"]), device="cuda")
-        return lambda: module(words) if other else None, []
+        return lambda unused=other: module(words), []
     if kernel in ("geglu", "swiglu"):
         x = drawn(o.get("bsz", o.get("B")), o["T"], o["hidden_size"])
         module = GatedMlp(o["hidden_size"], o["intermediate_size"], ACTIVATIONS[o["hidden_act"]]).to("cuda", dtype)
@@ -124,9 +127,9 @@ def _operands(kernel, o):
 
 @builder
 def operator(kernel, mode, keep_gradients, **options):
-    """Forward, backward or both of one operator. `keep_gradients`: whether gradients of an earlier call stay and are added to."""
+    """Forward, backward or both of one operator. With `keep_gradients`, those of an earlier call are added to."""
     call, inputs = _operands(kernel, options)
-    keeps = kernel not in ("cross_entropy", "embedding", "fused_linear_cross_entropy")  # what backward needs, for another backward
+    keeps = kernel not in ("cross_entropy", "embedding", "fused_linear_cross_entropy")  # for another backward
     given = None  # made before the step
     if kernel == "rope":
         given = [torch.randn_like(y) for y in call()]
@@ -138,7 +141,8 @@ def operator(kernel, mode, keep_gradients, **options):
         if kernel == "rope":
             torch.autograd.grad(result, inputs, given, retain_graph=keeps)
         else:
-            result.backward(torch.randn_like(result) if given is None and result.dim() else given, retain_graph=keeps or kept is not None)
+            gradient = torch.randn_like(result) if given is None and result.dim() else given
+            result.backward(gradient, retain_graph=keeps or kept is not None)
 
     def step():
         if not keep_gradients:
@@ -175,6 +179,20 @@ class ParallelLoss(torch.autograd.Function):
         flat, rows = y.view(-1, y.shape[-1]), torch.arange(labels.numel(), device=labels.device)
         flat[rows, labels.reshape(-1)] -= 1
         return y.mul_(gradient.unsqueeze(-1)), None
+
+
+class CopyingLoss(ParallelLoss):
+    """nanotron's loss, with two copies of its logits in float32."""
+
+    @staticmethod
+    def forward(context, logits, labels):
+        y = logits - logits.amax(-1, keepdim=True)
+        chosen = y.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        y = y.exp()
+        total = y.sum(-1)
+        y.div_(total.unsqueeze(-1))
+        context.save_for_backward(y, labels)
+        return total.log() - chosen
 
 
 class FusedLoss(torch.autograd.Function):
@@ -289,38 +307,40 @@ class Rotate(torch.autograd.Function):
 class ParallelProduct(torch.autograd.Function):
     """The product of a linear layer of which each GPU has a slice.
 
-    The sequence of the input is gathered from `gather` parts, in backward again; that of the result is cut into `scatter`.
-    `sums` has for each shape the tensor that takes the weight's gradient where the product adds it to Megatron's own sum.
+    The sequence of the input is gathered from `gather` parts, in backward again unless it is kept; that of the result
+    is cut into `scatter` parts. `sums`, if given, has a tensor for each shape that takes the weight's gradient, where
+    the product adds it to Megatron's own sum.
     """
 
     @staticmethod
-    def forward(context, x, weight, gather, scatter, sums):
-        context.save_for_backward(x, weight)
-        context.parts = gather, scatter, sums
-        return scattered(torch.matmul(gathered(x, gather), weight.t()), scatter)
+    def forward(context, x, weight, gather, scatter, sums, keep):
+        whole = gathered(x, gather)
+        context.save_for_backward(whole if keep else x, weight)
+        context.parts = gather, scatter, sums, keep
+        return scattered(torch.matmul(whole, weight.t()), scatter)
 
     @staticmethod
     def backward(context, gradient):
         x, weight = context.saved_tensors
-        gather, scatter, sums = context.parts
+        gather, scatter, sums, keep = context.parts
         gradient = gathered(gradient.contiguous(), scatter)
         dx = scattered(torch.matmul(gradient, weight), gather)
-        rows = gathered(x, gather).reshape(-1, weight.shape[1])
+        rows = gathered(x, 1 if keep else gather).reshape(-1, weight.shape[1])
         columns = gradient.reshape(-1, weight.shape[0]).t()
         if sums is None:
-            return dx, columns.mm(rows), None, None, None
+            return dx, columns.mm(rows), None, None, None, None
         if weight.shape not in sums:
             sums[weight.shape] = torch.empty_like(weight)
         torch.mm(columns, rows, out=sums[weight.shape])
-        return dx, None, None, None, None
+        return dx, None, None, None, None, None
 
 
 class ParallelLinear(nn.Module):
-    def __init__(self, width, out, bias, gather=1, scatter=1, sums=None):
+    def __init__(self, width, out, bias, gather, scatter, sums, keep):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out, width))
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
-        self.parts = gather, scatter, sums
+        self.parts = gather, scatter, sums, keep
 
     def forward(self, x, add_bias=True):
         y = ParallelProduct.apply(x, self.weight, *self.parts)
@@ -335,10 +355,11 @@ class MegatronLayer(nn.Module):
         self.heads, self.groups = o["heads"] // tp, max(o["groups"] // tp, 1)
         norm = nn.RMSNorm if o["rms"] else nn.LayerNorm
         self.before, self.between = norm(o["width"]), norm(o["width"])
-        self.qkv = ParallelLinear(o["width"], (self.heads + 2 * self.groups) * self.size, bias, o["sp"], 1, sums)
-        self.proj = ParallelLinear(self.heads * self.size, o["width"], bias, 1, o["sp"], sums)
-        self.up = ParallelLinear(o["width"], o["ffn"] // tp * (2 if o["gated"] else 1), bias, o["sp"], 1, sums)
-        self.down = ParallelLinear(o["ffn"] // tp, o["width"], bias, 1, o["sp"], sums)
+        columns, rows = (o["sp"], 1, sums, o["keeps_gathered"]), (1, o["sp"], sums, False)
+        self.qkv = ParallelLinear(o["width"], (self.heads + 2 * self.groups) * self.size, bias, *columns)
+        self.proj = ParallelLinear(self.heads * self.size, o["width"], bias, *rows)
+        self.up = ParallelLinear(o["width"], o["ffn"] // tp * (2 if o["gated"] else 1), bias, *columns)
+        self.down = ParallelLinear(o["ffn"] // tp, o["width"], bias, *rows)
 
     def attention(self, x, cos, sin, buffer):
         o = self.o
@@ -378,7 +399,10 @@ class MegatronLayer(nn.Module):
     def forward(self, x, cos, sin, buffer):
         x = self.added(x, self.proj(self.attention(self.before(x), cos, sin, buffer), False), self.proj.bias)
         y = self.up(self.between(x), False)
-        if self.o["gated"]:
+        if self.o["gated"] and self.o["plain"]:
+            gate, up = y.chunk(2, -1)
+            y = F.silu(gate) * up
+        elif self.o["gated"]:
             y = SwiGlu.apply(y)
         else:
             y = F.gelu(y, approximate="tanh") if self.up.bias is None else BiasGelu.apply(y, self.up.bias)
@@ -396,7 +420,9 @@ class MegatronStage(nn.Module):
         self.positions = nn.Embedding(o["length"], o["width"]) if o["first"] and not o["rope"] else None
         self.layers = nn.ModuleList(MegatronLayer(o, sums) for _ in range(o["layers"]))
         self.norm = (nn.RMSNorm if o["rms"] else nn.LayerNorm)(o["width"]) if o["last"] else None
-        self.head = None if o["tied"] or not o["last"] else ParallelLinear(o["width"], vocabulary, False, o["sp"], 1, sums)
+        self.head = None
+        if o["last"] and not o["tied"]:
+            self.head = ParallelLinear(o["width"], vocabulary, False, o["sp"], 1, sums, o["keeps_gathered"])
 
     def forward(self, data, x, cos, sin, buffer):
         o = self.o
@@ -414,21 +440,29 @@ class MegatronStage(nn.Module):
         if not o["last"]:
             return x.sum()  # the next stage has the result; this one keeps what backward needs
         x = self.norm(x)
-        logits = ParallelProduct.apply(x, self.words.weight, o["sp"], 1, None) if self.head is None else self.head(x)
-        loss = (FusedLoss if o["fused_loss"] else ParallelLoss).apply(logits, labels.t().contiguous())
+        if self.head is None:
+            logits = ParallelProduct.apply(x, self.words.weight, o["sp"], 1, None, o["keeps_gathered"])
+        else:
+            logits = self.head(x)
+        if o["plain"]:
+            logits = logits.float()
+        kind = FusedLoss if o["fused_loss"] else CopyingLoss if o["plain"] else ParallelLoss
+        loss = kind.apply(logits, labels.t().contiguous())
         return (loss.t().contiguous().view(-1) * shares.view(-1)).sum()
 
 
 @builder
 def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_scores=False, fused_sums=False, **options):
-    """One rank's step of Megatron: `gradients` is the type of their sum, of which 1/`dp` belongs to this rank's optimizer.
+    """One rank's step of Megatron. `gradients`: type of their sum, of which 1/`dp` belongs to this rank's optimizer.
 
     micro_batches: number of them, one after another; flight: how many have run forward before the first runs backward.
-    keeps_scores: attention's scores have one buffer for all layers. fused_sums: weights' gradients are added by the product.
+    keeps_scores: attention's scores have one buffer for all layers.
+    fused_sums: the product adds a weight's gradient to the sum.
+    keeps_gathered, plain: inputs of products are kept as gathered; SwiGLU and loss are not fused, as in nanotron.
     """
-    o = {"tp": 1, "sp": 1, "cp": 1, "first": True, "last": True, "recompute": False, "fused_loss": False, "rope": False, "rms": False,
-         "gated": False, "bias": True, "tied": True, "dropout": 0.0, "attention_dropout": 0.0, "copies": False, "mask": True,
-         **options}
+    o = {"tp": 1, "sp": 1, "cp": 1, "first": True, "last": True, "recompute": False, "fused_loss": False,
+         "rope": False, "rms": False, "gated": False, "bias": True, "tied": True, "dropout": 0.0,
+         "attention_dropout": 0.0, "copies": False, "mask": True, "keeps_gathered": False, "plain": False, **options}
     kind, sums = type_of(dtype), {} if fused_sums else None
     with torch.device("cuda"):
         stage = MegatronStage(o, sums).to(kind)
@@ -457,7 +491,9 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
             tokens, labels, places = (torch.randint(o["vocabulary"] // o["tp"], (batch, length)) for _ in range(3))
             mask = torch.empty(batch, 1, length, length, dtype=torch.bool) if o["mask"] else None
             data = tokens, labels, places, torch.ones(batch, length), mask
-            x = None if o["first"] else torch.empty(length // o["sp"], batch, o["width"], dtype=kind, requires_grad=True)
+            x = None
+            if not o["first"]:
+                x = torch.empty(length // o["sp"], batch, o["width"], dtype=kind, requires_grad=True)
         return stage(data, x, cos, sin, buffer)
 
     def step():
@@ -495,7 +531,7 @@ class LitNorm(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A linear layer with trainable matrices of low rank beside it for `parts` of its output, which litgpt pads with zeros."""
+    """A linear layer with matrices of low rank beside it, for `parts` of its output, which litgpt pads with zeros."""
 
     def __init__(self, width, out, bias, rank, dropout, parts=None):
         super().__init__()
@@ -588,7 +624,8 @@ class LitModel(nn.Module):
         self.words = nn.Embedding(o["vocabulary"], o["width"])
         self.blocks = nn.ModuleList(LitBlock(o) for _ in range(o["layers"]))
         self.norm = LitNorm(o["width"], o["unit"]) if o["rms"] else nn.LayerNorm(o["width"])
-        self.head = LowRank(o["width"], o["vocabulary"], o["head_bias"], o["rank"] if o["rank_everywhere"] else 0, o["dropout"])
+        rank = o["rank"] if o["rank_everywhere"] else 0
+        self.head = LowRank(o["width"], o["vocabulary"], o["head_bias"], rank, o["dropout"])
 
     def forward(self, tokens, cos, sin):
         x = self.words(tokens)
@@ -605,9 +642,9 @@ def litgpt(batch, length, **options):
 
     The last of several micro-batches: gradients of the others are there from the start.
     """
-    o = {"bias": False, "head_bias": False, "rms": True, "unit": False, "gated": True, "activation": "silu", "parallel": False,
-         "shared_norm": False, "post_norms": False, "softcap": False, "scaled": False, "rotary": 1.0, "rank": 0,
-         "rank_everywhere": False, "dropout": 0.05, **options}
+    o = {"bias": False, "head_bias": False, "rms": True, "unit": False, "gated": True, "activation": "silu",
+         "parallel": False, "shared_norm": False, "post_norms": False, "softcap": False, "scaled": False,
+         "rotary": 1.0, "rank": 0, "rank_everywhere": False, "dropout": 0.05, **options}
     o.setdefault("size", o["width"] // o["heads"])
     with torch.device("cuda"):
         model = LitModel(o).bfloat16()
@@ -669,7 +706,7 @@ def turned_in_float(x, angles):
 
 
 class Gather(torch.autograd.Function):
-    """Stands for gathering weights of which each GPU has a part, and for the sum of their gradients over the GPUs in float32."""
+    """Stands for gathering weights of which each GPU has a part, and for summing their gradients in float32."""
 
     @staticmethod
     def forward(context, shard, owner):
@@ -686,8 +723,10 @@ class Gather(torch.autograd.Function):
 
 
 class Sharded(nn.Module):
-    """A module whose weights, in float32, are cut over several GPUs, as FSDP does. They are whole while it runs forward and
-    backward, and in between, too, if they `stay`."""
+    """A module whose weights, in float32, are cut over several GPUs, as FSDP does.
+
+    They are whole while it runs forward and backward, and in between, too, if they `stay`.
+    """
 
     def __init__(self, module, parts, recompute=None, stay=False):
         super().__init__()
@@ -739,8 +778,10 @@ def every_second_product(context, operator, *_, **__):
     if operator == torch.ops.aten.mm.default:
         count = "recomputed" if context.is_recompute else "first"
         every_second_product.counts[count] = every_second_product.counts.get(count, 0) + 1
-        return CheckpointPolicy.MUST_SAVE if every_second_product.counts[count] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
-    return (CheckpointPolicy.MUST_SAVE if "attention" in str(operator) else CheckpointPolicy.PREFER_RECOMPUTE)
+        save = every_second_product.counts[count] % 2
+    else:
+        save = "attention" in str(operator)
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def selective(call, *inputs):
@@ -756,15 +797,16 @@ def selective(call, *inputs):
 class Head(nn.Module):
     def __init__(self, o):
         super().__init__()
-        self.norm, self.head = (nn.RMSNorm if o["fused"] else RmsNorm)(o["width"]), nn.Linear(o["width"], o["vocabulary"], bias=False)
+        self.norm = (nn.RMSNorm if o["fused"] else RmsNorm)(o["width"])
+        self.head = nn.Linear(o["width"], o["vocabulary"], bias=False)
 
     def forward(self, x):
         return self.head(self.norm(x))
 
 
 @builder
-def decoder(batch, length, shards=1, recompute="none", optimizer="fused", flash=True, **options):
-    """A step of a Llama in bf16, with its loss in float32.
+def decoder(batch, length, shards=1, recompute="none", optimizer="fused", **options):
+    """A step of a Llama in bf16 with flash attention, and its loss in float32.
 
     shards: number of GPUs over which FSDP cuts weights and states, in float32; 1: all of them are bf16.
     recompute: none, full, second (every second layer) or products (see `every_second_product`).
@@ -786,16 +828,17 @@ def decoder(batch, length, shards=1, recompute="none", optimizer="fused", flash=
         elif recompute != "none":
             blocks = [Recomputed(block, way) if way else block for block, way in zip(blocks, ways)]
         size = o["width"] // o["heads"]
-        cos = torch.empty(length, 1, size // 2, 2) if o["turns_in_float"] else torch.empty(length, size, dtype=torch.bfloat16)
+        cos = torch.empty(length, 1, size // 2, 2)
+        if not o["turns_in_float"]:
+            cos = torch.empty(length, size, dtype=torch.bfloat16)
         sin = torch.empty_like(cos)
-    parameters = list({id(p): p for module in (words, *blocks, head) for p in module.parameters() if p.requires_grad}.values())
-    chosen = torch.optim.AdamW(parameters, fused=True) if optimizer == "fused" else torch.optim.AdamW(parameters, foreach=True)
-    kernels = [torch.nn.attention.SDPBackend.FLASH_ATTENTION] if flash else list(torch.nn.attention.SDPBackend.__members__.values())[1:]
+    parameters = {id(p): p for module in (words, *blocks, head) for p in module.parameters() if p.requires_grad}
+    chosen = torch.optim.AdamW(list(parameters.values()), **{optimizer: True})
 
     def step():
         chosen.zero_grad()
         tokens, labels = (torch.randint(o["vocabulary"], (batch, length), device="cuda") for _ in range(2))
-        with torch.nn.attention.sdpa_kernel(kernels):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             x = words(tokens)
             for block in blocks:
                 x = block(x, cos, sin)

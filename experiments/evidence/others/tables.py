@@ -1,24 +1,26 @@
 """What each table of measurements by others asks of Spillway, row by row.
 
-Each reader takes a row, as text by column, and returns a `Question`, or the reason why there is none. A reader is chosen by the
-columns of the file, and treats every row by the same rules; a value that it cannot read raises `ValueError`.
+Each reader takes a row, as text by column, and returns a `Question`, or a `Refusal` with the reason why there is none.
+A reader is chosen by the columns of the file. It treats every row by the same rules, and raises `ValueError` for a
+value that it cannot read.
 """
 
 import dataclasses
 import json
+import math
 import re
 
 
 MIB, GIB = 1 << 20, 1 << 30
 
 REASONS = {
-    "kernels": "kernels of a library for GPUs replace PyTorch's operators (Triton, Transformer Engine in FP8, and the like)",
+    "kernels": "kernels of a library for GPUs replace PyTorch's operators (Triton, FP8, and the like)",
     "compiled": "the step is compiled",
     "several": "other GPUs take part, and their share is in the number",
     "quantised": "weights or optimizer states are quantised",
     "offloaded": "the program moves tensors to the host",
     "lengths": "the row does not say how many tokens a step has",
-    "model": "the row does not say which model it is",
+    "model": "the row does not describe the model or the program, or this folder has no builder for it",
     "experts": "the model sends tokens to experts, as many to each as data decides",
     "card": "no device file describes the card",
     "contradiction": "weights, gradients and optimizer states alone exceed the number, so that it is not one GPU's",
@@ -57,7 +59,6 @@ class Question:
     peer_bytes: float | None = None
     peer_ms: float | None = None
     family: str = ""
-    quantity: str = ""
 
 
 @dataclasses.dataclass
@@ -71,29 +72,59 @@ class Refusal:
 
 # Words of a card's name, the device and the compute capability; the first row that matches counts.
 CARDS = (
-    (("H100", "96"), None, 90), (("GH200",), "gh200", 90), (("H100",), "h100", 90), (("H200",), "h200", 90),
-    (("B200",), "b200", 100), (("A100", "40"), "a100_40gb", 80), (("A100",), "a100", 80), (("A10G",), "a10", 86), (("A10",), "a10", 86),
-    (("A6000",), "a6000", 86), (("L40S",), "l40s", 89), (("L4",), "l4", 89), (("4090",), "rtx4090", 89), (("3090",), "rtx3090", 86),
-    (("5090",), "rtx5090", 120), (("V100",), "v100", 70))
+    ("H100 96", None, 90), ("GH200", "gh200", 90), ("H100", "h100", 90), ("H200", "h200", 90), ("B200", "b200", 100),
+    ("A100 40", "a100_40gb", 80), ("A100", "a100", 80), ("A10", "a10", 86), ("A6000", "a6000", 86),
+    ("L40S", "l40s", 89), ("L4", "l4", 89), ("4090", "rtx4090", 89), ("3090", "rtx3090", 86),
+    ("5090", "rtx5090", 120), ("V100", "v100", 70))
 
 
 def card(name):
     """Returns (device or None, target) of a card by its name."""
     for words, device, capability in CARDS:
-        if all(word in name.upper() for word in words):
+        if all(word in name.upper() for word in words.split()):
             return device, f"cuda:sm_{capability}"
     return None, ""
 
 
 def number(row, column, kind=int, default=None):
-    """Returns the number in a column. An empty one is `default`; if there is none, raises `ValueError`."""
-    text = row[column].strip()
+    """Returns the number in a column. An empty one is `default`.
+
+    Raises `ValueError` if there is none or if it is too small: below 0, or below 1 for a whole number whose default
+    is not 0.
+    """
+    text, least = row[column].strip(), 0 if default == 0 or kind is float else 1
     if not text and default is not None:
         return default
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
-        raise ValueError(f"{column} is '{text}'; expected {'a whole number' if kind is int else 'a number'}") from None
+        value = None
+    if value is None or not least <= value < math.inf:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{column} is '{text}'; expected {what} of at least {least}")
+    return value
+
+
+# ---- models ----
+
+SHAPES = {name: dict(zip(("layers", "width", "heads", "groups", "ffn", "vocabulary"), numbers)) for name, *numbers in (
+    ("falcon-7b", 32, 4544, 71, 1, 18176, 65024), ("gemma-2b", 18, 2048, 8, 1, 16384, 256000),
+    ("gemma-7b", 28, 3072, 16, 16, 24576, 256000), ("gemma-2-2b", 26, 2304, 8, 4, 9216, 256000),
+    ("gemma-2-9b", 42, 3584, 16, 8, 14336, 256000), ("llama-2-7b", 32, 4096, 32, 32, 11008, 32000),
+    ("llama-3-8b", 32, 4096, 32, 8, 14336, 128256), ("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256),
+    ("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256), ("llama-3.2-3b", 28, 3072, 24, 8, 8192, 128256),
+    ("llama-3-70b", 80, 8192, 64, 8, 28672, 128256), ("llama-3-405b", 126, 16384, 128, 16, 53248, 128256),
+    ("mistral-7b", 32, 4096, 32, 8, 14336, 32000), ("phi-2", 32, 2560, 32, 32, 10240, 51200),
+    ("phi-3", 32, 3072, 32, 32, 8192, 32064), ("stablelm-base-alpha-3b", 16, 4096, 32, 32, 16384, 50688),
+    ("tiny-llama", 22, 2048, 32, 4, 5632, 32000))}
+
+
+def shape_of(name):
+    """Returns the shape of the model that a text names, however it writes "llama-3.1-8b"; None if it is not known."""
+    name = re.sub(r"\(.*", "", name.lower()).strip()
+    name = re.sub(r"[-_ ]+", "-", re.sub(r"(llama|gemma)(?=\d)", r"\1-", name))
+    name = name.removesuffix("-v0.1").removesuffix("-v0.2")
+    return (name, SHAPES[name]) if name in SHAPES else None
 
 
 # ---- megatron_golden.csv ----
@@ -121,6 +152,8 @@ def megatron(row):
     assumptions = ["PyTorch's operators in place of Megatron's and Transformer Engine's, as fused as theirs",
                    "cuBLAS has the workspace of Megatron's tests, 32 MiB for each of two threads"]
     width, heads = number(row, "hidden"), number(row, "heads")
+    if width % heads:
+        raise ValueError(f"hidden is {width}, which is no multiple of heads, {heads}")
     gpus = number(row, "nodes", int, 0) * number(row, "gpus_per_node", int, 0)
     if not gpus:
         gpus = 8
@@ -146,8 +179,8 @@ def megatron(row):
         "vocabulary": -(-vocabulary // 128) * 128, "tied": row["untie"] != "True", "gated": row["swiglu"] == "True",
         "dtype": "float16" if half else "bfloat16" if row["bf16"] == "True" else "float32",
         "gradients": "float16" if half else "float32", "dp": gpus if row["dist_opt"] == "True" else 1,
-        "dropout": 0.1, "attention_dropout": 0.1, "fused": fused, "copies": fused and not hopper, "keeps_scores": not engine,
-        "recompute": row["recompute"] == "full"}
+        "dropout": 0.1, "attention_dropout": 0.1, "fused": fused, "copies": fused and not hopper,
+        "keeps_scores": not engine, "recompute": row["recompute"] == "full"}
     steps = max(number(row, "gbs") // (batch * gpus), 1)
     return Question(name, "megatron", options, target, device, assumptions, number(row, "peak_allocated_bytes"),
                     1000 * number(row, "iter_s_median_late", float), workspace=workspace, steps=steps,
@@ -174,12 +207,14 @@ def liger(row):
         options = json.loads(row["extra_benchmark_config_str"] or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"extra_benchmark_config_str is no JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise ValueError("extra_benchmark_config_str is no object of JSON")
     options[row["x_name"]] = number(row, "x_value")
     options.pop("mode", None)
     device, target = card(row["gpu_name"])
     if device is None:
         return Refusal(name, "card")
-    if kernel not in KERNELS or not all(key in options for key in KERNELS[kernel]) or mode not in ("forward", "backward", "full"):
+    if mode not in ("forward", "backward", "full") or not all(key in options for key in KERNELS.get(kernel, ("none",))):
         return Refusal(name, "model", "an operator or a shape that the script has no builder for")
     if metric not in ("speed", "memory"):
         return Refusal(name, "quantity", metric)
@@ -192,44 +227,27 @@ def liger(row):
     if kernel in ("geglu", "swiglu") and metric == "memory":
         assumptions.append("forward and backward ran products before the measurement, and hold cuBLAS's workspaces")
         workspace = 2 * SMALL_WORKSPACE
-    return Question(name, "operator", {"kernel": kernel, "mode": mode, "keep_gradients": metric == "memory", **options}, target, device, assumptions,
-                    value * MIB if metric == "memory" else None, value if metric == "speed" else None, workspace=workspace,
-                    family=kernel)
+    memory = metric == "memory"
+    options.update(kernel=kernel, mode=mode, keep_gradients=memory)
+    return Question(name, "operator", options, target, device, assumptions, value * MIB if memory else None,
+                    None if memory else value, workspace=workspace, family=kernel)
 
 
 # ---- litgpt_finetune_a10g.csv ----
 
-LITGPT = {
-    "falcon-7b": {"layers": 32, "width": 4544, "heads": 71, "groups": 1, "ffn": 18176, "vocabulary": 65024, "rms": False, "gated": False,
-                  "activation": "gelu", "parallel": True, "shared_norm": True},
-    "gemma-2b": {"layers": 18, "width": 2048, "heads": 8, "groups": 1, "ffn": 16384, "vocabulary": 256000},
-    "gemma-7b": {"layers": 28, "width": 3072, "heads": 16, "groups": 16, "ffn": 24576, "vocabulary": 256000},
-    "gemma-2-2b": {"layers": 26, "width": 2304, "heads": 8, "groups": 4, "ffn": 9216, "vocabulary": 256000},
-    "gemma-2-9b": {"layers": 42, "width": 3584, "heads": 16, "groups": 8, "ffn": 14336, "vocabulary": 256000},
-    "llama-2-7b": {"layers": 32, "width": 4096, "heads": 32, "groups": 32, "ffn": 11008, "vocabulary": 32000},
-    "llama-3-8b": {"layers": 32, "width": 4096, "heads": 32, "groups": 8, "ffn": 14336, "vocabulary": 128256},
-    "llama-3.1-8b": {"layers": 32, "width": 4096, "heads": 32, "groups": 8, "ffn": 14336, "vocabulary": 128256},
-    "llama-3.2-1b": {"layers": 16, "width": 2048, "heads": 32, "groups": 8, "ffn": 8192, "vocabulary": 128256},
-    "llama-3.2-3b": {"layers": 28, "width": 3072, "heads": 24, "groups": 8, "ffn": 8192, "vocabulary": 128256},
-    "mistral-7b": {"layers": 32, "width": 4096, "heads": 32, "groups": 8, "ffn": 14336, "vocabulary": 32000},
-    "phi-2": {"layers": 32, "width": 2560, "heads": 32, "groups": 32, "ffn": 10240, "vocabulary": 51200, "rms": False, "gated": False,
-              "activation": "gelu_pytorch_tanh", "parallel": True, "shared_norm": True, "bias": True, "head_bias": True, "rotary": 0.4},
-    "phi-3": {"layers": 32, "width": 3072, "heads": 32, "groups": 32, "ffn": 8192, "vocabulary": 32064},
-    "stablelm-base-alpha-3b": {"layers": 16, "width": 4096, "heads": 32, "groups": 32, "ffn": 16384, "vocabulary": 50688, "rms": False,
-                               "gated": False, "activation": "gelu", "parallel": True, "bias": True, "rotary": 0.25},
-    "tiny-llama": {"layers": 22, "width": 2048, "heads": 32, "groups": 4, "ffn": 5632, "vocabulary": 32000}}
-for _name, _shape in LITGPT.items():
-    if _name.startswith("gemma"):
-        _shape.update(unit=True, activation="gelu_pytorch_tanh", scaled=True, size=256)
-    if _name.startswith("gemma-2-"):
-        _shape.update(softcap=True, post_norms=True)
+_NEOX = {"rms": False, "gated": False, "activation": "gelu", "parallel": True}
+_GEMMA = {"unit": True, "activation": "gelu_pytorch_tanh", "scaled": True, "size": 256}
+LITGPT = {  # what sets a model apart from Llama
+    "falcon": {**_NEOX, "shared_norm": True}, "stablelm": {**_NEOX, "bias": True, "rotary": 0.25},
+    "phi-2": {**_NEOX, "activation": "gelu_pytorch_tanh", "shared_norm": True, "bias": True, "head_bias": True,
+              "rotary": 0.4},
+    "gemma-2-": {**_GEMMA, "softcap": True, "post_norms": True}, "gemma": _GEMMA, "": {}}
 
 
 def weights(o):
-    """Returns the least number of weights of a decoder: without biases and norms, and with one matrix for words and head."""
-    size = o.get("size", o["width"] // o["heads"])
-    attention = o["width"] * size * (2 * o["heads"] + 2 * o["groups"])
-    return o["layers"] * (attention + o["width"] * o["ffn"] * (3 if o.get("gated", True) else 2)) + o["vocabulary"] * o["width"]
+    """Returns the least number of weights of a decoder, without biases and norms; words and head share a matrix."""
+    heads = (2 * o["heads"] + 2 * o["groups"]) * o.get("size", o["width"] // o["heads"])
+    return o["width"] * (o["layers"] * (heads + o["ffn"] * (3 if o.get("gated", True) else 2)) + o["vocabulary"])
 
 
 def litgpt(row):
@@ -239,9 +257,11 @@ def litgpt(row):
         return Refusal(name, "model", f"fine-tuning by {kind}")
     if kind == "qlora":
         return Refusal(name, "quantised", "QLoRA")
-    model = family.replace("gemma2", "gemma-2").removesuffix("-v0.2").removesuffix("-v0.1")
-    if model not in LITGPT:
+    known = shape_of(family)
+    if known is None:
         return Refusal(name, "model", family)
+    model, shape = known
+    shape = {**shape, **next(more for start, more in LITGPT.items() if model.startswith(start))}
     count, _, kind_of_card = row["machine"].partition("x")
     device, target = card(kind_of_card)
     if device is None:
@@ -254,12 +274,13 @@ def litgpt(row):
         if kind == "full":
             return Refusal(name, "several", "sharded by FSDP")
         assumptions.append("one of the machine's GPUs is used, as litgpt's configuration says")
-    options = {**LITGPT[model], "batch": number(row, "micro_batch"), "length": number(row, "max_seq")}
+    options = {**shape, "batch": number(row, "micro_batch"), "length": number(row, "max_seq")}
     if kind == "lora":
         everywhere = model.startswith(("gemma", "phi", "tiny"))
-        options.update(rank=8 if everywhere else 32, rank_everywhere=everywhere, dropout=0.1 if model.startswith("gemma") else 0.05)
-        assumptions.append("matrices of rank 8 at all products" if everywhere else "matrices of rank 32 at queries and values")
-    if LITGPT[model].get("softcap"):
+        rank = 8 if model.startswith(("gemma", "phi")) else 32
+        options.update(rank=rank, rank_everywhere=everywhere, dropout=0.1 if "gemma" in model else 0.05)
+        assumptions.append(f"matrices of rank {rank} at {'all products' if everywhere else 'queries and values'}")
+    if shape.get("softcap"):
         assumptions.append("logits in chunks are not capped, as in the litgpt of the measurement")
     peak = row["peak_memory"]
     fits = peak != "OOM"
@@ -269,16 +290,12 @@ def litgpt(row):
         if not found:
             raise ValueError(f"peak_memory is '{peak}'; expected OOM or a number of GB")
         size = float(found.group(1)) * 1e9
-    if kind == "full" and size is not None and 8 * weights(LITGPT[model]) > size:
-        return Refusal(name, "contradiction", f"{8 * weights(LITGPT[model]) / 1e9:.1f} GB in bf16, with two moments")
+    if kind == "full" and size is not None and 8 * weights(shape) > size:
+        return Refusal(name, "contradiction", f"{8 * weights(shape) / 1e9:.1f} GB in bf16, with two moments")
     return Question(name, "litgpt", options, target, device, assumptions, size, fits=fits, family=kind)
 
 
 # ---- simumax_b200.csv ----
-
-MEGATRON = {"llama3_70b": {"width": 8192, "heads": 64, "groups": 8, "ffn": 28672, "vocabulary": 128256},
-            "llama3_405b": {"width": 16384, "heads": 128, "groups": 16, "ffn": 53248, "vocabulary": 128256}}
-
 
 def simumax(row):
     name = row["case"]
@@ -287,15 +304,21 @@ def simumax(row):
         return Refusal(name, "card")
     if number(row, "ep", int, 1) > 1:
         return Refusal(name, "experts")
-    shape = next((shape for model, shape in MEGATRON.items() if name.startswith(model + "_")), None)
-    if shape is None:
+    found = re.match(r"llama\d+_\d+b", name)
+    known = found and shape_of(found.group())
+    if not known:
         return Refusal(name, "model")
+    model, shape = known
     tp, pp, dp, cp = (number(row, axis, int, 1) for axis in ("tp", "pp", "dp", "cp"))
-    layers, batches, length = number(row, "layers"), number(row, "micro_batches"), int(row["seq"].split()[0])
+    layers, batches, length = number(row, "layers"), number(row, "micro_batches"), re.match(r"\d+", row["seq"])
+    if not length:
+        return Refusal(name, "lengths")
+    length = int(length.group())
     if layers % pp or length % (tp * cp) or shape["groups"] % (tp * cp):
         return Refusal(name, "several", "the parts are not equal")
-    assumptions = ["PyTorch's operators in place of Transformer Engine's, as fused as theirs", "micro-batches of one sequence",
-                   "cuBLAS and Transformer Engine have three workspaces of 32 MiB", "copies between GPUs take no time"]
+    assumptions = ["PyTorch's operators in place of Transformer Engine's, as fused as theirs",
+                   "micro-batches of one sequence", "copies between GPUs take no time",
+                   "cuBLAS and Transformer Engine have three workspaces of 32 MiB"]
     if tp > 1:
         assumptions.append("one rank's slice of the widths, between products a slice of the sequence")
     if pp > 1:
@@ -304,43 +327,40 @@ def simumax(row):
         assumptions.append("a slice of the sequence, which attention exchanges for a slice of the heads")
     unit = 128 * tp
     options = {
-        **shape, "vocabulary": -(-shape["vocabulary"] // unit) * unit, "layers": layers // pp, "batch": 1, "length": length // cp,
-        "tp": tp, "sp": tp, "cp": cp, "dp": dp * cp, "dtype": "bfloat16", "gradients": "float32", "fused_sums": True, "fused": True,
-        "fused_loss": True, "rope": True, "rms": True, "gated": True, "bias": False, "tied": False, "mask": False}
-    stages = [{"first": at == 0, "last": at == pp - 1, "flight": min(pp - at, batches), "micro_batches": min(pp - at, batches)}
-              for at in range(pp)]
-    return Question(name, "megatron", {**options, **stages[0]}, target, device, assumptions, number(row, "real_alloc_GiB", float) * GIB,
-                    number(row, "real_ms", float), workspace=3 * 32 * MIB, steps=batches + pp - 1,
-                    also=[{**options, **stage} for stage in stages[1:]],
-                    peer_bytes=number(row, "simumax_alloc_GiB", float) * GIB, peer_ms=number(row, "simumax_ms", float),
-                    family=name.split("_l")[0].split("_tp")[0])
+        **shape, "vocabulary": -(-shape["vocabulary"] // unit) * unit, "layers": layers // pp, "batch": 1,
+        "length": length // cp, "tp": tp, "sp": tp, "cp": cp, "dp": dp * cp, "dtype": "bfloat16",
+        "gradients": "float32", "fused_sums": True, "fused": True, "fused_loss": True, "rope": True, "rms": True,
+        "gated": True, "bias": False, "tied": False, "mask": False}
+    stages = [{**options, "first": at == 0, "last": at == pp - 1, "flight": min(pp - at, batches),
+               "micro_batches": min(pp - at, batches)} for at in range(pp)]
+    real, peer = (number(row, f"{whose}_alloc_GiB", float) * GIB for whose in ("real", "simumax"))
+    return Question(name, "megatron", stages[0], target, device, assumptions, real, number(row, "real_ms", float),
+                    workspace=3 * 32 * MIB, steps=batches + pp - 1, also=stages[1:], peer_bytes=peer,
+                    peer_ms=number(row, "simumax_ms", float), family=model)
 
 
 # ---- frameworks.csv ----
 
-LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "groups": 8, "ffn": 14336, "vocabulary": 128256}
-DECODERS = {"llama 3 8b": LLAMA_8B, "llama 3.1 8b": LLAMA_8B,
-            "llama 2 7b": {"layers": 32, "width": 4096, "heads": 32, "groups": 32, "ffn": 11008, "vocabulary": 32000},
-            "llama 3.2 3b": {"layers": 28, "width": 3072, "heads": 24, "groups": 8, "ffn": 8192, "vocabulary": 128256, "tied": True},
-            "llama 3.2 1b": {"layers": 16, "width": 2048, "heads": 32, "groups": 8, "ffn": 8192, "vocabulary": 128256, "tied": True}}
 # Words in a row, and the reason for which it cannot be answered; the first that occurs counts.
-OBSTACLES = (("delta", "quantity"), ("incremental", "quantity"), ("single thunder", "kernels"), ("triton", "kernels"), ("lc-ce", "kernels"),
-             ("deepcompile", "compiled"), ("torch.compile", "compiled"), ("compile activation", "compiled"), ("graph_trainer", "compiled"),
-             ("float8", "kernels"), ("mxfp8", "kernels"), ("8-bit", "quantised"), ("4-bit", "quantised"), ("nf4", "quantised"),
-             ("qlora", "quantised"), ("offload", "offloaded"))
+OBSTACLES = {
+    "delta": "quantity", "incremental": "quantity", "deepcompile": "compiled", "torch.compile": "compiled",
+    "compile activation": "compiled", "graph_trainer": "compiled", "single thunder": "kernels", "triton": "kernels",
+    "lc-ce": "kernels", "float8": "kernels", "mxfp8": "kernels", "8-bit": "quantised", "4-bit": "quantised",
+    "nf4": "quantised", "qlora": "quantised", "offload": "offloaded"}
 CHECKPOINTS = {"": "none", "none": "none", "full": "full", "every 2nd layer": "second", "selective": "products"}
 
 
 def frameworks(row):
     name = f"{row['id']} {row['framework']} {row['model']}"
-    text = " | ".join(row[c] for c in ("framework", "model", "dtype", "optimizer", "activation", "extra", "mem_metric")).lower()
+    columns = ("framework", "model", "dtype", "optimizer", "activation", "extra", "mem_metric")
+    text = " | ".join(row[column] for column in columns).lower()
     if row["compile"] == "yes" or ("cumulative:" in text and not re.search(r"baseline|packed dataset", text)):
         return Refusal(name, "compiled", "or adds to a row that is" if row["compile"] != "yes" else "")
-    for word, reason in OBSTACLES:
+    for word, reason in OBSTACLES.items():
         if word in text and not re.search(f"no {word}|{word} disabled", text):
             return Refusal(name, reason, word)
-    model = re.sub(r"[- ]+", " ", re.sub(r"\(.*", "", row["model"].lower())).replace("llama3", "llama 3").replace("llama2", "llama 2").strip()
-    if model not in DECODERS:
+    known = shape_of(row["model"])
+    if known is None:
         return Refusal(name, "model", row["model"])
     shards = re.fullmatch(r"FSDP2?( dp=)? ?(\d*)", row["parallelism"] or re.sub(r"^(?!FSDP).*", "", row["extra"]))
     gpus = number(row, "gpus", int, 1)
@@ -359,31 +379,35 @@ def frameworks(row):
         return Refusal(name, "model", f"{row['activation']} {row['optimizer']}")
     titan, automodel = "torchtitan" in row["framework"], "Automodel" in row["framework"]
     assumptions = ["the framework's model from PyTorch's operators, its loss in float32"]
+    if titan:
+        assumptions.append("the number is torchtitan's: GiB that the allocator reserved")
     if "?" in row["micro_batch"]:
         assumptions.append(f"micro-batches of {batch}")
     if row["gpu"].find("96") >= 0:
         assumptions.append("a recording for Hopper; the card has no device file")
     if automodel:
-        assumptions.append("norms and SwiGLU keep their inputs alone, as Liger's kernels do, which Automodel uses by default")
+        assumptions.append("norms and SwiGLU keep their inputs alone, as Liger's kernels do, Automodel's default")
     if shards:
-        assumptions.append("FSDP keeps a part of weights and states, gathers one layer ahead, and the copies take no time")
-    options = {**DECODERS[model], "batch": int(batch), "length": int(length), "shards": gpus if shards else 1,
-               "recompute": CHECKPOINTS[activation], "optimizer": "foreach" if titan else "fused", "turns_in_float": not automodel,
-               "fused": automodel}
-    unit = {"GB": 1e9, "GiB": GIB}.get("GiB" if titan else row["mem_unit"])
-    if unit is None:
-        raise ValueError(f"mem_unit is '{row['mem_unit']}'; expected GB or GiB")
-    rate = number(row, "time_or_rate", float) if row["time_or_rate"] and "tokens/s" in row["rate_unit"] and "96" not in row["gpu"] else None
-    return Question(name, "decoder", options, target, device, assumptions, number(row, "peak_mem", float) * unit,
-                    rate and 1000 * int(batch) * int(length) / rate, metric="reserved" if titan else "allocated",
-                    family="sharded" if shards else "one GPU")
+        assumptions.append("FSDP keeps a part of weights and states, gathers one layer ahead; copies take no time")
+    options = {**known[1], "tied": known[0].startswith("llama-3.2-"), "batch": int(batch), "length": int(length),
+               "shards": gpus if shards else 1, "recompute": CHECKPOINTS[activation],
+               "optimizer": "foreach" if titan else "fused", "turns_in_float": not automodel, "fused": automodel}
+    size, rate = (number(row, column, float, 0) for column in ("peak_mem", "time_or_rate"))
+    unit = {"GB": 1e9, "GiB": GIB, "MB": 1e6, "MiB": MIB}.get("GiB" if titan else row["mem_unit"])
+    if size and unit is None:
+        raise ValueError(f"mem_unit is '{row['mem_unit']}'; expected GB, GiB, MB or MiB")
+    if "tokens/s" not in row["rate_unit"] or "96" in row["gpu"]:
+        rate = 0
+    return Question(name, "decoder", options, target, device, assumptions, size * unit if size else None,
+                    1000 * int(batch) * int(length) / rate if rate else None,
+                    metric="reserved" if titan else "allocated", family="sharded" if shards else "one GPU")
 
 
 # ---- modded_nanogpt.csv ----
 
 
 def nanogpt(row):
-    return Refusal(row["record"], "compiled" if row["compiled"] == "True" else "several", "no peak" if not row["peak_allocated_mib"] else "")
+    return Refusal(row["record"], "compiled" if row["compiled"] == "True" else "several")
 
 
 # ---- nanotron_llama1b.csv ----
@@ -391,9 +415,28 @@ def nanogpt(row):
 
 def nanotron(row):
     name = "dp{dp} tp{tp} pp{pp} micro-batch {micro_batch}".format(**row)
-    if number(row, "tp") > 1 or number(row, "pp") > 1:
-        return Refusal(name, "several", "nanotron's tensor and pipeline parallel layers are not rebuilt")
-    return Refusal(name, "card", row["gpu"])
+    tp, dp, batch, length = (number(row, column) for column in ("tp", "dp", "micro_batch", "seq"))
+    if number(row, "pp") > 1:
+        return Refusal(name, "several", "the row does not say whose memory it is, of the stages of a pipeline")
+    found = re.match(r"llama-1B: hidden (\d+), (\d+) layers, (\d+) heads \(MHA\), ffn (\d+), vocab (\d+), tied, "
+                     "no recompute; bf16", row["model"])
+    if not found:
+        return Refusal(name, "model", row["model"])
+    if "Hopper" not in row["gpu"]:
+        return Refusal(name, "card", row["gpu"])
+    width, layers, heads, ffn, vocabulary = map(int, found.groups())
+    if any(n % tp for n in (heads, ffn, length)):
+        return Refusal(name, "several", "the parts are not equal")
+    assumptions = ["nanotron's layers from PyTorch's operators",
+                   "one rank's slice of the widths, between products a slice of the sequence",
+                   "products keep their inputs as gathered, as rows of this table say",
+                   "the loss has three copies of the logits in float32, as rows of this table say"]
+    options = {"layers": layers, "width": width, "heads": heads, "groups": heads, "ffn": ffn, "batch": batch,
+               "length": length, "vocabulary": -(-vocabulary // tp) * tp, "tp": tp, "sp": tp, "dp": dp,
+               "dtype": "bfloat16", "gradients": "float32", "rope": True, "rms": True, "gated": True, "bias": False,
+               "fused": True, "copies": True, "mask": False, "keeps_gathered": True, "plain": True}
+    size = number(row, "peak_allocated_MiB", float) * MIB
+    return Question(name, "megatron", options, "cuda:sm_90", "h100", assumptions, size)
 
 
 # Columns that tell a table, and its reader.
