@@ -145,7 +145,7 @@ class FitTest(CommandTest):
             self.ok("fit", GPT2, "--device", "h200", "--batch", "0.5x", "-o", path)
             self.ok("replay-run", f"{path}.manifest.json")
         for text, message in (("0.3x", "1.2 samples of 4"), ("0", "whole number"), ("2y", "neither"), ("", "neither"),
-                              ("1e9", "65536"), ("nan", "whole number")):
+                              ("1e9", "1048576"), ("nan", "whole number")):
             self.fails(2, message, "fit", GPT2, *SMALL, "--batch", text)
 
     def test_two_recordings_are_interpolated(self):

@@ -21,7 +21,7 @@ from .pretended import active, pretend
 from .recorder import Operator, Saved, Tape, Watch
 from .target import Target, parse_target
 from .trace import to_trace, write_trace
-from .verdict import FitRow, ask_fit
+from .verdict import FitRow, LargestRow, ask_fit, ask_largest
 
 GRANULE = 512  # bytes; PyTorch's allocator rounds blocks up to a multiple
 
@@ -75,6 +75,19 @@ class Recording:
         Raises `ProgramError` if `spillway` is missing or refuses the arguments.
         """
         return ask_fit(self, device, memory=memory, outside=outside, batch=batch)
+
+    def largest(self, quantity: str, other: Optional[Recording] = None, device: str | Sequence[str] = (), *,
+                memory: int | str | None = None, outside: int | str = 0) -> list[LargestRow]:
+        """Returns the largest batch or length with which the step fits on each device, as it is and with each change.
+
+        quantity: "batch" or "length".
+        other: a recording of the same program that differs in this quantity alone. A length needs it; a batch is else scaled.
+        device, memory, outside: as for `fit`.
+
+        Raises `ProgramError` if `spillway` is missing or refuses the recordings or arguments.
+        """
+        recordings = [self] if other is None else [self, other]
+        return ask_largest(quantity, recordings, device, memory=memory, outside=outside)
 
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,

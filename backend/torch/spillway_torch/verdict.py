@@ -58,29 +58,68 @@ class FitRow:
         return self.status in ("fits", "reclaims")
 
 
+@dataclasses.dataclass(frozen=True)
+class LargestRow:
+    """The largest value of a batch or length with which a step fits on one device, as it is or with one change.
+
+    The fields are columns of `spillway fit --vary --format json`. Numbers without another word are those of the limit.
+    """
+
+    device: str
+    change: str
+    remedy: Optional[str]  # the change in words
+    python: Optional[str]  # its code
+    vary: str
+    limit: Optional[int]  # None if not even 1 fits; the numbers are then those of 1
+    next: Optional[int]  # the value after it, which does not fit
+    next_reserved_bytes: Optional[int]
+    margin_bytes: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    iteration_ms: float
+    samples_per_second: float
+
+
 def ask_fit(recording: Recording, device: str | Sequence[str] = (), *, memory: int | str | None = None,
             outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
     """See `Recording.fit`."""
+    # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
+    arguments = [*_machine(device, memory, outside), "--policy", "as-recorded"]
+    if batch is not None:
+        arguments += ["--batch", str(batch)]
+    return [_fit_row(row) for row in _ask([recording], arguments)]
+
+
+def ask_largest(quantity: str, recordings: Sequence[Recording], device: str | Sequence[str] = (), *,
+                memory: int | str | None = None, outside: int | str = 0) -> list[LargestRow]:
+    """See `Recording.largest`."""
+    names = [field.name for field in dataclasses.fields(LargestRow)]
+    rows = _ask(recordings, [*_machine(device, memory, outside), "--vary", quantity])
+    return [LargestRow(**{name: row[name] for name in names}) for row in rows]
+
+
+def _machine(device: str | Sequence[str], memory: int | str | None, outside: int | str) -> list[str]:
+    """Returns the options of `spillway fit` for devices and their memory."""
     def size(value: int | str) -> str:
         return f"{value}B" if isinstance(value, int) else value
 
     devices = [device] if isinstance(device, str) else device
-    # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
-    arguments = ["--format", "json", "--quiet", "--policy", "as-recorded", "--outside", size(outside)]
-    if devices:
-        arguments += ["--device", *devices]
-    if memory is not None:
-        arguments += ["--memory", size(memory)]
-    if batch is not None:
-        arguments += ["--batch", str(batch)]
+    return [*(["--device", *devices] if devices else []), *([] if memory is None else ["--memory", size(memory)]),
+            "--outside", size(outside)]
+
+
+def _ask(recordings: Sequence[Recording], arguments: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "step.json"
-        recording.write(path)
-        answer = json.loads(run_program("fit", str(path), *arguments))
-    return [_row(row) for row in answer["rows"]]
+        paths = [pathlib.Path(folder) / f"step{number}.json" for number in range(len(recordings))]
+        for path, recording in zip(paths, recordings):
+            recording.write(path)
+        text = run_program("fit", *map(str, paths), *arguments, "--format", "json", "--quiet")
+    rows: list[dict[str, Any]] = json.loads(text)["rows"]
+    return rows
 
 
-def _row(row: dict[str, Any]) -> FitRow:
+def _fit_row(row: dict[str, Any]) -> FitRow:
     values = {field.name: row[field.name] for field in dataclasses.fields(FitRow) if field.name in row}
     for key in ("peak_blocks", "peak_layers"):
         values[key] = tuple(Holder(**holder) for holder in row.get(key, ()))

@@ -43,6 +43,55 @@ class FitTest(unittest.TestCase):
             self.assertEqual({key: getattr(row, key) for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")},
                              {key: other[key] for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")})
 
+    def test_changed_steps_are_as_they_are_recorded(self):
+        def recording(parts=1, dtype=torch.float32):
+            with pretend("cuda:sm_90"):
+                layers = [layer for _ in range(3) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+                model = torch.nn.Sequential(*layers).to("cuda", dtype)
+                optimizer = torch.optim.AdamW(model.parameters())
+
+                def run(part):
+                    (model(part).square().mean() / parts).backward()
+
+                def step():
+                    data = torch.randn(1 << 17, 64, device="cuda", dtype=dtype)
+                    optimizer.zero_grad()
+                    for part in data.chunk(parts):
+                        run(part)
+                    optimizer.step()
+
+                return record(step, "cuda:sm_90", model=model, name="steps", batch=1 << 17)
+
+        whole = recording()
+        rows = {row.change: row for row in whole.fit("h200", memory=whole.peak_requested * 3 // 4)}
+        self.assertTrue(rows["micro-batches"].fits)
+        parts = int(rows["micro-batches"].remedy.split()[0])
+        self.assertEqual(rows["micro-batches"].peak_requested_bytes, recording(parts).peak_requested)
+        bf16 = recording(dtype=torch.bfloat16)
+        self.assertAlmostEqual(rows["bf16"].peak_requested_bytes, bf16.peak_requested, delta=16)  # scalars
+
+    def test_the_largest_batch_and_length(self):
+        def recording(batch, length):
+            with pretend("cuda:sm_90"):
+                model = torch.nn.Linear(64, 4096, device="cuda")
+
+                def step():
+                    model(torch.randn(batch, length, 64, device="cuda")).square().mean().backward()
+
+                return record(step, "cuda:sm_90", model=model, name="linear", batch=batch)
+
+        small = recording(2, 16)
+        for quantity, other, shape in (("batch", recording(3, 16), lambda value: (value, 16)),
+                                       ("length", recording(2, 24), lambda value: (2, value))):
+            first, *others = small.largest(quantity, other, "h200", memory="1GiB")
+            self.assertEqual((first.vary, first.change, first.next), (quantity, "none", first.limit + 1))
+            self.assertIn("expandable segments", {row.remedy for row in others})
+            self.assertEqual(first.peak_requested_bytes, recording(*shape(first.limit)).peak_requested)
+            self.assertEqual([recording(*shape(value)).fit("h200", memory="1GiB")[0].fits for value in (first.limit, first.next)],
+                             [True, False])
+        with self.assertRaisesRegex(ProgramError, "two recordings of one program"):
+            small.largest("length", device="h200")
+
     def test_wrong_arguments_are_the_programs_errors(self):
         for arguments, message in (({"device": "h2000"}, "did you mean 'h200'"), ({"memory": "3 apples"}, "memory"),
                                    ({"batch": "0.3x"}, "4.8 samples of 16")):

@@ -89,9 +89,10 @@ size_t WidthOf(const FormatOption& format) {
 }
 
 // Returns the batch that `text` asks for, a number ("8") or a factor ("0.5x"), for a workload of
-// `batch`. Throws `UsageError` if the text is neither, or if the batch is not in [1, 65536].
+// `batch`. Throws `UsageError` if the text is neither, or if the batch is not in [1,
+// `kLargestValue`].
 int64_t ParseBatch(const std::string& text, int64_t batch) {
-  constexpr double kMost = 65536;
+  constexpr auto kMost = static_cast<double>(kLargestValue);
   const bool is_factor = text.ends_with('x');
   double number = 0;
   const char* const end = text.data() + text.size() - (is_factor ? 1 : 0);

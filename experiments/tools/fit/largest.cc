@@ -60,9 +60,8 @@ class Search {
   // reaches the available memory.
   int64_t OnLine() const {
     auto high = rows_.lower_bound(above_);
-    if (high == rows_.end() || high == rows_.begin()) {
-      high = high == rows_.begin() ? std::next(high) : std::prev(high);
-    }
+    if (high == rows_.end()) --high;
+    if (high == rows_.begin()) ++high;
     const auto low = std::prev(high);
     const auto reserved = [](const FitRow& row) {
       return static_cast<double>(row.metrics.peak_reserved.count());

@@ -15,7 +15,7 @@
 namespace spillway {
 
 // The largest value that the search tries.
-inline constexpr int64_t kLargestValue = 65536;
+inline constexpr int64_t kLargestValue = 1 << 20;
 
 struct Largest {
   StepQuantity quantity = StepQuantity::kBatch;

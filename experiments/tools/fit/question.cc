@@ -34,7 +34,9 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
   asked_.device = device;
   for (const char* allocator : kAllocators) {
     asked_.allocator = allocator;
-    inputs_.push_back(std::make_unique<const Inputs>(asked_, workload.trace));
+    inputs_.push_back(std::make_unique<Lazy<Inputs>>([asked = asked_, given = workload.trace] {
+      return std::make_shared<const Inputs>(asked, given);
+    }));
   }
   const Trace& trace = *workload.trace;
   row_.workload = workload.name;
@@ -148,7 +150,7 @@ RunResult Question::RunIn(const std::string& memory, const PolicyChoice& policy,
   asked.allocator = TextOf(allocator);
   asked.memory = memory;
   asked.policy = policy;
-  return RunForRow(asked, *inputs_[static_cast<size_t>(allocator)], look, Certificate::kNone);
+  return RunForRow(asked, InputsFor(allocator), look, Certificate::kNone);
 }
 
 std::vector<FixedChange> FixedChanges(const Trace& trace) {

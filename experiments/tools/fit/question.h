@@ -25,10 +25,10 @@ class Question {
   Question(const FitWorkload& workload, const std::string& device, Bytes outside);
 
   const Trace& trace() const { return *workload_.trace; }
-  const Device& device() const { return inputs_[0]->device(); }
-  const CostModel& cost() const { return *inputs_[0]->cost(); }
+  const Device& device() const { return InputsFor(FitAllocator::kUsual).device(); }
+  const CostModel& cost() const { return *InputsFor(FitAllocator::kUsual).cost(); }
   // Returns the trace for which `cost` has times.
-  const Trace& costed_trace() const { return *inputs_[0]->trace(); }
+  const Trace& costed_trace() const { return *InputsFor(FitAllocator::kUsual).trace(); }
 
   // Returns the same question about another trace of the workload.
   Question About(Trace trace) const;
@@ -45,6 +45,9 @@ class Question {
   FitRow Remedied(const PyTorchRemedy& remedy) const;
 
  private:
+  const Inputs& InputsFor(FitAllocator allocator) const {
+    return *inputs_[static_cast<size_t>(allocator)]->Get();
+  }
   FitRow Predict(const std::string& change, const PolicyChoice& policy,
                  FitAllocator allocator) const;
   void BeginAsRecorded(const Trace& trace, FitAllocator allocator, FitRow& row) const;
@@ -54,7 +57,7 @@ class Question {
   FitWorkload workload_;
   std::string device_;  // its specification
   Case asked_;
-  std::vector<std::unique_ptr<const Inputs>> inputs_;  // by allocator
+  std::vector<std::unique_ptr<Lazy<Inputs>>> inputs_;  // by allocator
   FitRow row_;
 };
 
