@@ -68,14 +68,18 @@ def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
     for name, tensor in (("in", x), ("out", y)):
         found[f"{name}_height"], found[f"{name}_width"] = plane(tensor)
     found["kernel_h"], found["kernel_w"] = plane(weight)
-    last = any(not t.is_contiguous() and t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-               for t in (x, weight))
+    last = _channels_last(x) or _channels_last(weight)
     # Operators of transposed convolutions alone have no argument `transposed`, but one for the padding of their output.
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
     if "output_mask" in named:
         found |= {"needs_dx": int(named["output_mask"][0]), "needs_dw": int(named["output_mask"][1])}
     return found
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    return (tensor.dim() == 4 and not tensor.is_contiguous()
+            and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _attention(packet: str, named: Named) -> dict[str, int]:
@@ -115,6 +119,8 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
              "strided": int(strided)}
     if chooses:
         found["indices"] = max(whole)
+    if any(word in packet for word in ("batch_norm", "group_norm", "layer_norm", "pool", "upsample")):
+        found["channels_last"] = int(bool(inputs) and _channels_last(inputs[0]))
     if "accumulate" in named:
         found["accumulate"] = int(named["accumulate"])
     return found

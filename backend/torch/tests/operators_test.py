@@ -108,10 +108,19 @@ class AttributesTest(unittest.TestCase):
             step, sum="elements=192 operands=1 row=24 strided=1", mean="elements=192 operands=1 row=8 strided=0",
             linalg_vector_norm="elements=192 operands=1 row=192 strided=0",
             _softmax="elements=192 operands=2 row=6 strided=0",
-            native_layer_norm="elements=192 operands=2 row=48 strided=0",
-            native_group_norm="elements=192 operands=2 row=16 strided=0",
-            native_batch_norm="elements=192 operands=2 row=32 strided=0",
+            native_layer_norm="elements=192 operands=2 row=48 strided=0 channels_last=0",
+            native_group_norm="elements=192 operands=2 row=16 strided=0 channels_last=0",
+            native_batch_norm="elements=192 operands=2 row=32 strided=0 channels_last=0",
             embedding="elements=120 operands=1 row=8 strided=0 indices=15")
+
+        def planes():
+            x = ones(2, 4, 4, 4).to(memory_format=torch.channels_last)
+            F.max_pool2d(F.batch_norm(x, None, None, training=True), 2)
+
+        self.assert_attributes(
+            planes,
+            native_batch_norm="elements=128 operands=2 row=32 strided=0 channels_last=1",
+            max_pool2d_with_indices="elements=128 operands=1 row=128 strided=0 channels_last=1")
 
     def test_orders_of_dimensions(self):
         for call, operands, strided, row in (
