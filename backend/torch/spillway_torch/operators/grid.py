@@ -182,7 +182,7 @@ def attention(grid: Grid) -> Iterator[Entry]:
                  in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
         for i, sizes in enumerate([*grid.usual(usual if count > 10 else ()), *drawn]):
             batch, heads, groups, length, width, causal = sizes
-            most = 1 << (28 if backend == SDPBackend.MATH else 32 if dtype == FP32 else 33)  # scores
+            most = 1 << (28 if backend == SDPBackend.MATH else 32)  # scores
             batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
             if backend not in (cudnn, flash):
                 groups = heads  # the others take repeated keys
