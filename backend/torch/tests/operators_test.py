@@ -147,6 +147,21 @@ class AttributesTest(unittest.TestCase):
                                _foreach_mul_="elements=12 operands=2 tensors=3 strided=0",
                                cat="elements=20 operands=2 tensors=2 strided=0 row=8")
 
+    def test_operators_of_other_libraries(self):
+        library = torch.library.Library("spillway_other", "DEF")
+        names = ("attention", "convolution", "group_norm", "batch_norm", "layer_norm")
+        for name in names:
+            library.define(f"{name}(Tensor q, Tensor[] more, int dim=0) -> Tensor")
+            library.impl(name, lambda q, more, dim=0: q * 2, "CPU")
+
+        def step():
+            for name in names:
+                getattr(torch.ops.spillway_other, name)(torch.ones(3, 4), [])
+                getattr(torch.ops.spillway_other, name)(torch.ones(3, 4), [torch.ones(2)])
+
+        self.assertEqual({o.attributes["elements"] for o in record(step, "cpu").operators if o.packet in names}, {12})
+        library._destroy()
+
     def test_every_operator_of_a_trace_has_them_and_types_that_fit(self):
         bytes_of = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
                     "float64": 8}

@@ -70,9 +70,9 @@ def record_operators(families: Optional[Iterable[str]] = None, *, like: Iterable
 class Runner:
     """Runs entries on one device and keeps each operator that it has not seen, with the median of its times."""
 
-    def __init__(self, target: Target, meter: Optional[Meter], watch: Optional[Watch] = None) -> None:
+    def __init__(self, target: Target, meter: Optional[Meter]) -> None:
         self.target, self.meter = target, meter
-        self.watch = watch or Watch(target.shown.type, target, meter)
+        self.watch = Watch(target.shown.type, target, meter)
         self.operators: dict[Key, Operator] = {}
         self.refused: dict[str, tuple[int, str]] = {}  # how often, and the first reason, by the name of the entry
 
