@@ -336,6 +336,19 @@ class TableTest(unittest.TestCase):
             made.write(path)
             self.assertEqual(program("trace", "info", path).returncode, 0)
 
+    def test_long_lists_are_one_operand(self):
+        made, _ = self.table(["optimizers"], small=True)
+        trace = made.trace()
+        shapes = {tensor["name"]: tensor["shape"] for tensor in trace["tensors"]}
+        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"]) if op["attributes"].get("tensors") == 10}
+        # a += b * c; a root; the steps of AdamW count in tensors of one number each
+        for name, inputs, outputs, traffic in (("_foreach_addcmul_", [1, 2], [1], 4), ("_foreach_sqrt", [1], [1], 2),
+                                               ("_fused_adamw_", [4], [4], 8)):
+            op, elements = ops[name], ops[name]["attributes"]["elements"]
+            self.assertEqual([shapes[tensor][0] // elements for tensor in op["inputs"] if shapes[tensor][0] > 10], inputs)
+            self.assertEqual([shapes[tensor][0] // elements for tensor in op["outputs"]], outputs)
+            self.assertEqual(op["slots"][0]["traffic"] // (4 * elements), traffic)
+
     def test_the_whole_grid_runs_but_for_what_is_named(self):
         made, said = self.table(small=True)
         refused = [line for line in said.splitlines() if line.startswith("not recorded")]
