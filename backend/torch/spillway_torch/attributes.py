@@ -32,9 +32,10 @@ def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tenso
     """
     if packet in table.PRODUCTS or packet == "_grouped_mm":
         return _product(packet, inputs)
-    if "convolution" in packet or "conv_depthwise" in packet:
-        return _convolution(named, outputs)
-    if "attention" in packet and named["query"].dim() == 4:
+    # Operators of other libraries may have such names and other arguments.
+    if ("convolution" in packet or "conv_depthwise" in packet) and "weight" in named and outputs:
+        return _convolution(named, inputs, outputs)
+    if "attention" in packet and "query" in named and "key" in named and named["query"].dim() == 4:
         return _attention(packet, named)
     return _other(packet, named, [named[name] for name in lists if named.get(name)], inputs, outputs)
 
@@ -57,9 +58,8 @@ def _transposed(tensor: torch.Tensor) -> int:
     return int(tensor.dim() > 1 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1)
 
 
-def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
-    x, weight = named["input"] if "input" in named else named["self"], named["weight"]
-    y = named.get("grad_output", outputs[0])
+def _convolution(named: Named, inputs: Tensors, outputs: Tensors) -> dict[str, int]:
+    x, weight, y = named.get("input", inputs[0]), named["weight"], named.get("grad_output", outputs[0])
 
     def plane(tensor: torch.Tensor) -> tuple[int, int]:
         return math.prod(tensor.shape[2:-1]), tensor.shape[-1]
@@ -68,14 +68,18 @@ def _convolution(named: Named, outputs: Tensors) -> dict[str, int]:
     for name, tensor in (("in", x), ("out", y)):
         found[f"{name}_height"], found[f"{name}_width"] = plane(tensor)
     found["kernel_h"], found["kernel_w"] = plane(weight)
-    last = any(not t.is_contiguous() and t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-               for t in (x, weight))
+    last = _channels_last(x) or _channels_last(weight)
     # Operators of transposed convolutions alone have no argument `transposed`, but one for the padding of their output.
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
     if "output_mask" in named:
         found |= {"needs_dx": int(named["output_mask"][0]), "needs_dw": int(named["output_mask"][1])}
     return found
+
+
+def _channels_last(tensor: torch.Tensor) -> bool:
+    return (tensor.dim() == 4 and not tensor.is_contiguous()
+            and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _attention(packet: str, named: Named) -> dict[str, int]:
@@ -115,8 +119,10 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
              "strided": int(strided)}
     if chooses:
         found["indices"] = max(whole)
+    if any(word in packet for word in ("batch_norm", "group_norm", "layer_norm", "pool", "upsample")):
+        found["channels_last"] = int(bool(inputs) and _channels_last(inputs[0]))
     if "accumulate" in named:
-        found["accumulate"] = int(named["accumulate"])
+        found["accumulate"] = int(bool(named["accumulate"]))
     return found
 
 
@@ -129,7 +135,7 @@ def _row(packet: str, named: Named, inputs: Tensors, outputs: Tensors) -> int | 
         return first.numel() // outputs[0].numel()
     if "normalized_shape" in named:
         return math.prod(named["normalized_shape"])
-    if "group_norm" in packet:
+    if "HxW" in named:  # group norm
         return int(named["C"] // named["group"] * named["HxW"])
     if "batch_norm" in packet and first.dim() > 1:
         return first.numel() // max(first.shape[1], 1)
@@ -139,7 +145,7 @@ def _row(packet: str, named: Named, inputs: Tensors, outputs: Tensors) -> int | 
 
 
 def _run(tensors: Tensors) -> int:
-    """Returns how many elements lie side by side in all tensors that have, or are broadcast to, the shape of the first one."""
+    """Returns how many elements lie side by side in all tensors that have the shape of the first, or are broadcast to it."""
     if not tensors:
         return 1
     shape = tensors[0].shape

@@ -290,7 +290,8 @@ class Watch(TorchDispatchMode):
         """Notes that the host reads a number from the device."""
         if self.tape is not None:
             self.scratch = 0
-            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False, {"elements": 1, "operands": 1, "row": 1, "strided": 0})
+            self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False,
+                        {"elements": 1, "operands": 1, "row": 1, "strided": 0})
         yield
 
     # ---- recording ----

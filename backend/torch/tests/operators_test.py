@@ -108,10 +108,19 @@ class AttributesTest(unittest.TestCase):
             step, sum="elements=192 operands=1 row=24 strided=1", mean="elements=192 operands=1 row=8 strided=0",
             linalg_vector_norm="elements=192 operands=1 row=192 strided=0",
             _softmax="elements=192 operands=2 row=6 strided=0",
-            native_layer_norm="elements=192 operands=2 row=48 strided=0",
-            native_group_norm="elements=192 operands=2 row=16 strided=0",
-            native_batch_norm="elements=192 operands=2 row=32 strided=0",
+            native_layer_norm="elements=192 operands=2 row=48 strided=0 channels_last=0",
+            native_group_norm="elements=192 operands=2 row=16 strided=0 channels_last=0",
+            native_batch_norm="elements=192 operands=2 row=32 strided=0 channels_last=0",
             embedding="elements=120 operands=1 row=8 strided=0 indices=15")
+
+        def planes():
+            x = ones(2, 4, 4, 4).to(memory_format=torch.channels_last)
+            F.max_pool2d(F.batch_norm(x, None, None, training=True), 2)
+
+        self.assert_attributes(
+            planes,
+            native_batch_norm="elements=128 operands=2 row=32 strided=0 channels_last=1",
+            max_pool2d_with_indices="elements=128 operands=1 row=128 strided=0 channels_last=1")
 
     def test_orders_of_dimensions(self):
         for call, operands, strided, row in (
@@ -137,6 +146,21 @@ class AttributesTest(unittest.TestCase):
         self.assert_attributes(step, _foreach_add_="elements=11 operands=3 tensors=2 strided=0",
                                _foreach_mul_="elements=12 operands=2 tensors=3 strided=0",
                                cat="elements=20 operands=2 tensors=2 strided=0 row=8")
+
+    def test_operators_of_other_libraries(self):
+        library = torch.library.Library("spillway_other", "DEF")
+        names = ("attention", "convolution", "group_norm", "batch_norm", "layer_norm")
+        for name in names:
+            library.define(f"{name}(Tensor q, Tensor[] more, int dim=0) -> Tensor")
+            library.impl(name, lambda q, more, dim=0: q * 2, "CPU")
+
+        def step():
+            for name in names:
+                getattr(torch.ops.spillway_other, name)(torch.ones(3, 4), [])
+                getattr(torch.ops.spillway_other, name)(torch.ones(3, 4), [torch.ones(2)])
+
+        self.assertEqual({o.attributes["elements"] for o in record(step, "cpu").operators if o.packet in names}, {12})
+        library._destroy()
 
     def test_every_operator_of_a_trace_has_them_and_types_that_fit(self):
         bytes_of = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1,
@@ -311,6 +335,19 @@ class TableTest(unittest.TestCase):
             path = pathlib.Path(folder) / "t.json.zst"
             made.write(path)
             self.assertEqual(program("trace", "info", path).returncode, 0)
+
+    def test_long_lists_are_one_operand(self):
+        made, _ = self.table(["optimizers"], small=True)
+        trace = made.trace()
+        shapes = {tensor["name"]: tensor["shape"] for tensor in trace["tensors"]}
+        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"]) if op["attributes"].get("tensors") == 10}
+        # a += b * c; a root; the steps of AdamW count in tensors of one number each
+        for name, inputs, outputs, traffic in (("_foreach_addcmul_", [1, 2], [1], 4), ("_foreach_sqrt", [1], [1], 2),
+                                               ("_fused_adamw_", [4], [4], 8)):
+            op, elements = ops[name], ops[name]["attributes"]["elements"]
+            self.assertEqual([shapes[tensor][0] // elements for tensor in op["inputs"] if shapes[tensor][0] > 10], inputs)
+            self.assertEqual([shapes[tensor][0] // elements for tensor in op["outputs"]], outputs)
+            self.assertEqual(op["slots"][0]["traffic"] // (4 * elements), traffic)
 
     def test_the_whole_grid_runs_but_for_what_is_named(self):
         made, said = self.table(small=True)

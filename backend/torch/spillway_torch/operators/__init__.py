@@ -31,6 +31,7 @@ _SETS = (3, 8)  # the least and the most sets of operands
 _CALLS = 6  # the least calls of an operator
 _MEMORY = 16 << 30  # bytes that the operands of an entry take at most
 _RESERVED = 4 << 30  # bytes that PyTorch's allocator may keep between entries
+_LONG_LIST = 9  # tensors
 
 Key = tuple[Any, ...]
 
@@ -70,9 +71,9 @@ def record_operators(families: Optional[Iterable[str]] = None, *, like: Iterable
 class Runner:
     """Runs entries on one device and keeps each operator that it has not seen, with the median of its times."""
 
-    def __init__(self, target: Target, meter: Optional[Meter], watch: Optional[Watch] = None) -> None:
+    def __init__(self, target: Target, meter: Optional[Meter]) -> None:
         self.target, self.meter = target, meter
-        self.watch = watch or Watch(target.shown.type, target, meter)
+        self.watch = Watch(target.shown.type, target, meter)
         self.operators: dict[Key, Operator] = {}
         self.refused: dict[str, tuple[int, str]] = {}  # how often, and the first reason, by the name of the entry
 
@@ -84,13 +85,14 @@ class Runner:
         before = products.allow_tf32, convolutions.allow_tf32
         products.allow_tf32 = convolutions.allow_tf32 = entry.tf32
         try:
-            found = {key_of(operator): operator for operator in reversed(self._measured(entry))}
+            found = [(key_of(operator), operator) for operator in self._measured(entry)]
             if entry.expected is not None:
-                found = {key: operator for key, operator in found.items() if key == entry.expected}
+                found = [(key, operator) for key, operator in found if key == entry.expected]
                 if not found:
                     raise SpillwayError("it ran in another form")
                 self.refused.pop(entry.name, None)
-            self.operators = {**found, **self.operators}
+            for key, operator in found:
+                self.operators.setdefault(key, operator)
         except (SpillwayError, RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             first = str(error).partition("\n")[0] if entry.expected is None else "its arguments do not follow from the trace"
             count, reason = self.refused.get(entry.name, (0, first))
@@ -145,7 +147,7 @@ class Runner:
     def recording(self) -> Recording:
         """Returns the operators as a step in which each has operands of its own."""
         tape = Tape()
-        for operator in self.operators.values():
+        for operator in map(_joined, self.operators.values()):
             number = len(tape.operators)
             own: dict[int, Storage] = {}
             read = {o.storage.number for o in operator.inputs}
@@ -164,6 +166,33 @@ class Runner:
         return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators,
                          list(tape.storages.values()), [], peak_of(tape, 1), peak_of(tape, GRANULE), [], [],
                          tape.modules.block_of, measured)
+
+
+def _joined(operator: Operator) -> Operator:
+    """Returns an operator over long lists with one operand for all tensors of one type that it uses in the same way.
+
+    This keeps tables small; the attributes say how many tensors there were.
+    """
+    if operator.attributes.get("tensors", 0) < _LONG_LIST:
+        return operator
+    sides = operator.inputs, operator.outputs
+    numbers = [{o.storage.number for o in side} for side in sides]
+    storages: dict[tuple[torch.dtype, tuple[bool, ...]], Storage] = {}  # by type, and whether it is read and written
+
+    def joined(side: list[Operand]) -> list[Operand]:
+        sizes: dict[tuple[torch.dtype, tuple[bool, ...]], int] = {}
+        for operand in side:
+            use = operand.dtype, tuple(operand.storage.number in used for used in numbers)
+            sizes[use] = sizes.get(use, 0) + operand.size
+        made = []
+        for (dtype, uses), size in sizes.items():
+            shape = (size // dtype.itemsize,)
+            storage = storages.setdefault((dtype, uses), Storage(len(storages), size, dtype=dtype, shape=shape))
+            made.append(Operand(storage, 0, size, shape, dtype))
+        return made
+
+    inputs, outputs = map(joined, sides)
+    return dataclasses.replace(operator, inputs=inputs, outputs=outputs)
 
 
 def _rotate(sets: Sequence[Stages], call: Callable[[Stage, Any, int], Any]) -> None:

@@ -103,15 +103,16 @@ def products(grid: Grid) -> Iterator[Entry]:
     """Linear layers with and without bias, forward, gradients of inputs and of weights; and products in batches."""
     usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096)
              for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
-    words = (50257, 32000, 30522, 128256, 32001, 50265, 250113, 50304)
+    words = (50257, 32000, 50265, 30522, 32001, 128256)
     for number, (dtype, tf32) in enumerate(_PRECISIONS):
-        drawn = grid.draw((50, 30, 30, 10)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
+        drawn = grid.draw((32, 16, 16, 8)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
+        drawn += grid.usual(grid.draw((56, 28, 28, 10)[number], (1024, 32768, 8), (512, 12288, 64), (512, 12288, 64)))
         # Rows that do not begin at multiples of 16 bytes, as those of most vocabularies.
         drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4))
                        for i, (rows, depth, columns) in enumerate(drawn[3::4])]
         vocabularies = [(rows, width, words[i % len(words)]) for i, (rows, width) in enumerate(
-            grid.draw((16, 12, 12, 8)[number], (256, 16384, 1), (512, 4096, 256)))]
-        most = 1.5e12 if dtype == FP32 else 4e12
+            grid.draw((24, 15, 15, 12)[number], (512, 32768, 1), (512, 4096, 256)))]
+        most = 2e12 if dtype != FP32 else 1.5e12 if tf32 else 5e11
         for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[::3] if dtype == FP16 else usual),
                                                     *grid.usual(vocabularies)]):
             rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
@@ -119,7 +120,8 @@ def products(grid: Grid) -> Iterator[Entry]:
             yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, variant), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
         drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
-        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048)])]:
+        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048), (64, 256, 64, 256),
+                                                                     (192, 512, 64, 512), (128, 1024, 64, 1024)])]:
             batches = max(min(batches, (1 << 27) // queries // keys), 1)
             keys += batches % 3 == 0  # an odd length
             yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
@@ -169,7 +171,7 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Make:
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
     cudnn, flash, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-    kinds = ((cudnn, BF16, 48), (cudnn, FP16, 12), (flash, BF16, 28), (flash, FP16, 6), (efficient, FP32, 36),
+    kinds = ((cudnn, BF16, 64), (cudnn, FP16, 12), (flash, BF16, 28), (flash, FP16, 6), (efficient, FP32, 36),
              (efficient, BF16, 10), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
     usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0),
              (8, 12, 12, 384, 64, 0)]
@@ -180,7 +182,7 @@ def attention(grid: Grid) -> Iterator[Entry]:
                  in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
         for i, sizes in enumerate([*grid.usual(usual if count > 10 else ()), *drawn]):
             batch, heads, groups, length, width, causal = sizes
-            most = 1 << (28 if backend == SDPBackend.MATH else 33 if dtype == FP32 else 34)  # scores
+            most = 1 << (28 if backend == SDPBackend.MATH else 32)  # scores
             batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
             if backend not in (cudnn, flash):
                 groups = heads  # the others take repeated keys
@@ -217,10 +219,12 @@ def norms(grid: Grid) -> Iterator[Entry]:
     for dtype in (FP32, BF16):
         short = [(images * side * side, width) for images in (16, 64)
                  for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
-        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (800000, 96), *short]
+        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (50432, 768), (24576, 768), (800000, 96), *short]
         for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *grid.usual(usual)]:
             rows = min(rows, (1 << 27) // width)
             yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
+            if (rows, width) in usual:
+                yield Entry(f"layer_norm ({_short(dtype)})", _turned_norm(rows, width, dtype))
             if hasattr(F, "rms_norm"):
                 yield Entry(f"rms_norm ({_short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
         planes = grid.draw(10, (1, 64, 1), (32, 1024, 32), (7, 128, 1))
@@ -231,7 +235,8 @@ def norms(grid: Grid) -> Iterator[Entry]:
             groups = 32 if i % 2 and channels > 16 else 8
             yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, groups))
         plain = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7),
-                 (64, 128, 28), (64, 256, 14)]
+                 (64, 128, 28), (64, 256, 14), (128, 64, 112), (128, 64, 56), (128, 256, 56), (128, 512, 28),
+                 (128, 1024, 14), (128, 2048, 7)]
         for batch, channels, side in [*planes, *grid.usual(plain)]:
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
             for last in (False, True):
@@ -243,6 +248,18 @@ def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: t
         x = new(rows, width, dtype=dtype, grad=True)
         weights = [new(width, dtype=dtype, grad=True) for _ in range(1 + biased)]
         return lambda _: norm(x, (width,), *weights, eps=1e-5), _gradients(x, *weights)
+
+    return make
+
+
+def _turned_norm(rows: int, width: int, dtype: torch.dtype) -> Make:
+    """Layer norm of a tensor whose first two dimensions are exchanged."""
+    def make(new: Maker) -> Stages:
+        x = new(4, rows // 4, width, dtype=dtype).transpose(0, 1).requires_grad_()
+        weight, bias = (new(width, dtype=dtype, grad=True) for _ in range(2))
+        gradient = new(4, rows // 4, width, dtype=dtype).transpose(0, 1)
+        return (lambda _: F.layer_norm(x, (width,), weight, bias),
+                lambda y: torch.autograd.grad(y, [x, weight, bias], gradient))
 
     return make
 
@@ -507,10 +524,11 @@ def convolutions(grid: Grid) -> Iterator[Entry]:
     shapes = [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS]
     if grid.small:
         shapes = [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)]
-    kinds = ((FP32, False, False, 3), (FP32, True, False, 2), (BF16, False, False, 3), (BF16, False, True, 2),
-             (FP32, True, True, 1))
+    kinds = ((FP32, False, False, 2), (FP32, True, False, 2), (BF16, False, False, 2), (BF16, False, True, 2),
+             (FP32, True, True, 1), (FP32, False, True, 1))
     for number, (dtype, tf32, last, repeats) in enumerate(kinds):
-        for i, shape in enumerate(shapes * (1 if grid.small else repeats)):
+        depthwise = [shape for shape in shapes if shape[5] > 32]
+        for i, shape in enumerate(shapes if grid.small else [*shapes * repeats, *depthwise]):
             wide, out, side, kernel, stride, groups, *_ = shape
             work = 2 * wide * out // groups * (kernel * side // stride) ** 2
             values = max(wide * side ** 2, out * (side // stride) ** 2)
