@@ -104,7 +104,8 @@ def transformers_model(arguments, device):
                 vocab_size=arguments.vocabulary))
             model_type = transformers.AutoModelForCausalLM.from_config
         except (KeyError, ValueError) as error:
-            raise MissingError(f"model '{name}': neither torchvision nor transformers knows it: {str(error).partition('.')[0]}") from error
+            raise MissingError(
+                f"model '{name}': neither torchvision nor transformers knows it: {str(error).partition('.')[0]}") from error
     config.use_cache = False  # a cache of keys is only for generation
     shape, words = (arguments.batch, arguments.sequence), config.vocab_size
 
@@ -257,7 +258,8 @@ def turn(path, alone):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="record_pytorch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="record_pytorch", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="gpt2, llama, vit, any classifier of torchvision (such as resnet50), or any "
                                       "causal language model of transformers")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the files")
@@ -275,7 +277,8 @@ def parse(arguments):
     parser.add_argument("--tf32", action="store_true", help="allow TF32 (default: only fp32)")
     parser.add_argument("--plan", type=plan_name, default="none",
                         help="none, checkpoint, save_on_cpu or budget=SHARE (default: %(default)s)")
-    parser.add_argument("--target", type=pretended_target, help="record without a GPU as on this one, such as cuda:sm_90")
+    parser.add_argument("--target", type=pretended_target,
+                        help="record without a GPU as on this one, such as cuda:sm_90")
     parser.add_argument("--iterations", type=positive, default=20, help="number of timed steps (default: %(default)s)")
     parser.add_argument("--turns", metavar="FILE", help="a lock file: of several recordings that share FILE, only "
                                                         "one measures at a time")
@@ -301,7 +304,8 @@ def record_without_gpu(arguments):
         set_precision(arguments)
         trainee = build(arguments, parse_target(arguments.target).shown.type)
         apply_plan(trainee, arguments.plan)
-        recording = record(trainee.step, arguments.target, model=trainee.model, name=arguments.model, batch=arguments.batch)
+        recording = record(trainee.step, arguments.target, model=trainee.model,
+                           name=arguments.model, batch=arguments.batch)
     os.makedirs(arguments.output, exist_ok=True)
     path = os.path.join(arguments.output, f"{name_of(arguments)}.json")
     recording.write(path)

@@ -1,7 +1,7 @@
 """Makes tensors without data take a GPU's way through operators that choose by device, before autograd records them.
 
-The kernels stand at the dispatch key of autocast for private devices, which lies above autograd, has no kernels of its own,
-and is off unless a thread switches it on. They run for every caller, also inside PyTorch's C++ code.
+The kernels stand at the dispatch key of autocast for private devices, which lies above autograd, has no kernels of its
+own, and is off unless a thread switches it on. They run for every caller, also inside PyTorch's C++ code.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def _attention(capability: int) -> Kernel:
             scale = width ** -0.5 if scale is None else scale
             if rest:
                 query, key, value = (torch.nn.functional.pad(t, (0, rest)) for t in (query, key, value))
-            result = aten._scaled_dot_product_flash_attention.default(query, key, value, dropout, causal, False, scale=scale)[0]
+            result = aten._scaled_dot_product_flash_attention.default(
+                query, key, value, dropout, causal, False, scale=scale)[0]
             return result[..., :width] if rest else result
         if chosen == "efficient":
             if mask is not None:

@@ -1,7 +1,7 @@
 """Runs PyTorch programs on a device that does not exist: its tensors hold no data.
 
-Tensors of the pretended device are PyTorch's `meta` tensors. While `pretend` is active in a thread, the device's name in
-calls ("cuda", `.cuda()`) means `meta`, and `.device` of a `meta` tensor shows the pretended device.
+Tensors of the pretended device are PyTorch's `meta` tensors. While `pretend` is active in a thread, the device's name
+in calls ("cuda", `.cuda()`) means `meta`, and `.device` of a `meta` tensor shows the pretended device.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Names(TorchFunctionMode):
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
     def set_item(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
-        # A number that is written into a GPU's tensor goes there from the host, by one fill. PyTorch 2.15 fills tensors of
-        # all devices so.
+        # A number that is written into a GPU's tensor goes there from the host, by one fill. PyTorch 2.15 fills tensors
+        # of all devices so.
         if RELEASE < (2, 15) and isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
             value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
         tensor[index] = value

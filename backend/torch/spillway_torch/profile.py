@@ -151,7 +151,8 @@ def profile_step(step, kineto_path, trace_path, blocks=()):
 def gpu_query(what):
     """Returns the answer of nvidia-smi for this process's first GPU, or None if there is none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits",
+               *(["-i", visible] if visible else [])]
     try:
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
                               timeout=20).stdout.splitlines()[0].strip()

@@ -31,7 +31,8 @@ def run_program(*arguments: str) -> str:
 
     Exit code 1, a negative answer such as "does not fit", is no failure.
     """
-    done = subprocess.run([find_program(), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([find_program(), *arguments], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
         raise ProgramError(f"spillway {' '.join(arguments)}: exit code {done.returncode}: {done.stderr.strip()}")
     return done.stdout

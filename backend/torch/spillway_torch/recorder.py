@@ -163,7 +163,8 @@ class Watch(TorchDispatchMode):
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         for kind in types:
             if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
-                raise NotRecordableError(f"{func} on {kind.__name__}{self.place()}: tensors of special types are not recorded")
+                raise NotRecordableError(
+                    f"{func} on {kind.__name__}{self.place()}: tensors of special types are not recorded")
         facts = facts_of(func)
         if facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
             with self:
@@ -332,7 +333,8 @@ class Watch(TorchDispatchMode):
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
         named = {**facts.defaults, **dict(zip(facts.arguments, args)), **kwargs}
         attributes = attributes_of(facts.packet, named, facts.lists, inputs, [*made, *written])
-        self.append(func._schema.name, read, [*fresh, *writes], _flops(func, args, kwargs, out), facts.random, attributes)
+        self.append(func._schema.name, read, [*fresh, *writes],
+                    _flops(func, args, kwargs, out), facts.random, attributes)
 
     def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
                attributes: dict[str, int]) -> None:

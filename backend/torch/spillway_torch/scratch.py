@@ -9,8 +9,8 @@ import torch
 # The GPU with the most memory of each compute capability decides; others of that capability differ by their number.
 MULTIPROCESSORS = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
 
-# Operators of ReduceSumProdKernel.cu, ReduceNormKernel.cu and the like, which reduce in numbers of 4 bytes or, for float64
-# and whole numbers, of 8.
+# Operators of ReduceSumProdKernel.cu, ReduceNormKernel.cu and the like, which reduce in numbers of 4 bytes or, for
+# float64 and whole numbers, of 8.
 REDUCTIONS = frozenset(("sum", "mean", "prod", "amax", "amin", "linalg_vector_norm"))
 
 _THREADS = 512  # of a block

@@ -1,7 +1,8 @@
 """What a CUDA device does differently from tensors without data, as tables.
 
-Names are those of the operators of PyTorch, without "aten::". Each table says where its rows come from. An operator that
-behaves differently on a GPU and stands in no table is a defect of this file; operators in `REFUSED` are known to be missing.
+Names are those of the operators of PyTorch, without "aten::". Each table says where its rows come from. An operator
+that behaves differently on a GPU and stands in no table is a defect of this file; operators in `REFUSED` are known to
+be missing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import torch
 
 # ---- autocast ----
 #
-# The operators that autocast("cuda") wraps, by what it does with their arguments; from aten/src/ATen/autocast_mode.h of all
-# releases. A row holds if the running PyTorch wraps the operator. A test compares the types of results with PyTorch's own.
+# The operators that autocast("cuda") wraps, by what it does with their arguments; from aten/src/ATen/autocast_mode.h of
+# all releases. A row holds if the running PyTorch wraps the operator. A test compares the types of results with
+# PyTorch's own.
 
 AUTOCAST: dict[str, tuple[str, ...]] = {
     # Floating-point arguments are cast to autocast's type.
@@ -74,8 +76,8 @@ SHAPE_FROM_VALUES = frozenset("""
 # The result is a Python number, from values.
 NUMBER_FROM_VALUES = frozenset(("_local_scalar_dense", "equal", "is_nonzero"))
 
-# Index of an argument whose values are taken for known after the operator, and the value. A gradient scaler is assumed to
-# find finite gradients: it then runs the optimizer's step.
+# Index of an argument whose values are taken for known after the operator, and the value. A gradient scaler is assumed
+# to find finite gradients: it then runs the optimizer's step.
 ASSUMED = {"_amp_foreach_non_finite_check_and_unscale_": (1, 0.0)}
 
 # ---- memory ----
@@ -97,8 +99,8 @@ SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_act
 # Those among them that run in cuBLASLt, which adds a bias while it multiplies.
 BIASED_PRODUCTS = frozenset(("addmm", "_addmm_activation", "_scaled_mm"))
 
-# Bytes that PyTorch allocates once for cuBLASLt. Measured with PyTorch 2.11 on an H200: the peaks of GPT-2 and ViT, whose
-# layers have biases, are so much higher; Llama's, which has none, is not (experiments/evidence/pytorch/h200.csv).
+# Bytes that PyTorch allocates once for cuBLASLt. Measured with PyTorch 2.11 on an H200: the peaks of GPT-2 and ViT,
+# whose layers have biases, are so much higher; Llama's, which has none, is not (experiments/evidence/pytorch/h200.csv).
 CUBLASLT_WORKSPACE = 1 << 20
 
 
@@ -107,13 +109,14 @@ def cublas_workspace(capability: int) -> int:
 
     Forward and update run in the program's thread, backward in a thread of autograd.
 
-    From aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x (and 10.x from PyTorch 2.7 on), otherwise
-    2 x 4 MiB and 8 x 16 KiB. The variable CUBLAS_WORKSPACE_CONFIG is not read.
+    From aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x (and 10.x from PyTorch 2.7 on),
+    otherwise 2 x 4 MiB and 8 x 16 KiB. The variable CUBLAS_WORKSPACE_CONFIG is not read.
     """
     return 32 << 20 if capability // 10 in (9, 10) else 2 * (4 << 20) + 8 * (16 << 10)
 
 
-# Outputs that a GPU's kernel leaves on the host, unless a CUDA graph is captured: the seed and the offset of its dropout.
+# Outputs that a GPU's kernel leaves on the host, unless a CUDA graph is captured: the seed and the offset of its
+# dropout.
 HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 
 # ---- torch.cuda ----

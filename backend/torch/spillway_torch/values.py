@@ -1,8 +1,8 @@
 """The values of small tensors of a pretended device, as far as they follow from no data.
 
-Programs compute positions and masks on the device and look at them (`if mask.all()`). Such values depend on shapes alone. A
-tensor that follows only from constants, and is small, has a copy with data on the host, in a storage of its own for each
-storage of the device, so that views and writes in place stay consistent.
+Programs compute positions and masks on the device and look at them (`if mask.all()`). Such values depend on shapes
+alone. A tensor that follows only from constants, and is small, has a copy with data on the host, in a storage of its
+own for each storage of the device, so that views and writes in place stay consistent.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Values:
         `inputs` are the tensors among its arguments, `written` those that it writes; `result` is what it returned, with
         `arbitrary` values if it draws random numbers or only allocates.
         """
-        outputs = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, torch.Tensor)]
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        outputs = [t for t in results if isinstance(t, torch.Tensor)]
         fresh = [t for t in outputs if all(t.untyped_storage()._cdata != i.untyped_storage()._cdata for i in inputs)]
         if func in _OVERWRITES and _whole(args[0]):
             self.learn(args[0], 0)  # the operator then writes over it
@@ -95,8 +96,7 @@ class Values:
             return
         if not fresh:
             return  # the write in place went to the shared copies
-        for tensor, value in zip(result if isinstance(result, (tuple, list)) else (result,),
-                                 real if isinstance(real, (tuple, list)) else (real,)):
+        for tensor, value in zip(results, real if isinstance(real, (tuple, list)) else (real,)):
             if isinstance(tensor, torch.Tensor) and any(tensor is t for t in fresh) and tensor.shape == value.shape:
                 self.learn(tensor, value)
 

@@ -23,7 +23,8 @@ def train(model, loss, *optimizers, accumulate=1, around=contextlib.nullcontext)
 
 
 def mlp(device, optimizer=torch.optim.SGD, inplace=True, **options):
-    model = nn.Sequential(nn.Linear(24, 64), nn.ReLU(inplace=inplace), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).to(device)
+    model = nn.Sequential(nn.Linear(24, 64), nn.ReLU(inplace=inplace),
+                          nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).to(device)
 
     def loss():
         x, y = torch.randn(16, 24, device=device), torch.randint(8, (16,), device=device)
@@ -87,7 +88,8 @@ class Transformer(nn.Module):
     def forward(self, tokens):
         x = self.embed(tokens)
         for layer in self.layers:
-            x = layer(x) if self.checkpoint is None else checkpointing.checkpoint(layer, x, use_reentrant=self.checkpoint)
+            x = layer(x) if self.checkpoint is None else checkpointing.checkpoint(
+                layer, x, use_reentrant=self.checkpoint)
         return self.head(x)
 
 

@@ -20,7 +20,8 @@ class PackageTest(unittest.TestCase):
     def test_it_builds_a_wheel_from_a_source_package(self):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder) / "source"
-            shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "dist", "*.egg-info"))
+            shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns(
+                "__pycache__", "build", "dist", "*.egg-info"))
             built = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", source],
                                    capture_output=True, text=True, check=False)
             self.assertEqual(built.returncode, 0, built.stderr)

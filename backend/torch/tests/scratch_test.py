@@ -18,7 +18,8 @@ class ReductionTest(unittest.TestCase):
     def test_sums_over_rows_of_recorded_steps(self):
         exact = set()
         for model in ("gpt2", "vit", "llama"):
-            data = subprocess.run(["zstd", "-dc", RECORDED / f"{model}-h200.json.zst"], stdout=subprocess.PIPE, check=True).stdout
+            data = subprocess.run(
+                ["zstd", "-dc", RECORDED / f"{model}-h200.json.zst"], stdout=subprocess.PIPE, check=True).stdout
             for op in json.loads(data)["ops"]:
                 name, *shapes = op["slots"][0]["signature"].split()
                 if name != "aten::sum" or shapes[0].count("x") != 1:

@@ -106,7 +106,8 @@ def products(grid: Grid) -> Iterator[Entry]:
     words = (50257, 32000, 50265, 30522, 32001, 128256)
     for number, (dtype, tf32) in enumerate(_PRECISIONS):
         drawn = grid.draw((32, 16, 16, 8)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
-        drawn += grid.usual(grid.draw((56, 28, 28, 10)[number], (1024, 32768, 8), (512, 12288, 64), (512, 12288, 64)))
+        drawn += grid.usual((rows, _part(width, i), _part(width, i, True)) for i, (rows, width) in enumerate(
+            grid.draw((84, 48, 48, 14)[number], (2048, 65536, 8), (512, 8192, 64))))
         # Rows that do not begin at multiples of 16 bytes, as those of most vocabularies.
         drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4))
                        for i, (rows, depth, columns) in enumerate(drawn[3::4])]
@@ -127,6 +128,12 @@ def products(grid: Grid) -> Iterator[Entry]:
             yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
     for experts, rows, depth, columns in grid.draw(8, (4, 16, 4), (256, 16384, 64), (128, 4096, 64), (128, 4096, 64)):
         yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, columns))
+
+
+def _part(width: int, number: int, columns: bool = False) -> int:
+    """Returns the depth or the columns of a layer of a transformer, by the usual ratios to its width."""
+    ratios = ((1, 1), (1, 3), (1, 4), (4, 1), (1, 0.25), (1, 2.67), (2.67, 1))[number % 7]
+    return round(width * ratios[columns] / 64) * 64
 
 
 def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: int) -> Make:
@@ -220,8 +227,9 @@ def norms(grid: Grid) -> Iterator[Entry]:
         short = [(images * side * side, width) for images in (16, 64)
                  for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
         usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (50432, 768), (24576, 768), (800000, 96), *short]
-        for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *grid.usual(usual)]:
-            rows = min(rows, (1 << 27) // width)
+        tall = grid.usual(grid.draw(10, (16384, 400000, 1), (512, 1024, 64)))
+        for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *tall, *grid.usual(usual)]:
+            rows = min(rows, (1 << 28) // width)
             yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
             if (rows, width) in usual:
                 yield Entry(f"layer_norm ({_short(dtype)})", _turned_norm(rows, width, dtype))
