@@ -1,0 +1,121 @@
+"""Tests that steps under a plan have the results of ordinary steps, bit by bit, on small models and random plans."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+import torch
+
+from spillway_torch import SpillwayError
+from spillway_torch.execute import make_plan, read_plan, record_tape
+from stepping import MODELS, Stepping, candidates, different, random_plan
+
+PLANS = 12
+
+
+class EqualityTest(unittest.TestCase):
+    def test_recording_is_an_ordinary_step(self):
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                stepping = Stepping(make)
+                want = stepping.steps(count=1)[:-1]
+                stepping.record()
+                got = [p.grad for p in stepping.model.parameters()]
+                self.assertEqual(different(want[1:1 + len(got)], got), [])
+
+    def test_random_plans_change_nothing(self):
+        for name, make in MODELS.items():
+            stepping = Stepping(make)
+            want = stepping.steps()
+            tape = stepping.record()
+            for seed in range(PLANS):
+                with self.subTest(name, seed=seed):
+                    plan = random_plan(tape, seed)
+                    self.assertEqual(different(want, stepping.steps(plan)), [])
+                    self.assertEqual(plan.executor.deviations, [])
+
+    def test_most_of_what_is_saved_can_be_rebuilt(self):
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                found = candidates(Stepping(make).record())
+                rebuilt = sum(s.bytes for s in found if s.chain is not None)
+                self.assertGreater(rebuilt, (0.6 if name == "gpt" else 0.75) * sum(s.bytes for s in found),
+                                   [(s.bytes, s.reason) for s in found if s.chain is None])
+
+
+class PlanTest(unittest.TestCase):
+    def setUp(self):
+        self.stepping = Stepping(MODELS["vit"])
+        self.tape = self.stepping.record()
+        self.eager = make_plan(self.tape, 1 << 40)
+
+    def test_budgets_down_to_the_floor_are_kept(self):
+        want = self.stepping.steps()
+        previous = 0
+        for share in (0.8, 0.5, 0.2):
+            budget = int(self.eager.floor.bytes + share * (self.eager.peak - self.eager.floor.bytes))
+            plan = make_plan(self.tape, budget)
+            self.assertLessEqual(plan.peak, budget)
+            self.assertGreaterEqual(len(plan.actions), previous)
+            self.assertEqual(different(want, self.stepping.steps(plan)), [])
+            previous = len(plan.actions)
+        self.assertEqual(self.eager.actions, {})
+
+    def test_a_budget_below_the_floor_is_refused(self):
+        floor = self.eager.floor
+        with self.assertRaisesRegex(SpillwayError, f"{floor.bytes - 1:,} bytes is below the floor of {floor.bytes:,} bytes: "
+                                                   f"{floor.operator} needs them .*lowers it"):
+            make_plan(self.tape, floor.bytes - 1)
+
+    def test_a_file_has_the_whole_plan(self):
+        plan = random_plan(self.tape, 3)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "plan.json"
+            plan.write(path)
+            again = read_plan(path, self.stepping.record())
+            self.assertEqual(again.object(), plan.object())
+            self.assertEqual(different(self.stepping.steps(), self.stepping.steps(again)), [])
+            other = Stepping(MODELS["resnet"]).record()
+            with self.assertRaisesRegex(SpillwayError, "plan was made for tape"):
+                read_plan(path, other)
+            for change, text in ((lambda d: d.update(format="x"), "format 'x' version 1; expected"),
+                                 (lambda d: d["storages"][0].update(action="burn"), "action 'burn'"),
+                                 (lambda d: d.pop("drops"), "not a plan .*drops"),
+                                 (lambda d: d.update(releases=[{"position": "x"}]), "not a plan")):
+                data = plan.object()
+                change(data)
+                path.write_text(json.dumps(data), encoding="utf-8")
+                with self.assertRaisesRegex(SpillwayError, text):
+                    read_plan(path, self.tape)
+            path.write_text("{", encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, "not a plan"):
+                read_plan(path, self.tape)
+            with self.assertRaisesRegex(SpillwayError, "No such file"):
+                read_plan(path.with_name("none"), self.tape)
+
+    def test_the_schema_names_the_keys_of_a_file(self):
+        schema = json.loads((pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas" / "torch-plan.json")
+                            .read_text(encoding="utf-8"))
+
+        def compare(kind, value):
+            kind = schema["$defs"]["moves"] if "$ref" in kind else kind
+            if kind.get("type") == "object":
+                self.assertEqual(sorted(kind["required"]), sorted(value))
+                for key, item in value.items():
+                    compare(kind["properties"][key], item)
+            elif kind.get("type") == "array":
+                for item in value:
+                    compare(kind["items"], item)
+            elif "enum" in kind:
+                self.assertIn(value, kind["enum"])
+
+        compare(schema, random_plan(self.tape, 3).object())
+
+    def test_a_step_without_backward_is_refused(self):
+        with self.assertRaisesRegex(SpillwayError, "saved no tensor"):
+            record_tape(lambda: torch.ones(3) + 1, "cpu")
+
+
+if __name__ == "__main__":
+    unittest.main()
