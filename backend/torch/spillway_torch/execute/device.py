@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import time
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def same_random_state(self, one: Any, other: Any) -> bool: ...
+
+    def bandwidth(self) -> float:
+        """Returns the bytes per second of copies between host and device, in the slower direction."""
+        return 10e9
 
     def used_bytes(self) -> int | None:
         """Returns the most bytes that were allocated since the last call; None if the device does not count them."""
@@ -134,6 +139,18 @@ class CudaDevice(Device):
 
     def same_random_state(self, one: Any, other: Any) -> bool:
         return bool(one == other)
+
+    def bandwidth(self) -> float:
+        host, there = self.host(64 << 20), self.empty(64 << 20)
+        slowest = float("inf")
+        for queue, into, source in ((Queue.OUT, host.bytes, there), (Queue.IN, there, host.bytes)) * 2:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            self.copy(queue, into, source)
+            torch.cuda.synchronize()
+            slowest = min(slowest, source.numel() / (time.perf_counter() - began))
+        host.close()
+        return slowest
 
     def used_bytes(self) -> int | None:
         used = torch.cuda.max_memory_allocated()

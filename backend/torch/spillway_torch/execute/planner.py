@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import itertools
+from collections.abc import Callable
 
 from ..errors import SpillwayError
 from .chains import Saved, saved_storages
@@ -13,7 +15,8 @@ from .tape import Tape
 
 NEAR = 8  # positions; a storage stays between two uses that are not further apart
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
-COPY_SECONDS = 100e-6  # host time of offloading a storage and bringing it back
+SHARES = 20
+MOST_TRIED = 200  # storages whose action is tried to be changed in the end
 REPLAY_SECONDS = 45e-6  # host time of running an operator again
 
 Actions = dict[int, str]
@@ -55,7 +58,10 @@ class _Model:
             self.uses.setdefault(unpack.pack.value[0], []).append(unpack.position)
             self.until[unpack.position] = max(unpack.position + 1, bisect.bisect_left(self.starts, unpack.last))
         self.candidates = [s for s in self.saved.values() if s.dies is not None and s.bytes >= smallest]
+        self.candidates.sort(key=lambda s: s.packs[0].position)
         planned = {s.storage for s in self.candidates}
+        self.bytes = {s: tape.rounded(s) for s in planned}
+        self.death = {s.storage: bisect.bisect_left(self.starts, s.dies) for s in self.candidates if s.dies is not None}
         for storage in {p.value[0] for p in tape.packs}:
             recorded = tape.storages[storage]
             if storage not in planned and recorded.born >= 0 and storage in self.uses:  # it stays until its last use
@@ -93,26 +99,26 @@ class _Model:
                                                   for shape, dtype, size in alive[:3]])
 
     def simulate(self, actions: Actions, budget: int) -> _Outcome:
-        memory = list(self.base)
         drops, fetched, touches, replayed = self._backward(actions)
-        releases, stalls = self._copies_out(actions, memory, fetched, budget)
-        rebuild = 0.0
+        change = [0] * (len(self.base) + 1)
         for saved in self.candidates:
-            storage, size = saved.storage, self.tape.rounded(saved.storage)
-            assert saved.dies is not None
-            if actions.get(storage, KEEP) == KEEP:
-                begin = bisect.bisect_left(self.starts, saved.dies)
-                self.add(memory, begin, max(self.until[self.uses[storage][-1]], touches.get(storage, [0])[-1] + 1), size)
-            for begin, end in fetched.get(storage, ()):
-                self.add(memory, begin, end, size)
+            spans = fetched.get(saved.storage, [])
+            if actions.get(saved.storage, KEEP) == KEEP:
+                last = self.uses[saved.storage][-1]
+                spans = [(self.death[saved.storage], max(self.until[last], touches[saved.storage][-1] + 1))]
+            for begin, end in spans:
+                change[begin] += self.bytes[saved.storage]
+                change[end] -= self.bytes[saved.storage]
+        memory = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
+        rebuild = 0.0
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
             rebuild += chain.seconds
+        releases, stalls = self._copies_out(actions, memory, fetched, budget)
         prefetches, late = self._copies_in(actions, memory, fetched, budget)
-        host = COPY_SECONDS * len(prefetches) * (self.tape.device == "cuda")
-        return _Outcome([self.before, *memory], self.clock[-1] + stalls + late + rebuild + host,
+        return _Outcome([self.before, *memory], self.clock[-1] + stalls + late + rebuild,
                         _by_position(releases), _by_position(prefetches), drops)
 
     def _backward(self, actions: Actions) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, int]]],
@@ -178,28 +184,23 @@ class _Model:
 
     def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]],
                     budget: int) -> tuple[list[tuple[int, int]], float]:
-        """Adds the storages to `memory` that wait for their copy; returns the releases and the seconds of stalls."""
+        """Adds to `memory` the storages that wait for their copy; returns the releases and the seconds of stalls."""
         releases: list[tuple[int, int]] = []
         done = stall = 0.0
-        for saved in sorted(self.candidates, key=lambda s: s.packs[0].position):
-            if actions.get(saved.storage) != OFFLOAD:
+        for saved in self.candidates:
+            storage = saved.storage
+            if actions.get(storage) != OFFLOAD:
                 continue
-            assert saved.dies is not None
-            size = self.tape.rounded(saved.storage)
-            first = saved.packs[0].position
+            size, first = self.bytes[storage], saved.packs[0].position
             done = max(done, self.at(first) + stall) + size / self.tape.bandwidth
-            dies = max(bisect.bisect_left(self.starts, saved.dies), first + 1)
-            use = self.uses[saved.storage][0]
-            release = dies
+            use = fetched[storage][0][0]
+            dies = release = min(max(self.death[storage], first + 1), use)
             while release < use and self.at(release) + stall < done and memory[release] + size <= budget:
                 release += 1
-            if release < use:
+            if release < use:  # otherwise it is there until its first use
                 stall += max(0.0, done - self.at(release) - stall)
-                releases.append((release, saved.storage))
-                self.add(memory, dies, release, size)
-            else:
-                spans = fetched[saved.storage]  # its copy is not done: it stays
-                spans[0] = min(dies, spans[0][0]), spans[0][1]
+                releases.append((release, storage))
+            self.add(memory, dies, release, size)
         return releases, stall
 
     def _copies_in(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]],
@@ -210,7 +211,7 @@ class _Model:
         starts: list[tuple[int, int]] = []
         wanted = float("inf")
         for begin, _, storage in needs:
-            size = self.tape.rounded(storage)
+            size = self.bytes[storage]
             wanted = min(wanted, self.at(begin)) - size / self.tape.bandwidth
             position = begin
             while (position > 0 and self.at(position) > wanted and position - 1 not in self.touched
@@ -220,7 +221,7 @@ class _Model:
             starts.append((position, storage))
         late = done = 0.0
         for (position, storage), (begin, _, _) in sorted(zip(starts, needs)):
-            done = max(done, self.at(position) + late) + self.tape.rounded(storage) / self.tape.bandwidth
+            done = max(done, self.at(position) + late) + self.bytes[storage] / self.tape.bandwidth
             late += max(0.0, done - self.at(begin) - late)
         return starts, late
 
@@ -232,18 +233,10 @@ def _by_position(pairs: list[tuple[int, int]]) -> dict[int, list[int]]:
     return dict(table)
 
 
-def _price(saved: Saved, action: str, device: str) -> float:
-    """Returns the seconds that an action costs for each byte, if nothing hides it."""
-    if action == OFFLOAD:
-        return COPY_SECONDS / saved.bytes
+def _price(saved: Saved, device: str) -> float:
+    """Returns the seconds that rebuilding costs for each byte."""
     assert saved.chain is not None
     return (saved.chain.seconds + (REPLAY_SECONDS * len(saved.chain.ops) if device == "cuda" else 0)) / saved.bytes
-
-
-def assemble(tape: Tape, actions: Actions, budget: int, smallest: int | None = None) -> Plan:
-    """Returns the plan that carries out the given actions. REQUIRES: the tape allows them."""
-    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
-    return _plan(model, actions, budget)
 
 
 def _plan(model: _Model, actions: Actions, budget: int) -> Plan:
@@ -252,34 +245,59 @@ def _plan(model: _Model, actions: Actions, budget: int) -> Plan:
                 max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
 
 
+def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
+    """Returns the plan that carries out the given actions. REQUIRES: the tape allows them."""
+    return _plan(_Model(tape, 0), actions, budget)
+
+
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None) -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
 
-    Raises `SpillwayError`, which names the floor, if there is no such plan.
+    Tries shares of what can be rebuilt, the cheapest first, and offloads as few of the rest as bring the peak down, the first
+    saved first. Raises `SpillwayError`, which names the floor, if it finds no such plan.
     """
     model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
     floor = model.floor()
     if budget < floor.bytes:
         raise SpillwayError(floor.sentence(budget))
-    options = sorted((_price(s, move, tape.device), s.storage, move) for s in model.candidates for move in moves
-                     if move == OFFLOAD or s.chain is not None)
-    actions: Actions = {}
-    best = model.simulate(actions, budget)
-    while best.excess(budget):
-        better = False
-        for _, storage, move in options:
-            if actions.get(storage, KEEP) != KEEP and actions[storage] == move:
-                continue
-            tried = model.simulate({**actions, storage: move}, budget)
-            if tried.excess(budget) < best.excess(budget):
-                actions[storage] = move
-                best, better = tried, True
-                if not best.excess(budget):
-                    break
-        if not better:
-            raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {max(best.memory):,}; the floor is "
-                                f"{floor.bytes:,}): give a larger budget")
-    return _plan(model, actions, budget)
+
+    def judge(actions: Actions) -> tuple[int, float]:
+        outcome = model.simulate(actions, budget)
+        return outcome.excess(budget), outcome.seconds
+
+    best: tuple[tuple[int, float], Actions] = judge({}), {}
+    cheapest = sorted((s for s in model.candidates if s.chain is not None and REBUILD in moves),
+                      key=lambda s: (_price(s, tape.device), s.storage))
+    for share in range(SHARES + 1):
+        rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // SHARES]}
+        rest = [s.storage for s in model.candidates if s.storage not in rebuilt and OFFLOAD in moves]
+        tried = {n: (judge(actions), actions) for n in {0, len(rest)}
+                 for actions in [rebuilt | dict.fromkeys(rest[:n], OFFLOAD)]}
+        low, high = 0, len(rest)
+        least = tried[high][0][0]
+        while low < high:  # the fewest that leave no more over the budget than all do
+            middle = (low + high) // 2
+            actions = rebuilt | dict.fromkeys(rest[:middle], OFFLOAD)
+            tried[middle] = judge(actions), actions
+            low, high = (low, middle) if tried[middle][0][0] <= least else (middle + 1, high)
+        best = min(best, *tried.values(), key=lambda item: item[0])
+    best = _trim(model, judge, best, moves)
+    plan = _plan(model, best[1], budget)
+    if best[0][0]:
+        raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
+                            f"{floor.bytes:,}): give a larger budget")
+    return plan
+
+
+def _trim(model: _Model, judge: Callable[[Actions], tuple[int, float]],
+          best: tuple[tuple[int, float], Actions], moves: tuple[str, ...]) -> tuple[tuple[int, float], Actions]:
+    """Returns the plan after changes to single storages that make it better, the largest first."""
+    for saved in sorted(model.candidates, key=lambda s: -s.bytes)[:MOST_TRIED]:
+        for action in (KEEP, *moves) if best[0][0] else (KEEP,):
+            if best[1].get(saved.storage, KEEP) != action and (action != REBUILD or saved.chain is not None):
+                actions = {**best[1], saved.storage: action}
+                best = min(best, (judge(actions), actions), key=lambda item: item[0])
+    return best

@@ -25,6 +25,7 @@ from .calls import Call, Calls
 from .device import Device, bytes_of, device_of
 from .graph import Edge, Graph, current_number
 
+LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
 GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
 
@@ -116,7 +117,7 @@ class Tape:
         self.writes: dict[int, list[int]] = {}  # which ones
         self.calls: list[Call] = []
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
-        self.bandwidth = 10e9  # bytes per second between host and device, in each direction
+        self.bandwidth = 0.0  # bytes per second between host and device, in each direction
 
     def rounded(self, storage: int) -> int:
         """Returns the bytes that a storage takes."""
@@ -182,10 +183,11 @@ class TapeRecorder(TorchDispatchMode):
         if self._events:
             torch.cuda.synchronize()
             for op, before, after in self._events:
-                op.seconds = before.elapsed_time(after) / 1e3
+                op.seconds = max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
         tape.used = self._profile()
+        tape.bandwidth = self.device.bandwidth()
         self._copies.clear()
         return tape
 
@@ -238,7 +240,7 @@ class TapeRecorder(TorchDispatchMode):
         writes = [t for i in facts.writes for t in tensors_in(
             args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
             if self._here(t)]
-        result, seconds = self._run(func, args, kwargs)
+        result, timed = self._run(func, args, kwargs)
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
         fresh: set[int] = set()
         for value in tensors_in(listed, []):
@@ -258,27 +260,26 @@ class TapeRecorder(TorchDispatchMode):
             node = None  # its values are not determined
         assert self._calls is not None
         op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, facts.random, self._position,
-                backward, seconds, self.device.used_bytes() or 0)
+                backward, 0.0, self.device.used_bytes() or 0)
         if backward:
             op.args = op.kwargs = None  # it never runs again
-        if self._events and self._events[-1][0] is None:
-            self._events[-1] = (op, *self._events[-1][1:])
+        if timed is None:
+            op.seconds = _estimate(func, args, kwargs, result)
+        else:
+            self._events.append((op, *timed))
         tape.ops.append(op)
         return result
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the result of an operator and, on a GPU, the events around it."""
         if self.tape.device == "cpu":
-            result = func(*args, **kwargs)
-            return result, _estimate(func, args, kwargs, result)
+            return func(*args, **kwargs), None
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(400000)  # a busy GPU: otherwise the pair of events times the host
         before.record()
         result = func(*args, **kwargs)
         after.record()
-        if self._events and self._events[-1][0] is None:
-            self._events.pop()
-        self._events.append((None, before, after))  # type: ignore[arg-type]  # the operator follows, if it counts
-        return result, 0.0
+        return result, (before, after)
 
     def _here(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.tape.device
