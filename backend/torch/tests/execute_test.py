@@ -1,14 +1,18 @@
 """Tests that steps under a plan have the results of ordinary steps, bit by bit, on small models and random plans."""
 
+import contextlib
 import json
 import pathlib
 import tempfile
 import unittest
+import weakref
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spillway_torch import SpillwayError
-from spillway_torch.execute import make_plan, read_plan, record_tape
+from spillway_torch.execute import Executor, make_plan, read_plan, record_tape, step
+from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
 PLANS = 12
@@ -42,6 +46,57 @@ class EqualityTest(unittest.TestCase):
                 rebuilt = sum(s.bytes for s in found if s.chain is not None)
                 self.assertGreater(rebuilt, (0.6 if name == "gpt" else 0.75) * sum(s.bytes for s in found),
                                    [(s.bytes, s.reason) for s in found if s.chain is None])
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive while operators run, without those in `ignored`."""
+
+    def __init__(self, ignored):
+        super().__init__()
+        self.ignored = ignored
+        self.alive = {}  # weak references by storage, with sizes
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in([args, result], tensors_in(list((kwargs or {}).values()), [])):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.ignored and storage._cdata not in self.alive:
+                key = storage._cdata
+                self.alive[key] = (weakref.ref(storage, lambda _, key=key: self.alive.pop(key)), storage.nbytes())
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+class MemoryTest(unittest.TestCase):
+    def live(self, stepping, plan):
+        stepping.reset()
+        executor = plan.executor = Executor(plan)
+        mode = Live({executor._host.bytes.untyped_storage()._cdata})
+        with mode:
+            with step(plan):
+                loss = stepping.loss()
+            loss.backward()
+        self.assertEqual(executor.deviations, [])
+        return mode.peak
+
+    def test_memory_is_as_predicted(self):
+        for name, make in MODELS.items():
+            stepping = Stepping(make)
+            tape = stepping.record()
+            eager = make_plan(tape, 1 << 40)
+            start = sum(t.nbytes for t in stepping.model.state_dict().values())
+            with self.subTest(name):
+                self.assertAlmostEqual(self.live(stepping, eager) / eager.peak, 1, delta=0.01)
+            plans = [random_plan(tape, seed) for seed in range(6)]
+            for share in (0.6, 0.3, 0.1):
+                with contextlib.suppress(SpillwayError):
+                    plans.append(make_plan(tape, int(eager.floor.bytes + share * (eager.peak - eager.floor.bytes))))
+            for at, plan in enumerate(plans):
+                with self.subTest(name, plan=at):
+                    live = self.live(stepping, plan)
+                    self.assertLessEqual(live, plan.peak)
+                    self.assertGreater(live - start, 0.75 * (plan.peak - start))
 
 
 class PlanTest(unittest.TestCase):

@@ -108,14 +108,16 @@ class _Slot:
         """Starts the copy from the host."""
         assert self.host is not None
         tensor = self.device.empty(self.recipe.size)
-        self.device.wait(Queue.IN, self.device.record(Queue.COMPUTE))  # the memory may have had another owner
-        self.device.wait(Queue.IN, self.left)
+        # The memory may have had another owner, and COMPUTE has waited for the copy to the host: `give_up` did.
+        self.device.wait(Queue.IN, self.device.record(Queue.COMPUTE))
         self.device.copy(Queue.IN, tensor, self.host)
         self.arrived = self.device.record(Queue.IN)
         self.put(tensor)
 
     def __del__(self) -> None:
-        self.settle()  # memory that a copy still writes must not go to others
+        # Memory that a copy still writes must not go to others. So all copies from the host are over, in the order of
+        # COMPUTE, when the next step overwrites the memory of the host.
+        self.settle()
 
 
 class Executor:
@@ -203,7 +205,6 @@ class Executor:
         if self._last is not None and self._last.holds_host():
             run.deviate("an earlier step still waits for its backward, and holds the memory of the host")
         else:
-            self.device.wait(Queue.OUT, self.device.record(Queue.IN))  # copies of the last step may still read
             self._last = run
         run.enter()
         return run
