@@ -20,7 +20,7 @@ from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
 from .plan import KEEP, OFFLOAD, REBUILD, Plan
 from .replay import Replay
-from .tape import Geometry, refuse_hooks, view_of
+from .tape import Geometry, geometry_of, refuse_hooks, view_in, view_of
 
 log = logging.getLogger("spillway_torch")
 
@@ -36,7 +36,8 @@ class _Recipe:
     action: str
     walk: Walk  # to the operator that made it, or, of a rebuilt storage, to its sources
     shared: bool  # autograd saves it several times
-    size: int = 0
+    size: int
+    geometry: Geometry  # as it is saved first
     region: tuple[int, int] = (0, 0)  # in the memory of the host
     replay: Optional[Replay] = None
     calls: int | None = None  # calls of PyTorch's functions that its value depends on
@@ -112,7 +113,7 @@ class _Slot:
         self.device.wait(Queue.IN, self.device.record(Queue.COMPUTE))
         self.device.copy(Queue.IN, tensor, self.host)
         self.arrived = self.device.record(Queue.IN)
-        self.put(tensor)
+        self.put(view_of(tensor.untyped_storage(), self.recipe.geometry))
 
     def __del__(self) -> None:
         # Memory that a copy still writes must not go to others. So all copies from the host are over, in the order of
@@ -148,7 +149,8 @@ class Executor:
             action = self.plan.actions.get(storage, KEEP)
             if of is None or storage in planned and of.dies is None:
                 raise SpillwayError(f"storage {storage} cannot be planned: it is not saved with one value, or the program holds it")
-            recipe = _Recipe(storage, action, edge_walk(self.plan.tape, of), len(of.packs) > 1, of.bytes)
+            recipe = _Recipe(storage, action, edge_walk(self.plan.tape, of), len(of.packs) > 1, of.bytes,
+                             of.packs[0].geometry)
             if action == REBUILD:
                 if of.chain is None:
                     raise SpillwayError(f"storage {storage} cannot be rebuilt: {of.reason}")
@@ -232,12 +234,14 @@ class _Run:
         self._hooks: Any = None
 
     def enter(self) -> None:
+        self._open = True
+        if not any(self._entries):
+            return  # the plan changes nothing
         if self._calls is not None:
             self._calls.__enter__()
         # The hooks live in saved variables, which this object must not hold.
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
-        self._open = True
         if -1 in self._executor.marks:
             self._marks[-1] = self._device.random_state()
 
@@ -246,6 +250,8 @@ class _Run:
         if not self._open:
             return
         self._open = False
+        if self._hooks is None:
+            return
         self._hooks.__exit__(None, None, None)
         self._hooks = None
         if self._calls is not None:
@@ -387,7 +393,7 @@ class _Run:
             if held._version != how:
                 raise RuntimeError(CHANGED.format(f"{held.dtype} {list(held.shape)}", held._version, how))
             return held
-        return view_of(self._fetch(held).untyped_storage(), how)
+        return view_in(self._fetch(held), how)
 
     def _fetch(self, wanted: _Slot) -> torch.Tensor:
         """Returns the tensor of a slot, in the order of COMPUTE. It comes back, or is rebuilt, if it is absent."""
@@ -413,14 +419,13 @@ class _Run:
         assert replay is not None
         storages = {}
         for source in slot.sources:
-            storages[source.recipe.storage] = self._fetch(source).untyped_storage()
+            storages[source.recipe.storage] = self._fetch(source)
         for storage, parameter, version, memory in slot.parameters:
             if parameter._version != version:
                 raise RuntimeError("a parameter of shape " + str(list(parameter.shape)) + " was changed in place between forward and "
                                    "backward, and the plan rebuilds a tensor from it: change it after backward, or leave it out")
-            storages[storage] = memory
-        made = replay.run(self._device, storages, slot.marks)
-        slot.put(torch.empty(0, dtype=torch.uint8, device=made.device).set_(made, 0, (made.nbytes(),), (1,)))
+            storages[storage] = view_of(memory, geometry_of(parameter))
+        slot.put(replay.run(self._device, storages, slot.marks))
         self.rebuilt += replay.length
 
 

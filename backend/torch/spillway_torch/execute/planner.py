@@ -46,28 +46,27 @@ class _Model:
         self.tape = tape
         self.saved = saved_storages(tape)
         self.starts = tape.positions
-        ends = [*self.starts[1:], len(tape.ops)]
-        self.base = [max(tape.used[a:max(b, a + 1)], default=tape.used[-1]) for a, b in zip(self.starts, ends)]
-        self.before = max(tape.used[:self.starts[0]], default=0)
+        self.base = [*tape.used, tape.used[-1]]
+        self.ends = [max(a + 1, b) for a, b in zip(self.starts, [*self.starts[1:], len(tape.ops)])]
         self.clock = [0.0]
         for op in tape.ops:
             self.clock.append(self.clock[-1] + op.seconds)
         self.uses: dict[int, list[int]] = {}  # positions at which backward reads a storage
-        self.until: dict[int, int] = {}  # by position of a use: the first position after it
+        self.until: dict[int, int] = {}  # by position of a use: operators that have run when it ends
         for unpack in tape.unpacks:
             self.uses.setdefault(unpack.pack.value[0], []).append(unpack.position)
-            self.until[unpack.position] = max(unpack.position + 1, bisect.bisect_left(self.starts, unpack.last))
+            self.until[unpack.position] = max(unpack.op + 1, unpack.last)
         self.candidates = [s for s in self.saved.values() if s.dies is not None and s.bytes >= smallest]
         self.candidates.sort(key=lambda s: s.packs[0].position)
         planned = {s.storage for s in self.candidates}
         self.bytes = {s: tape.rounded(s) for s in planned}
-        self.death = {s.storage: bisect.bisect_left(self.starts, s.dies) for s in self.candidates if s.dies is not None}
+        self.death = {s.storage: s.dies for s in self.candidates if s.dies is not None}
         for storage in {p.value[0] for p in tape.packs}:
             recorded = tape.storages[storage]
-            if storage not in planned and recorded.born >= 0 and storage in self.uses:  # it stays until its last use
+            if storage not in planned and recorded.born >= 0:  # it stays until its last use
                 dies = len(tape.ops) if recorded.died is None else recorded.died
-                self.add(self.base, bisect.bisect_left(self.starts, dies), self.until[self.uses[storage][-1]],
-                         tape.rounded(storage))
+                last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
+                self.add(self.base, dies, last, tape.rounded(storage))
         self.touched = {p.position for p in tape.packs}
 
     @staticmethod
@@ -84,14 +83,10 @@ class _Model:
         tape = self.tape
         memory = list(self.base)
         for saved in self.candidates:
-            for at in {at for use in self.uses[saved.storage] for at in range(use, self.until[use])}:
-                memory[at] += tape.rounded(saved.storage)
-        most = max([self.before, *memory])
-        if most == self.before:
-            return Floor(most, tape.ops[0].name, [])
-        at = memory.index(most)
-        ops = range(self.starts[at], max(self.starts[at] + 1, self.starts[at + 1] if at + 1 < len(self.starts) else len(tape.ops)))
-        worst = max((n for n in ops if n < len(tape.ops)), key=lambda n: tape.used[n], default=len(tape.ops) - 1)
+            for at in {at for use in self.uses[saved.storage] for at in range(self.starts[use], self.until[use])}:
+                memory[at] += self.bytes[saved.storage]
+        most = max(memory)
+        worst = min(memory.index(most), len(tape.ops) - 1)
         alive = [(s.shape, s.dtype, s.size) for s in tape.storages.values()
                  if s.born <= worst and (s.died is None or s.died > worst)]
         alive.sort(key=lambda item: -item[2])
@@ -99,17 +94,20 @@ class _Model:
                                                   for shape, dtype, size in alive[:3]])
 
     def simulate(self, actions: Actions, budget: int) -> _Outcome:
-        drops, fetched, touches, replayed = self._backward(actions)
+        drops, fetched, replayed = self._backward(actions)
+        held = self._held(actions)
         change = [0] * (len(self.base) + 1)
         for saved in self.candidates:
             spans = fetched.get(saved.storage, [])
             if actions.get(saved.storage, KEEP) == KEEP:
-                last = self.uses[saved.storage][-1]
-                spans = [(self.death[saved.storage], max(self.until[last], touches[saved.storage][-1] + 1))]
+                spans = [(self.death[saved.storage], held[saved.storage])]
+            else:
+                spans = [(self.starts[begin], end) for begin, end in spans]
             for begin, end in spans:
                 change[begin] += self.bytes[saved.storage]
                 change[end] -= self.bytes[saved.storage]
-        memory = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
+        each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
+        memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
         rebuild = 0.0
         for position, storage in replayed:
             chain = self.saved[storage].chain
@@ -118,15 +116,24 @@ class _Model:
             rebuild += chain.seconds
         releases, stalls = self._copies_out(actions, memory, fetched, budget)
         prefetches, late = self._copies_in(actions, memory, fetched, budget)
-        return _Outcome([self.before, *memory], self.clock[-1] + stalls + late + rebuild,
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], self.clock[-1] + stalls + late + rebuild,
                         _by_position(releases), _by_position(prefetches), drops)
 
+    def _held(self, actions: Actions) -> dict[int, int]:
+        """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
+        held = {s: max(self.until[use] for use in uses) for s, uses in self.uses.items()}
+        for saved in reversed(self.candidates):
+            if actions.get(saved.storage) == REBUILD:
+                for source, _ in self._sources(saved.storage):
+                    held[source] = max(held.get(source, 0), held[saved.storage])
+        return held
+
     def _backward(self, actions: Actions) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, int]]],
-                                                   dict[int, list[int]], list[tuple[int, int]]]:
+                                                   list[tuple[int, int]]]:
         """Follows what backward reads.
 
-        Returns the drops, the spans in which absent storages are present, the positions at which each storage is read, by
-        backward or to rebuild another one, and the positions at which storages are rebuilt.
+        Returns the drops, the spans in which absent storages are present (from a position until so many operators have run),
+        and the positions at which storages are rebuilt.
         """
         touches = self._touches(actions)
         drops: dict[int, list[int]] = {}
@@ -158,10 +165,10 @@ class _Model:
             for resident in list(present):
                 later = bisect.bisect_right(touches[resident], position)
                 if later == len(touches[resident]) or touches[resident][later] - position > NEAR:
-                    end = self.until[position] if resident == storage else position + 1
+                    end = self.until[position] if resident == storage else self.ends[position]
                     spans.setdefault(resident, []).append((present.pop(resident), end))
                     drops.setdefault(position, []).append(resident)
-        return drops, spans, touches, replayed
+        return drops, spans, replayed
 
     def _touches(self, actions: Actions) -> dict[int, list[int]]:
         """Returns where each storage is read if nothing is dropped before its last use."""
@@ -194,7 +201,8 @@ class _Model:
             size, first = self.bytes[storage], saved.packs[0].position
             done = max(done, self.at(first) + stall) + size / self.tape.bandwidth
             use = fetched[storage][0][0]
-            dies = release = min(max(self.death[storage], first + 1), use)
+            dies = min(bisect.bisect_right(self.starts, self.death[storage]) - 1, use)
+            release = min(max(bisect.bisect_left(self.starts, self.death[storage]), first + 1), use)
             while release < use and self.at(release) + stall < done and memory[release] + size <= budget:
                 release += 1
             if release < use:  # otherwise it is there until its first use

@@ -8,10 +8,10 @@ import torch
 
 from ..errors import SpillwayError
 from .chains import Chain, Saved
-from .device import Device
-from .tape import IGNORED, Op, Ref, Tape, view_of
+from .device import Device, bytes_of
+from .tape import IGNORED, Op, Ref, Tape, view_in
 
-Storages = dict[int, torch.UntypedStorage]
+Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
 
 
 class Replay:
@@ -34,8 +34,8 @@ class Replay:
             self._steps.append(step)
         self.marks = sorted({m for step in self._steps if step.mark is not None for m in (step.mark - 1, step.mark)})
 
-    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.UntypedStorage:
-        """Returns the storage of the value.
+    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor:
+        """Returns a tensor that lies in the storage of the value.
 
         storages: those that the operators read from outside; no others may be in it.
         marks: states of the generator of random numbers by position.
@@ -92,7 +92,7 @@ class _Step:
 
     def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
         for storage in self.copied:
-            storages[storage] = storages[storage].clone()
+            storages[storage] = bytes_of(storages[storage]).clone()
         args = [_given(a, storages) for a in self.args]
         kwargs = {key: _given(value, storages) for key, value in self.kwargs.items()} if self.kwargs else {}
         result = self._draw(device, marks, args, kwargs) if self.mark is not None else self.func(*args, **kwargs)
@@ -100,7 +100,7 @@ class _Step:
             value = result[at] if isinstance(result, (tuple, list)) else result
             if value.stride() != ref.geometry.stride or value.storage_offset() != ref.geometry.offset:
                 raise SpillwayError(f"{self.name} made another layout of its result than in the recorded step")
-            storages[ref.value[0]] = value.untyped_storage()
+            storages[ref.value[0]] = value
         for storage in self.freed:
             storages.pop(storage, None)
 
@@ -121,7 +121,7 @@ class _Step:
 
 def _given(value: Any, storages: Storages) -> Any:
     if isinstance(value, Ref):
-        return view_of(storages[value.value[0]], value.geometry)
+        return view_in(storages[value.value[0]], value.geometry)
     if isinstance(value, list):
         return [_given(item, storages) for item in value]
     return value

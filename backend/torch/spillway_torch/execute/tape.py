@@ -22,10 +22,11 @@ from ..ledger import Ledger, Storage
 from ..recorder import _flops, facts_of, tensors_in
 from ..recording import _refuse_compiled
 from .calls import Call, Calls
-from .device import Device, bytes_of, device_of
+from .device import Device, Host, bytes_of, device_of
 from .graph import Edge, Graph, current_number
 
 LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
+HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
 GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
 
@@ -138,6 +139,7 @@ class TapeRecorder(TorchDispatchMode):
         self._node = 0  # number of the node that autograd makes next
         self._position = 0
         self._copies: dict[Value, torch.Tensor] = {}
+        self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack]]] = []
         self._events: list[tuple[Op, Any, Any]] = []
@@ -175,6 +177,9 @@ class TapeRecorder(TorchDispatchMode):
             raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
         self.__exit__(None, None, None)
         self._closing.close()
+        self._copies.clear()
+        for host, _ in self._hosts:
+            host.close()
 
     def finish(self) -> Tape:
         """Ends the recording. Raises `NotRecordableError` if nothing was saved or backward did not run."""
@@ -188,7 +193,6 @@ class TapeRecorder(TorchDispatchMode):
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
         tape.used = self._profile()
         tape.bandwidth = self.device.bandwidth()
-        self._copies.clear()
         return tape
 
     def _profile(self) -> list[int]:
@@ -240,7 +244,11 @@ class TapeRecorder(TorchDispatchMode):
         writes = [t for i in facts.writes for t in tensors_in(
             args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
             if self._here(t)]
+        drawn = self.device.random_state() if facts.random else None
+        self.device.used_bytes()
         result, timed = self._run(func, args, kwargs)
+        used = self.device.used_bytes() or 0
+        random = facts.random and not self.device.same_random_state(drawn, self.device.random_state())
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
         fresh: set[int] = set()
         for value in tensors_in(listed, []):
@@ -259,8 +267,8 @@ class TapeRecorder(TorchDispatchMode):
         if facts.allocates:
             node = None  # its values are not determined
         assert self._calls is not None
-        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, facts.random, self._position,
-                backward, 0.0, self.device.used_bytes() or 0)
+        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, random, self._position,
+                backward, 0.0, used)
         if backward:
             op.args = op.kwargs = None  # it never runs again
         if timed is None:
@@ -336,8 +344,17 @@ class TapeRecorder(TorchDispatchMode):
             if tape.storages[ref.value[0]].born < 0:
                 return pack, tensor.detach()  # it existed before the step
             if ref.value not in self._copies:
-                self._copies[ref.value] = bytes_of(tensor).to("cpu", copy=True)
+                source = bytes_of(tensor)
+                self._copies[ref.value] = self._host(source.numel()).copy_(source)
             return pack, None
+
+    def _host(self, size: int) -> torch.Tensor:
+        """Returns memory of the host."""
+        if not self._hosts or self._hosts[-1][1] + size > self._hosts[-1][0].bytes.numel():
+            self._hosts.append((self.device.host(max(size, HOST_PIECE[self.tape.device])), 0))
+        host, taken = self._hosts[-1]
+        self._hosts[-1] = host, taken + -(-size // 4096) * 4096
+        return host.bytes[taken:taken + size]
 
     def _count(self, packed: int) -> None:
         self.tape.positions.append(len(self.tape.ops))
@@ -364,7 +381,7 @@ class TapeRecorder(TorchDispatchMode):
         known = self._back.get(value)
         storage = known[0]() if known is not None else None
         if known is None or storage is None:
-            copy = self._copies[value].to(torch.device(self.tape.device), copy=True)
+            copy = self.device.empty(self._copies[value].numel()).copy_(self._copies[value])
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             self._returned.append((self._ledger.find(copy, len(self.tape.ops)), known[1]))
@@ -380,6 +397,15 @@ def _estimate(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     return Geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def view_in(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Returns a tensor in the storage of another one; that tensor itself if it lies there."""
+    if tensor.dtype != geometry.dtype:
+        return view_of(tensor.untyped_storage(), geometry)
+    if (tensor.shape == geometry.size and tensor.stride() == geometry.stride and tensor.storage_offset() == geometry.offset):
+        return tensor
+    return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
 
 
 def view_of(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
