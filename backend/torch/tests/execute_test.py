@@ -2,16 +2,19 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import tempfile
 import unittest
 import weakref
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spillway_torch import SpillwayError
+from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, make_plan, read_plan, record_tape, step
+from spillway_torch.execute.ask import _Writer
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
@@ -117,6 +120,40 @@ class PlanTest(unittest.TestCase):
             self.assertEqual(different(want, self.stepping.steps(plan)), [])
             previous = len(plan.actions)
         self.assertEqual(self.eager.actions, {})
+
+    def test_the_program_plans(self):
+        want = self.stepping.steps()
+        budget = (self.eager.floor.bytes + self.eager.peak) // 2
+        for policy in ("joint:effort=1", "capuchin"):
+            with self.subTest(policy):
+                try:
+                    plan = make_plan(self.tape, budget, policy=policy)
+                except ProgramError as error:
+                    if "version" in str(error) or "SPILLWAY" in str(error):
+                        self.skipTest(f"the program does not read traces of version 5: {error}")
+                    raise
+                self.assertLessEqual(plan.peak, budget)
+                self.assertGreater(len(plan.actions), 0)
+                self.assertEqual(different(want, self.stepping.steps(plan)), [])
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/bin/false"}), self.assertRaisesRegex(ProgramError, "wrote no decisions"):
+            make_plan(self.tape, budget, policy="joint")
+
+    def test_the_trace_for_the_program_has_the_memory_of_the_step(self):
+        trace = _Writer(self.tape, candidates(self.tape)).trace()
+        sizes = {t["name"]: t["size"] for t in trace["tensors"]}
+        stays = {t["name"] for t in trace["tensors"] if t["kind"] in ("parameter", "optimizer_state")}
+        uses = {}
+        for at, op in enumerate(trace["ops"]):
+            for name in (*op["inputs"], *op["outputs"]):
+                self.assertTrue(name in uses or name in op["outputs"] or
+                                next(t for t in trace["tensors"] if t["name"] == name)["kind"] in ("parameter", "input"), name)
+                uses.setdefault(name, [at, at])[1] = at
+        held = [sum(sizes[n] for n in stays) + op["recorded"]["workspace"] +
+                sum(sizes[n] for n, (first, last) in uses.items() if n not in stays and first <= at <= last)
+                for at, op in enumerate(trace["ops"])]
+        self.assertAlmostEqual(max(held) / self.eager.peak, 1, delta=0.05)
+        self.assertEqual({t["name"] for t in trace["tensors"] if t.get("movable", True)},
+                         {f"s{s.storage}" for s in candidates(self.tape)})
 
     def test_a_budget_below_the_floor_is_refused(self):
         floor = self.eager.floor

@@ -6,20 +6,28 @@ import bisect
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable
 
 from ..errors import SpillwayError
+from .ask import ask
 from .chains import Saved, saved_storages
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
 from .tape import Tape
 
-NEAR = 8  # positions; a storage stays between two uses that are not further apart
+NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
-SHARES = 20
-MOST_TRIED = 200  # storages whose action is tried to be changed in the end
-REPLAY_SECONDS = 45e-6  # host time of running an operator again
+SHARES = 12
+MOST_TRIED = 400  # changes to single storages
+OPERATOR_SECONDS = 15e-6  # host time of an operator of the program, on a machine with a GPU
+REPLAY_SECONDS = 45e-6  # the same of one that runs again
+COPY_SECONDS = 100e-6  # the same of bringing a storage out and back
 
 Actions = dict[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    actions: Actions
+    near: int
 
 
 @dataclasses.dataclass
@@ -93,8 +101,9 @@ class _Model:
         return Floor(most, tape.ops[worst].name, [(f"{str(dtype).replace('torch.', '')}{list(shape)}", size)
                                                   for shape, dtype, size in alive[:3]])
 
-    def simulate(self, actions: Actions, budget: int) -> _Outcome:
-        drops, fetched, replayed = self._backward(actions)
+    def simulate(self, choice: _Choice, budget: int) -> _Outcome:
+        actions = choice.actions
+        drops, fetched, replayed = self._backward(choice)
         held = self._held(actions)
         change = [0] * (len(self.base) + 1)
         for saved in self.candidates:
@@ -108,15 +117,17 @@ class _Model:
                 change[end] -= self.bytes[saved.storage]
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
-        rebuild = 0.0
+        rebuild, host = 0.0, OPERATOR_SECONDS * len(self.tape.ops)
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
             rebuild += chain.seconds
+            host += REPLAY_SECONDS * len(chain.ops)
         releases, stalls = self._copies_out(actions, memory, fetched, budget)
         prefetches, late = self._copies_in(actions, memory, fetched, budget)
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], self.clock[-1] + stalls + late + rebuild,
+        host = (host + COPY_SECONDS * len(prefetches)) * (self.tape.device == "cuda")
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host),
                         _by_position(releases), _by_position(prefetches), drops)
 
     def _held(self, actions: Actions) -> dict[int, int]:
@@ -128,13 +139,14 @@ class _Model:
                     held[source] = max(held.get(source, 0), held[saved.storage])
         return held
 
-    def _backward(self, actions: Actions) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, int]]],
+    def _backward(self, choice: _Choice) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, int]]],
                                                    list[tuple[int, int]]]:
         """Follows what backward reads.
 
         Returns the drops, the spans in which absent storages are present (from a position until so many operators have run),
         and the positions at which storages are rebuilt.
         """
+        actions = choice.actions
         touches = self._touches(actions)
         drops: dict[int, list[int]] = {}
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -164,7 +176,7 @@ class _Model:
             fetch(storage, position)
             for resident in list(present):
                 later = bisect.bisect_right(touches[resident], position)
-                if later == len(touches[resident]) or touches[resident][later] - position > NEAR:
+                if later == len(touches[resident]) or touches[resident][later] - position > choice.near:
                     end = self.until[position] if resident == storage else self.ends[position]
                     spans.setdefault(resident, []).append((present.pop(resident), end))
                     drops.setdefault(position, []).append(resident)
@@ -241,71 +253,97 @@ def _by_position(pairs: list[tuple[int, int]]) -> dict[int, list[int]]:
     return dict(table)
 
 
-def _price(saved: Saved, device: str) -> float:
-    """Returns the seconds that rebuilding costs for each byte."""
-    assert saved.chain is not None
-    return (saved.chain.seconds + (REPLAY_SECONDS * len(saved.chain.ops) if device == "cuda" else 0)) / saved.bytes
-
-
-def _plan(model: _Model, actions: Actions, budget: int) -> Plan:
-    outcome, eager = model.simulate(actions, budget), model.simulate({}, budget)
-    return Plan(budget, {s: a for s, a in actions.items() if a != KEEP}, outcome.releases, outcome.prefetches, outcome.drops,
-                max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
-
-
 def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
     """Returns the plan that carries out the given actions. REQUIRES: the tape allows them."""
-    return _plan(_Model(tape, 0), actions, budget)
+    model = _Model(tape, 0)
+    return _plan(model, _Choice(actions, NEAR[0]), budget)
 
 
-def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None) -> Plan:
+def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
+              policy: str | None = None, device: str = "h200") -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
+    policy, device: a policy of the program `spillway` ("joint:effort=1") that chooses, on a device that it knows; changes to
+        single storages then bring the peak within the budget. By default nobody else is asked.
 
-    Tries shares of what can be rebuilt, the cheapest first, and offloads as few of the rest as bring the peak down, the first
-    saved first. Raises `SpillwayError`, which names the floor, if it finds no such plan.
+    Without a policy, it tries shares of what can be rebuilt, the cheapest first, and offloads as few of the rest as bring the
+    peak down, the first saved first. Raises `SpillwayError`, which names the floor, if it finds no such plan.
     """
     model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
     floor = model.floor()
     if budget < floor.bytes:
         raise SpillwayError(floor.sentence(budget))
-
-    def judge(actions: Actions) -> tuple[int, float]:
-        outcome = model.simulate(actions, budget)
-        return outcome.excess(budget), outcome.seconds
-
-    best: tuple[tuple[int, float], Actions] = judge({}), {}
-    cheapest = sorted((s for s in model.candidates if s.chain is not None and REBUILD in moves),
-                      key=lambda s: (_price(s, tape.device), s.storage))
-    for share in range(SHARES + 1):
-        rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // SHARES]}
-        rest = [s.storage for s in model.candidates if s.storage not in rebuilt and OFFLOAD in moves]
-        tried = {n: (judge(actions), actions) for n in {0, len(rest)}
-                 for actions in [rebuilt | dict.fromkeys(rest[:n], OFFLOAD)]}
-        low, high = 0, len(rest)
-        least = tried[high][0][0]
-        while low < high:  # the fewest that leave no more over the budget than all do
-            middle = (low + high) // 2
-            actions = rebuilt | dict.fromkeys(rest[:middle], OFFLOAD)
-            tried[middle] = judge(actions), actions
-            low, high = (low, middle) if tried[middle][0][0] <= least else (middle + 1, high)
-        best = min(best, *tried.values(), key=lambda item: item[0])
-    best = _trim(model, judge, best, moves)
-    plan = _plan(model, best[1], budget)
-    if best[0][0]:
+    search = _Search(model, budget, moves)
+    search.consider(_Choice({}, NEAR[0]))
+    if search.score[0]:
+        for near in NEAR:
+            if policy is None:
+                search.shares(near)
+            else:
+                search.consider(_Choice(ask(tape, model.candidates, budget, policy=policy, device=device), near))
+    search.improve()
+    plan = _plan(model, search.best, budget)
+    if search.score[0]:
         raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
                             f"{floor.bytes:,}): give a larger budget")
     return plan
 
 
-def _trim(model: _Model, judge: Callable[[Actions], tuple[int, float]],
-          best: tuple[tuple[int, float], Actions], moves: tuple[str, ...]) -> tuple[tuple[int, float], Actions]:
-    """Returns the plan after changes to single storages that make it better, the largest first."""
-    for saved in sorted(model.candidates, key=lambda s: -s.bytes)[:MOST_TRIED]:
-        for action in (KEEP, *moves) if best[0][0] else (KEEP,):
-            if best[1].get(saved.storage, KEEP) != action and (action != REBUILD or saved.chain is not None):
-                actions = {**best[1], saved.storage: action}
-                best = min(best, (judge(actions), actions), key=lambda item: item[0])
-    return best
+def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
+    outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
+    return Plan(budget, {s: a for s, a in choice.actions.items() if a != KEEP}, outcome.releases, outcome.prefetches,
+                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
+
+
+class _Search:
+    """The best choice that was considered: the least over the budget, then the fastest."""
+
+    def __init__(self, model: _Model, budget: int, moves: tuple[str, ...]) -> None:
+        self.model = model
+        self.budget = budget
+        self.moves = moves
+        self.best = _Choice({}, NEAR[0])
+        self.score: tuple[float, float] = (float("inf"), 0.0)
+
+    def consider(self, choice: _Choice) -> float:
+        """Returns the bytes that the choice is over the budget, summed over positions."""
+        outcome = self.model.simulate(choice, self.budget)
+        score = outcome.excess(self.budget), outcome.seconds
+        if score < self.score:
+            self.best, self.score = choice, score
+        return score[0]
+
+    def shares(self, near: int) -> None:
+        """Considers to rebuild shares of what can be rebuilt, and to offload as few of the rest as help."""
+        cheapest = sorted((s for s in self.model.candidates if s.chain is not None and REBUILD in self.moves),
+                          key=lambda s: (_price(s), s.storage))
+        for share in range(SHARES + 1):
+            rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // SHARES]}
+            rest = [s.storage for s in self.model.candidates if s.storage not in rebuilt and OFFLOAD in self.moves]
+            low, high = 0, len(rest)
+            least = self.consider(_Choice(rebuilt | dict.fromkeys(rest, OFFLOAD), near))
+            while low < high:  # the fewest that leave no more over the budget than all do
+                middle = (low + high) // 2
+                excess = self.consider(_Choice(rebuilt | dict.fromkeys(rest[:middle], OFFLOAD), near))
+                low, high = (low, middle) if excess <= least else (middle + 1, high)
+
+    def improve(self) -> None:
+        """Considers changes to single storages, the largest first, until none helps or enough were tried."""
+        tried, before = 0, None
+        while self.best.actions and self.score != before and tried < MOST_TRIED:
+            before = self.score
+            for saved in sorted(self.model.candidates, key=lambda s: -s.bytes):
+                for action in (KEEP, *self.moves):
+                    if self.best.actions.get(saved.storage, KEEP) != action and (action != REBUILD or saved.chain is not None):
+                        self.consider(_Choice({**self.best.actions, saved.storage: action}, self.best.near))
+                        tried += 1
+                if tried >= MOST_TRIED:
+                    break
+
+
+def _price(saved: Saved) -> float:
+    """Returns the seconds that rebuilding costs for each byte."""
+    assert saved.chain is not None
+    return saved.chain.seconds / saved.bytes

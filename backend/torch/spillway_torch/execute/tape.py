@@ -65,6 +65,7 @@ class Op:
     written: tuple[Value, ...]  # as they are afterwards
     node: int | None  # number of the node that autograd made for it
     called: bool  # a call of one of PyTorch's functions ran it
+    reads: tuple[int, ...]  # storages; a saved tensor that came back counts as the one that was saved
     random: bool
     position: int  # of the program, before it
     backward: bool
@@ -105,6 +106,7 @@ class Tape:
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.graph = Graph()
         self.ops: list[Op] = []
         self.packs: list[Pack] = []
@@ -142,6 +144,7 @@ class TapeRecorder(TorchDispatchMode):
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack]]] = []
+        self._origin: dict[int, int] = {}  # the saved storage of one that came back
         self._events: list[tuple[Op, Any, Any]] = []
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
@@ -267,8 +270,8 @@ class TapeRecorder(TorchDispatchMode):
         if facts.allocates:
             node = None  # its values are not determined
         assert self._calls is not None
-        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, random, self._position,
-                backward, 0.0, used)
+        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, self._read(inputs), random,
+                self._position, backward, 0.0, used)
         if backward:
             op.args = op.kwargs = None  # it never runs again
         if timed is None:
@@ -277,6 +280,10 @@ class TapeRecorder(TorchDispatchMode):
             self._events.append((op, *timed))
         tape.ops.append(op)
         return result
+
+    def _read(self, inputs: list[torch.Tensor]) -> tuple[int, ...]:
+        numbers = dict.fromkeys(self._storage(t) for t in inputs if self._here(t))
+        return tuple(dict.fromkeys(self._origin.get(number, number) for number in numbers))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
@@ -384,7 +391,9 @@ class TapeRecorder(TorchDispatchMode):
             copy = self.device.empty(self._copies[value].numel()).copy_(self._copies[value])
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
-            self._returned.append((self._ledger.find(copy, len(self.tape.ops)), known[1]))
+            came = self._ledger.find(copy, len(self.tape.ops))
+            self._origin[came.number] = value[0]
+            self._returned.append((came, known[1]))
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
 
