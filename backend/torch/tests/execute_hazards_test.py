@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spillway_torch import SpillwayError
-from spillway_torch.execute import assemble, record_tape, step
+from spillway_torch.execute import CpuDevice, Executor, assemble, record_tape, step
 from stepping import Dropout, candidates, different
 
 WAYS = ("rebuild", "offload", "mixed")
@@ -245,6 +245,36 @@ class HazardTest(unittest.TestCase):
             for frozen in (False, True, False):
                 case.a.requires_grad_(not frozen)
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_complex_numbers(self):
+        def forward(s):
+            h = torch.complex(s.a(s.x), s.b(s.x))
+            h = torch.exp(h.conj() * 0.1) @ h.mH
+            return (h.imag.tanh() * h.real).sum() + s.c(s.x).sum()
+
+        case = Case(forward)
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(plan.executor.deviations, [])
+
+    def test_sparse_gradients(self):
+        case = Case(lambda s: s.c(torch.tanh(s.norm(F.embedding(s.now, s.table, sparse=True)))).pow(2).sum(), torch.tensor([0, 2, 1, 2]))
+        case.table = nn.Parameter(torch.randn(4, 8))
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(plan.executor.deviations, [])
+            self.assertTrue(case.table.grad.is_sparse)
+
+    def test_another_stream(self):
+        class Device(CpuDevice):
+            def current(self):
+                return False
+
+        case = self.case()
+        for plan in self.plans(case.record()):
+            plan.executor = Executor(plan, Device())
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertRegex(plan.executor.deviations[0], "another stream")
 
     def test_in_evaluation(self):
         def forward(s):

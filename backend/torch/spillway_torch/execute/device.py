@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..errors import SpillwayError
+
 
 class Queue(enum.Enum):
     COMPUTE = "compute"
@@ -24,10 +26,15 @@ class Device(abc.ABC):
     """What the executor asks of a device. Bytes are tensors of uint8."""
 
     type: str  # of its tensors: "cuda" or "cpu"
+    place: torch.device  # where its tensors are
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """Takes the calling thread's current stream for COMPUTE."""
+        """Takes the calling thread's current stream for COMPUTE. Raises `SpillwayError` where copies cannot run."""
+
+    @abc.abstractmethod
+    def current(self) -> bool:
+        """Returns whether the calling thread's current stream is still the one of COMPUTE."""
 
     @abc.abstractmethod
     def host(self, size: int) -> Host:
@@ -104,18 +111,24 @@ class CudaDevice(Device):
 
     def __init__(self) -> None:
         self.index = torch.cuda.current_device()
+        self.place = torch.device("cuda", self.index)
         self._streams = {Queue.COMPUTE: torch.cuda.current_stream(), Queue.OUT: torch.cuda.Stream(),
                          Queue.IN: torch.cuda.Stream()}
         self._generator = torch.cuda.default_generators[self.index]
 
     def begin(self) -> None:
-        self._streams[Queue.COMPUTE] = torch.cuda.current_stream()
+        if torch.cuda.is_current_stream_capturing():
+            raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it")
+        self._streams[Queue.COMPUTE] = torch.cuda.current_stream(self.index)
+
+    def current(self) -> bool:
+        return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._streams[Queue.COMPUTE].cuda_stream)
 
     def host(self, size: int) -> Host:
         return _RegisteredHost(size)
 
     def empty(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="cuda")
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
 
     def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._streams[queue]):
@@ -162,9 +175,13 @@ class CpuDevice(Device):
     """The CPU in the place of a GPU: a copy runs when it is appended."""
 
     type = "cpu"
+    place = torch.device("cpu")
 
     def begin(self) -> None:
         pass
+
+    def current(self) -> bool:
+        return True
 
     def host(self, size: int) -> Host:
         return Host(size)

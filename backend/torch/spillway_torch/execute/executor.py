@@ -20,7 +20,7 @@ from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
 from .plan import KEEP, OFFLOAD, REBUILD, Plan
 from .replay import Replay
-from .tape import Geometry, geometry_of, refuse_hooks, view_in, view_of
+from .tape import Geometry, geometry_of, has_sign, refuse_hooks, view_in, view_of
 
 log = logging.getLogger("spillway_torch")
 
@@ -325,11 +325,13 @@ class _Run:
         """Returns how a saved tensor differs from the recorded one; None if it does not."""
         geometry, recipe = entry.geometry, entry.recipe
         if (tensor.shape != geometry.size or tensor.dtype != geometry.dtype or tensor.stride() != geometry.stride
-                or tensor.storage_offset() != geometry.offset or tensor.device.type != self._device.type):
+                or tensor.storage_offset() != geometry.offset or tensor.device != self._device.place or has_sign(tensor)):
             return (f"a saved tensor is {tensor.dtype} {tuple(tensor.shape)}, and {geometry.dtype} {tuple(geometry.size)} in the "
                     "recorded step, or lies differently in memory")
         if tensor.untyped_storage().nbytes() != recipe.size or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return "a saved tensor lies in another storage than in the recorded step"
+        if not self._device.current():
+            return "the step runs on another stream than the one on which it began"
         if current_number() - self._base != entry.node:
             return "the step made another number of autograd nodes"
         if not entry.first:

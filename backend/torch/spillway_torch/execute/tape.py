@@ -243,7 +243,7 @@ class TapeRecorder(TorchDispatchMode):
             self._node = number
         refs = self._refs(args), self._refs(kwargs)
         inputs = tensors_in(args, tensors_in(list(kwargs.values()), []))
-        given = {t.untyped_storage()._cdata for t in inputs}
+        given = {t.untyped_storage()._cdata for t in inputs if self._here(t)}
         writes = [t for i in facts.writes for t in tensors_in(
             args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
             if self._here(t)]
@@ -297,7 +297,7 @@ class TapeRecorder(TorchDispatchMode):
         return result, (before, after)
 
     def _here(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self.tape.device
+        return tensor.device == self.device.place and tensor.layout == torch.strided
 
     def _storage(self, tensor: torch.Tensor, born: int | None = None) -> int:
         storage = self._ledger.find(tensor, born)
@@ -310,7 +310,8 @@ class TapeRecorder(TorchDispatchMode):
         edge = self.tape.graph.edge(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             self.tape.parameters[storage] = weakref.ref(tensor)
-        return Ref((storage, self.tape.version[storage]), geometry_of(tensor), edge)
+        version = -1 if has_sign(tensor) else self.tape.version[storage]  # nobody makes version -1: it is not rebuilt
+        return Ref((storage, version), geometry_of(tensor), edge)
 
     def _refs(self, value: Any) -> Any:
         """Returns an argument with `Ref` in the place of tensors. Tensors of the host stay as they are."""
@@ -338,7 +339,7 @@ class TapeRecorder(TorchDispatchMode):
             if torch._C._current_graph_task_id() != -1:
                 return tensor.detach()
             tape = self.tape
-            ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
                 return None, tensor.detach()
@@ -402,6 +403,11 @@ def _estimate(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Returns a time in seconds that depends on nothing but sizes, so that plans on a CPU are the same in each run."""
     moved = sum(t.numel() * t.element_size() for t in tensors_in([args, result], []))
     return 1e-6 + moved / 100e9 + _flops(func, args, kwargs, result) / 10e12
+
+
+def has_sign(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor stands for the conjugate or the negative of what lies in its storage."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
