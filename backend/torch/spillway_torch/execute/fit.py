@@ -133,11 +133,12 @@ class Fitted:
         plan.executor = Executor(plan)
         self.plan = plan
         counts = {action: sum(1 for a in plan.actions.values() if a == action) for action in ("offload", "rebuild")}
+        # The times of a CPU follow from sizes, and are good for nothing else than plans.
+        times = f", {plan.seconds * 1e3:.1f} ms (without a plan {plan.eager_seconds * 1e3:.1f})" if self._device == "cuda" else ""
         log.info("spillway: recorded %d operators, planned in %.1f s: predicted peak %.3f GiB of %.3f GiB (without a plan %.3f, floor "
-                 "%.3f), %.1f ms (without a plan %.1f); %d storages go to the host and %d are rebuilt, from the next step on",
+                 "%.3f)%s; %d storages go to the host and %d are rebuilt, from the next step on",
                  len(tape.ops), time.perf_counter() - began, plan.peak / UNITS["GiB"], self._budget / UNITS["GiB"],
-                 plan.eager_peak / UNITS["GiB"], plan.floor.bytes / UNITS["GiB"], plan.seconds * 1e3, plan.eager_seconds * 1e3,
-                 counts["offload"], counts["rebuild"])
+                 plan.eager_peak / UNITS["GiB"], plan.floor.bytes / UNITS["GiB"], times, counts["offload"], counts["rebuild"])
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB") -> Fitted:

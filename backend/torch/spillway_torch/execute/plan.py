@@ -25,11 +25,11 @@ class Floor:
 
     bytes: int
     operator: str
-    held: list[tuple[str, int]]  # the largest storages that exist then: a name and bytes
+    held: list[tuple[str, int]]  # what exists then: a name and bytes
 
     def sentence(self, budget: int) -> str:
         """Says why a budget is too small and how the floor comes down."""
-        held = ", ".join(f"{size:,} bytes of {name}" for name, size in self.held)
+        held = ", ".join(f"{size:,} of {name}" for name, size in self.held)
         return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
                 f"({held} exist then), whatever is offloaded or rebuilt; a smaller batch, an optimizer with less state, or "
                 "another operator there, such as a loss in pieces, lowers it")

@@ -95,11 +95,12 @@ class _Model:
                 memory[at] += self.bytes[saved.storage]
         most = max(memory)
         worst = min(memory.index(most), len(tape.ops) - 1)
-        alive = [(s.shape, s.dtype, s.size) for s in tape.storages.values()
-                 if s.born <= worst and (s.died is None or s.died > worst)]
-        alive.sort(key=lambda item: -item[2])
-        return Floor(most, tape.ops[worst].name, [(f"{str(dtype).replace('torch.', '')}{list(shape)}", size)
-                                                  for shape, dtype, size in alive[:3]])
+        before = sum(self.tape.rounded(s.number) for s in tape.storages.values() if s.born < 0)
+        exist = [s for s in tape.storages.values() if 0 <= s.born <= worst and (s.died is None or s.died > worst)]
+        named = [tape.storages[tape.origin.get(s.number, s.number)] for s in exist]
+        alive = sorted(((s.size, f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}") for s in named), reverse=True)
+        return Floor(most, tape.ops[worst].name, [("parameters and others from before the step", before),
+                                                  *((name, size) for size, name in alive[:3])])
 
     def simulate(self, choice: _Choice, budget: int) -> _Outcome:
         actions = choice.actions

@@ -118,6 +118,7 @@ class Tape:
         self.producer: dict[Value, int] = {}  # the operator that made a value
         self.version: dict[int, int] = {}  # how many operators wrote a storage
         self.writes: dict[int, list[int]] = {}  # which ones
+        self.origin: dict[int, int] = {}  # the saved storage of one that came back
         self.calls: list[Call] = []
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
@@ -144,7 +145,6 @@ class TapeRecorder(TorchDispatchMode):
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack]]] = []
-        self._origin: dict[int, int] = {}  # the saved storage of one that came back
         self._events: list[tuple[Op, Any, Any]] = []
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
@@ -283,7 +283,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def _read(self, inputs: list[torch.Tensor]) -> tuple[int, ...]:
         numbers = dict.fromkeys(self._storage(t) for t in inputs if self._here(t))
-        return tuple(dict.fromkeys(self._origin.get(number, number) for number in numbers))
+        return tuple(dict.fromkeys(self.tape.origin.get(number, number) for number in numbers))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
@@ -393,7 +393,7 @@ class TapeRecorder(TorchDispatchMode):
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             came = self._ledger.find(copy, len(self.tape.ops))
-            self._origin[came.number] = value[0]
+            self.tape.origin[came.number] = value[0]
             self._returned.append((came, known[1]))
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
