@@ -116,6 +116,22 @@ class FitTest(unittest.TestCase):
         weights = sum(p.nbytes for p in Vit().parameters())
         self.assertAlmostEqual(adam.eager_peak - plain.eager_peak, 2 * weights, delta=1000)
 
+    def test_the_state_of_an_optimizer_counts_once(self):
+        script = Script()
+        script.run(1)
+        fitted = fit(script.model, None, 1 << 40)
+        script.run(2)
+        self.assertEqual(fitted.plan.eager_peak, budget_of()[1].eager_peak)
+        fitted.remove()
+
+    def test_the_step_of_the_optimizer_has_to_fit(self):
+        script = Script()
+        fitted = fit(script.model, script.optimizer, 1 << 30)
+        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_used", lambda: 1 << 31))
+        with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes; another optimizer"):
+            script.run(1)
+        fitted.remove()
+
     def test_an_exception_in_the_first_forward(self):
         script = Script()
         fitted = fit(script.model, script.optimizer, 1 << 40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import Any, Optional, Union
 
 import torch
@@ -48,15 +49,17 @@ class Fitted:
         self._open: _Run | None = None
         self._tape: Tape | None = None
         self._gradients = 0  # bytes that accumulation holds during a forward
+        self._before_update = 0  # bytes of the optimizer's state before its step
+        self._used: Callable[[], int | None] = lambda: None
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._before, prepend=True),
             model.register_forward_hook(self._after, always_call=True)]
         if optimizer is not None:
-            self._handles += [optimizer.register_step_pre_hook(lambda *_: self._end_recording()),
+            self._handles += [optimizer.register_step_pre_hook(lambda of, *_: self._end_recording(of)),
                               optimizer.register_step_post_hook(lambda of, *_: self._make_plan(of))]
         else:
             self._handles += [
-                register_optimizer_step_pre_hook(lambda *_: self._end_recording()),
+                register_optimizer_step_pre_hook(lambda of, *_: self._end_recording(of)),
                 register_optimizer_step_post_hook(lambda of, *_: self._make_plan(of))]
 
     def remove(self) -> None:
@@ -74,7 +77,7 @@ class Fitted:
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._open is not None:
             return
         if self._recorder is not None and self._ran:  # no optimizer ran: gradients add up
-            self._end_recording()
+            self._end_recording(None)
             self._gradients = sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
             self._make_plan(None)
         if self._tape is not None or self._recorder is not None:
@@ -106,12 +109,20 @@ class Fitted:
             self._recorder.end_forward()
             self._ran = True
 
-    def _end_recording(self) -> None:
+    def _state(self, optimizer: torch.optim.Optimizer | None) -> int:
+        """Returns the bytes of the optimizer's state on the device."""
+        return sum(v.nbytes for slots in (optimizer.state.values() if optimizer is not None else ()) for v in slots.values()
+                   if isinstance(v, torch.Tensor) and v.device.type == self._device)
+
+    def _end_recording(self, optimizer: torch.optim.Optimizer | None) -> None:
         if self._recorder is None or not self._ran:
             return
         recorder, self._recorder = self._recorder, None
         try:
             self._tape = recorder.finish()
+            self._before_update = self._state(optimizer)
+            self._used = recorder.device.used_bytes
+            self._used()
         except NotRecordableError as error:
             log.warning("spillway: this step was not recorded: %s", error)
             if self._recordings >= MOST_RECORDINGS:
@@ -123,11 +134,12 @@ class Fitted:
             return
         tape, self._tape = self._tape, None
         began = time.perf_counter()
-        state = 0
-        if optimizer is not None:
-            state = sum(v.nbytes for slots in optimizer.state.values() for v in slots.values()
-                        if isinstance(v, torch.Tensor) and v.device.type == self._device) if self._recordings == 1 else 0
-        tape.used = [used + state + self._gradients for used in tape.used]
+        update = self._used() or 0
+        if optimizer is not None and update > self._budget:
+            raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
+                                f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
+        more = self._state(optimizer) - self._before_update + self._gradients
+        tape.used = [used + more for used in tape.used]
         moves = (REBUILD,) if self._device == "cpu" else ("offload", REBUILD)  # a copy of the host's memory saves none of it
         plan = make_plan(tape, self._budget, moves=moves)
         plan.executor = Executor(plan)

@@ -87,14 +87,20 @@ class _Step:
                     statistics.add(ref.value[0])
                     self.args[at] = torch.zeros(ref.geometry.size, dtype=ref.geometry.dtype, device=tape.device)
         self.copied = tuple(v[0] for v in op.written if v[0] not in made and v[0] not in op.fresh and v[0] not in statistics)
-        self.simple = all(not isinstance(a, list) for a in self.args)
+        self.tensors = [(at, a) for at, a in enumerate(self.args) if isinstance(a, Ref)]
+        self.lists = [(at, a) for at, a in enumerate(self.args) if isinstance(a, list)]
+        self.named = any(isinstance(a, (Ref, list)) for a in op.kwargs.values())
         self.outputs = [(at, ref) for at, ref in enumerate(op.outputs) if ref is not None and ref.value[0] in op.fresh]
 
     def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
         for storage in self.copied:
             storages[storage] = bytes_of(storages[storage]).clone()
-        args = [_given(a, storages) for a in self.args]
-        kwargs = {key: _given(value, storages) for key, value in self.kwargs.items()} if self.kwargs else {}
+        args = self.args.copy()
+        for at, ref in self.tensors:
+            args[at] = view_in(storages[ref.value[0]], ref.geometry)
+        for at, items in self.lists:
+            args[at] = _given(items, storages)
+        kwargs = {key: _given(value, storages) for key, value in self.kwargs.items()} if self.named else self.kwargs
         result = self._draw(device, marks, args, kwargs) if self.mark is not None else self.func(*args, **kwargs)
         for at, ref in self.outputs:
             value = result[at] if isinstance(result, (tuple, list)) else result
