@@ -157,7 +157,7 @@ class HazardTest(unittest.TestCase):
         self.assertGreater(refused, 0)
 
     def test_the_data_of_a_parameter_replaced_before_backward(self):
-        case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.x + s.b.bias))).pow(2).sum())
+        case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.norm(s.x) + s.b.bias))).pow(2).sum())
         tape = case.record()
         old = case.b.bias.data
 

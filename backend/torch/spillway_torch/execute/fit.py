@@ -120,7 +120,8 @@ class Fitted:
         recorder, self._recorder = self._recorder, None
         try:
             self._tape = recorder.finish()
-            self._before_update = self._state(optimizer)
+            # A GPU's memory was measured. On a CPU, only what the step used was seen, and that is not the optimizer's state.
+            self._before_update = self._state(optimizer) if self._device == "cuda" else 0
             self._used = recorder.device.used_bytes
             self._used()
         except NotRecordableError as error:
