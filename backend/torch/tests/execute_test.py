@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
+import random
 import tempfile
 import unittest
 import weakref
@@ -12,6 +14,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, make_plan, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer
@@ -41,6 +44,44 @@ class EqualityTest(unittest.TestCase):
                     plan = random_plan(tape, seed)
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
+
+    def test_random_deviations_and_exceptions_change_nothing(self):
+        class Mine(Exception):
+            pass
+
+        def fail(*_):
+            raise Mine
+
+        def script(stepping, plan, seed):
+            """Runs steps in which a module now and then scales its result, or fails; returns gradients and what stays."""
+            draw, seen = random.Random(seed), []
+            modules = [m for m in stepping.model.modules() if not list(m.children())]
+            stepping.reset()
+            for change in (None, draw.choice(("scale", "fail")), None, draw.choice(("scale", "fail")), None):
+                stepping.model.zero_grad()
+                hook = {"scale": lambda m, i, o: o * 1.5, "fail": fail}.get(change)
+                handle = draw.choice(modules).register_forward_hook(hook) if hook else None
+                with contextlib.suppress(Mine):
+                    with contextlib.nullcontext() if plan is None else step(plan):
+                        loss = stepping.loss()
+                    loss.backward()
+                    del loss
+                if handle is not None:
+                    handle.remove()
+                seen += [p.grad.clone() for p in stepping.model.parameters() if p.grad is not None]
+            return [*seen, *(t.clone() for t in stepping.model.state_dict().values()), torch.get_rng_state()]
+
+        logging.disable(logging.WARNING)
+        self.addCleanup(logging.disable, logging.NOTSET)
+        for name, make in MODELS.items():
+            stepping = Stepping(make)
+            tape = stepping.record()
+            for seed in range(4):
+                with self.subTest(name, seed=seed):
+                    plan = random_plan(tape, seed)
+                    plan.executor = Executor(plan, Adversary(seed))
+                    self.assertEqual(different(script(stepping, None, seed), script(stepping, plan, seed)), [])
+                    self.assertEqual(plan.executor.device.violations, [])
 
     def test_most_of_what_is_saved_can_be_rebuilt(self):
         for name, make in MODELS.items():

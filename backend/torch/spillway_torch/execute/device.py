@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import time
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -65,6 +65,10 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def same_random_state(self, one: Any, other: Any) -> bool: ...
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        """Returns how many random numbers lie between two states; None if the device cannot say."""
+        return None
 
     def bandwidth(self) -> float:
         """Returns the bytes per second of copies between host and device, in the slower direction."""
@@ -152,6 +156,9 @@ class CudaDevice(Device):
 
     def same_random_state(self, one: Any, other: Any) -> bool:
         return bool(one == other)
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        return int(after[1] - before[1]) if before[0] == after[0] else -1
 
     def bandwidth(self) -> float:
         host, there = self.host(64 << 20), self.empty(64 << 20)

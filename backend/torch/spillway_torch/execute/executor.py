@@ -349,6 +349,8 @@ class _Run:
                 any(self._slots.get(value[0], _dead)() is None for value in recipe.replay.chain.sources)
                 or any(self._plan.tape.parameters[p]() is None for p in recipe.replay.chain.parameters)):
             return "a tensor from which another one is rebuilt is gone"
+        if recipe.replay is not None and not recipe.replay.draws(self._device, self._marks):
+            return "other random numbers are drawn"
         if recipe.calls is not None:
             assert self._calls is not None
             if self._calls.difference is not None:

@@ -32,7 +32,12 @@ class Replay:
             made |= {*op.fresh, *step.copied}
             step.freed = tuple(s for s in _touched(op) if last[s] == at and s != saved.storage)
             self._steps.append(step)
-        self.marks = sorted({m for step in self._steps if step.mark is not None for m in (step.mark - 1, step.mark)})
+        self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
+        self.marks = sorted({m for mark, _ in self._drawn for m in (mark - 1, mark)})
+
+    def draws(self, device: Device, marks: dict[int, Any]) -> bool:
+        """Returns whether as many random numbers were drawn as in the recorded step, as far as the device can say."""
+        return all(device.drawn(marks[mark - 1], marks[mark]) in (None, drawn) for mark, drawn in self._drawn)
 
     def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor:
         """Returns a tensor that lies in the storage of the value.
@@ -78,6 +83,7 @@ class _Step:
         self.args = list(op.args)
         self.kwargs = op.kwargs
         self.mark = op.position if op.random else None
+        self.drawn = op.drawn
         self.freed: tuple[int, ...] = ()
         statistics: set[int] = set()
         if op.func._schema.name.split("::")[-1] in IGNORED:

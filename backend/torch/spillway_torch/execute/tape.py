@@ -71,6 +71,7 @@ class Op:
     backward: bool
     seconds: float
     used: int = 0  # bytes of the device while it ran
+    drawn: int | None = None  # random numbers, if the device can say
 
     @property
     def name(self) -> str:
@@ -251,7 +252,8 @@ class TapeRecorder(TorchDispatchMode):
         self.device.used_bytes()
         result, timed = self._run(func, args, kwargs)
         used = self.device.used_bytes() or 0
-        random = facts.random and not self.device.same_random_state(drawn, self.device.random_state())
+        after = self.device.random_state() if facts.random else None
+        random = facts.random and not self.device.same_random_state(drawn, after)
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
         fresh: set[int] = set()
         for value in tensors_in(listed, []):
@@ -271,7 +273,7 @@ class TapeRecorder(TorchDispatchMode):
             node = None  # its values are not determined
         assert self._calls is not None
         op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, self._read(inputs), random,
-                self._position, backward, 0.0, used)
+                self._position, backward, 0.0, used, self.device.drawn(drawn, after) if random else None)
         if backward:
             op.args = op.kwargs = None  # it never runs again
         if timed is None:
