@@ -573,6 +573,7 @@ class HazardTest(unittest.TestCase):
 
             def train(at):
                 with step(plan):
+                    barrier.wait()
                     loss = case.forward()
                 barrier.wait()
                 results[at] = torch.autograd.grad(loss, parameters)
@@ -584,6 +585,7 @@ class HazardTest(unittest.TestCase):
                 thread.join()
             for result in results:
                 self.assertEqual(different(want, list(result)), [])
+            self.assertEqual(len(plan.executor.deviations), 1)
 
     def test_nothing_stays_alive(self):
         made = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from .graph import Edge, Walk
@@ -47,12 +46,17 @@ class _Refused(Exception):
     pass
 
 
-@functools.lru_cache(maxsize=4)
 def saved_storages(tape: Tape) -> dict[int, Saved]:
     """Returns what autograd saved, by storage, as far as each storage has one value that nothing changes until its last use.
 
     Storages that existed before the step, such as parameters, may be sources, and do not die.
     """
+    if tape.saved is None:
+        tape.saved = _saved_storages(tape)
+    return tape.saved
+
+
+def _saved_storages(tape: Tape) -> dict[int, Saved]:
     found: dict[int, Saved] = {}
     dropped: set[int] = set()
     for pack in tape.packs:

@@ -107,6 +107,9 @@ class _RegisteredHost(Host):
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
         super().close()
 
+    def __del__(self) -> None:
+        self.close()  # pages that are given back while they are registered cannot be registered again
+
 
 class CudaDevice(Device):
     """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
@@ -133,7 +133,8 @@ class Executor:
         self.deviations: list[str] = []  # of all steps
         self._recipes = self._make_recipes(saved_storages(tape))
         self._host: Host = self.device.host(self._place())
-        self._last: _Run | None = None
+        self._last: Callable[[], _Run | None] = lambda: None
+        self._lock = threading.Lock()
         self.marks = frozenset(m for r in self._recipes.values() if r.replay is not None for m in r.replay.marks)
         self.calls = any(r.calls is not None for r in self._recipes.values())
 
@@ -179,10 +180,6 @@ class Executor:
     def region(self, recipe: _Recipe) -> torch.Tensor:
         return self._host.bytes[recipe.region[0]:recipe.region[0] + recipe.region[1]]
 
-    @property
-    def host_bytes(self) -> int:
-        return int(self._host.bytes.numel())
-
     def close(self) -> None:
         """Gives the memory of the host back. Steps whose backward has not run lose their tensors."""
         self._host.close()
@@ -204,11 +201,13 @@ class Executor:
         refuse_hooks()
         self.device.begin()
         run = _Run(self)
-        if self._last is not None and self._last.holds_host():
-            run.deviate("an earlier step still waits for its backward, and holds the memory of the host")
-        else:
-            self._last = run
-        run.enter()
+        with self._lock:
+            last = self._last()
+            if last is not None and last.holds_host():
+                run.deviate("an earlier step still waits for its backward, or another thread runs one, and holds the memory of the host")
+            else:
+                self._last = weakref.ref(run)
+            run.enter()
         return run
 
 
@@ -264,8 +263,8 @@ class _Run:
                 slot.give_up()
 
     def holds_host(self) -> bool:
-        """Returns whether a backward may still read memory of the host."""
-        return any(slot.host is not None for slot in self._alive(list(self._slots)))
+        """Returns whether it writes memory of the host, or a backward may still read it."""
+        return self._open or any(slot.host is not None for slot in self._alive(list(self._slots)))
 
     def deviate(self, reason: str) -> None:
         """Keeps all tensors from now on. Those that were given up before come back as planned."""

@@ -122,6 +122,7 @@ class Tape:
         self.origin: dict[int, int] = {}  # the saved storage of one that came back
         self.calls: list[Call] = []
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
+        self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
 
     def rounded(self, storage: int) -> int:
