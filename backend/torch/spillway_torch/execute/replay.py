@@ -8,28 +8,29 @@ import torch
 
 from ..errors import SpillwayError
 from .chains import Chain, Saved
-from .device import Device, bytes_of
+from .device import Device
 from .tape import IGNORED, Op, Ref, Tape, view_in
 
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
 
 
 class Replay:
-    """The operators of one chain, ready to run."""
+    """The operators of one chain, ready to run.
+
+    None of them writes to a source: a storage that is written after it was saved is no source.
+    """
 
     def __init__(self, tape: Tape, saved: Saved, chain: Chain) -> None:
         self.chain = chain
         self._target = saved.storage
         self._steps: list[_Step] = []
         last: dict[int, int] = {}
-        made: set[int] = set()
         for at in chain.ops:
             for storage in _touched(tape.ops[at]):
                 last[storage] = at
         for at in chain.ops:
             op = tape.ops[at]
-            step = _Step(tape, op, made)
-            made |= {*op.fresh, *step.copied}
+            step = _Step(tape, op)
             step.freed = tuple(s for s in _touched(op) if last[s] == at and s != saved.storage)
             self._steps.append(step)
         self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
@@ -77,7 +78,7 @@ def _touched(op: Op) -> set[int]:
 class _Step:
     """One operator."""
 
-    def __init__(self, tape: Tape, op: Op, made: set[int]) -> None:
+    def __init__(self, tape: Tape, op: Op) -> None:
         self.func = op.func
         self.name = op.name
         self.args = list(op.args)
@@ -85,22 +86,17 @@ class _Step:
         self.mark = op.position if op.random else None
         self.drawn = op.drawn
         self.freed: tuple[int, ...] = ()
-        statistics: set[int] = set()
         if op.func._schema.name.split("::")[-1] in IGNORED:
             for at, argument in enumerate(op.func._schema.arguments):
                 if argument.name in ("running_mean", "running_var") and isinstance(self.args[at], Ref):
                     ref = self.args[at]  # the program's statistics move once for each step
-                    statistics.add(ref.value[0])
                     self.args[at] = torch.zeros(ref.geometry.size, dtype=ref.geometry.dtype, device=tape.device)
-        self.copied = tuple(v[0] for v in op.written if v[0] not in made and v[0] not in op.fresh and v[0] not in statistics)
         self.tensors = [(at, a) for at, a in enumerate(self.args) if isinstance(a, Ref)]
         self.lists = [(at, a) for at, a in enumerate(self.args) if isinstance(a, list)]
         self.named = any(isinstance(a, (Ref, list)) for a in op.kwargs.values())
         self.outputs = [(at, ref) for at, ref in enumerate(op.outputs) if ref is not None and ref.value[0] in op.fresh]
 
     def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
-        for storage in self.copied:
-            storages[storage] = bytes_of(storages[storage]).clone()
         args = self.args.copy()
         for at, ref in self.tensors:
             args[at] = view_in(storages[ref.value[0]], ref.geometry)
