@@ -23,6 +23,7 @@ from .replay import Replay
 from .tape import Geometry, geometry_of, has_sign, refuse_hooks, view_in, view_of
 
 log = logging.getLogger("spillway_torch")
+_MAKING = threading.Lock()
 
 CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace operation: {} is at version {}; "
            "expected version {}")
@@ -438,6 +439,7 @@ def step(plan: Plan) -> contextlib.AbstractContextManager[_Run]:
     The block has to hold the same forward as the recorded step; the backward may be in it or follow it. A step that differs keeps
     its tensors, says so in the log "spillway_torch", and has the same results.
     """
-    if plan.executor is None:
-        plan.executor = Executor(plan)
+    with _MAKING:
+        if plan.executor is None:
+            plan.executor = Executor(plan)
     return plan.executor.step()
