@@ -32,11 +32,14 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, *, policy: str, device
     with tempfile.TemporaryDirectory() as folder:
         trace, decisions = pathlib.Path(folder) / "step.json", pathlib.Path(folder) / "decisions.json"
         write_trace(_Writer(tape, candidates).trace(), trace)
-        run_program("run", str(trace), "--device", device, "--memory", f"{budget}B", "--allocator", "pytorch", "--policy", policy,
+        allocator = "pytorch" if tape.device == "cuda" else "best-fit"
+        run_program("run", str(trace), "--device", device, "--memory", f"{budget}B", "--allocator", allocator, "--policy", policy,
                     "--host", "none", "--export-decisions", str(decisions))
+        if not decisions.exists():
+            return {}
         try:
             made = json.loads(decisions.read_text(encoding="utf-8"))["decisions"]
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise ProgramError(f"spillway run wrote no decisions: {error}") from error
     actions: dict[int, str] = {}
     movable = {_name(saved.storage): saved for saved in candidates}

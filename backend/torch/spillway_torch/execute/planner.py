@@ -279,11 +279,12 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
     search = _Search(model, budget, moves)
     search.consider(_Choice({}, NEAR[0]))
     if search.score[0]:
+        chosen = ask(tape, model.candidates, budget, policy=policy, device=device) if policy is not None else {}
         for near in NEAR:
             if policy is None:
                 search.shares(near)
             else:
-                search.consider(_Choice(ask(tape, model.candidates, budget, policy=policy, device=device), near))
+                search.consider(_Choice(chosen, near))
     search.improve()
     plan = _plan(model, search.best, budget)
     if search.score[0]:
