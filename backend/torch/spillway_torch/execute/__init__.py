@@ -7,5 +7,5 @@ from .plan import Floor, Plan, read_plan
 from .planner import assemble, make_plan
 from .tape import Tape, record_tape
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble", "fit", "make_plan",
-           "read_plan", "record_tape", "step"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble", "fit",
+           "make_plan", "read_plan", "record_tape", "step"]

@@ -102,7 +102,8 @@ class _Writer:
             if saved is not None:
                 ops.append(self._chain(at, saved))
             if saved is None or others:
-                inputs = [s for s in op.reads if s not in self.inside.get(at, ()) and (s in self.first or self.tape.storages[s].born < 0)]
+                inputs = [s for s in op.reads if s not in self.inside.get(at, ())
+                          and (s in self.first or self.tape.storages[s].born < 0)]
                 ops.append(self._op(at, op.name, phases[at], inputs, others, 0.0 if saved is not None else op.seconds))
         by_index = {int(o["name"].rsplit(".", 1)[1]): o for o in ops}  # of two ops of one operator, the second
         self._hold(by_index)

@@ -75,9 +75,9 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
         first = saved.packs[0].op
         if any(first < write <= last for write in _writes_after(tape, saved)):
             dropped.add(storage)
-        recorded = tape.storages[storage]
-        if saved.unpacks and recorded.born >= 0 and recorded.died is not None and recorded.died <= tape.unpacks[saved.unpacks[0]].op:
-            saved.dies = recorded.died
+        born, died = tape.storages[storage].born, tape.storages[storage].died
+        if saved.unpacks and born >= 0 and died is not None and died <= tape.unpacks[saved.unpacks[0]].op:
+            saved.dies = died
     for storage in dropped:
         del found[storage]
     computing = {op.node for op in tape.ops if op.node is not None}

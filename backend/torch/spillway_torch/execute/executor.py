@@ -205,7 +205,8 @@ class Executor:
         with self._lock:
             last = self._last()
             if last is not None and last.holds_host():
-                run.deviate("an earlier step still waits for its backward, or another thread runs one, and holds the memory of the host")
+                run.deviate("an earlier step still waits for its backward, or another thread runs one, and holds the memory of "
+                            "the host")
             else:
                 self._last = weakref.ref(run)
             run.enter()
@@ -426,8 +427,8 @@ class _Run:
             storages[source.recipe.storage] = self._fetch(source)
         for storage, parameter, version, memory in slot.parameters:
             if parameter._version != version:
-                raise RuntimeError("a parameter of shape " + str(list(parameter.shape)) + " was changed in place between forward and "
-                                   "backward, and the plan rebuilds a tensor from it: change it after backward, or leave it out")
+                raise RuntimeError(f"a parameter of shape {list(parameter.shape)} was changed in place between forward and "
+                                   "backward, and the plan rebuilds a tensor from it: change it after backward")
             storages[storage] = view_of(memory, geometry_of(parameter))
         slot.put(replay.run(self._device, storages, slot.marks))
         self.rebuilt += replay.length

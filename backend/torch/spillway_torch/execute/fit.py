@@ -29,8 +29,8 @@ def parse_bytes(text: Union[str, int]) -> int:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
     if match is None or match[2] not in UNITS or float(match[1]) == 0:
-        raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), such as "
-                            "'8GiB'")
+        raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
+                            "such as '8GiB'")
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -148,8 +148,8 @@ class Fitted:
         counts = {action: sum(1 for a in plan.actions.values() if a == action) for action in ("offload", "rebuild")}
         # The times of a CPU follow from sizes, and are good for nothing else than plans.
         times = f", {plan.seconds * 1e3:.1f} ms (without a plan {plan.eager_seconds * 1e3:.1f})" if self._device == "cuda" else ""
-        log.info("spillway: recorded %d operators, planned in %.1f s: predicted peak %.3f GiB of %.3f GiB (without a plan %.3f, floor "
-                 "%.3f)%s; %d storages go to the host and %d are rebuilt, from the next step on",
+        log.info("spillway: recorded %d operators, planned in %.1f s: predicted peak %.3f GiB of %.3f GiB (without a plan %.3f, "
+                 "floor %.3f)%s; %d storages go to the host and %d are rebuilt, from the next step on",
                  len(tape.ops), time.perf_counter() - began, plan.peak / UNITS["GiB"], self._budget / UNITS["GiB"],
                  plan.eager_peak / UNITS["GiB"], plan.floor.bytes / UNITS["GiB"], times, counts["offload"], counts["rebuild"])
 
@@ -169,7 +169,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     refuse_model(model)
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
-        raise SpillwayError(f"the model's parameters are on {', '.join(sorted(map(str, devices))) or 'no device'}; expected one device")
+        found = ", ".join(sorted(map(str, devices))) or "no device"
+        raise SpillwayError(f"the model's parameters are on {found}; expected one device")
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")

@@ -147,7 +147,7 @@ class Walk:
         if function is None:
             return f"a tensor that {self.nodes[0].name} made needs no gradient"
         if (function._sequence_nr() - base, tensor.output_nr) != self._start:
-            return f"{function.name()} is node {function._sequence_nr() - base}, and the recorded {self.nodes[0].name} {self._start}"
+            return f"{function.name()} is node {function._sequence_nr() - base} of the step, and {self._start} was recorded"
         functions: list[Any] = [function] + [None] * (len(self.nodes) - 1)
         for at, node in enumerate(self.nodes):
             function = functions[at]
