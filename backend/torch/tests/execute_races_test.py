@@ -45,12 +45,12 @@ class RacesTest(unittest.TestCase):
 
     def test_any_order_gives_the_same_results(self):
         copies = 0
-        for seed in range(24):
+        for seed in range(12):
             with self.subTest(seed=seed):
                 good, device = self.right(seed)
                 self.assertTrue(good, device.violations)
                 copies += device.copies
-        self.assertGreater(copies, 1000)
+        self.assertGreater(copies, 500)
 
     def test_each_planted_race_is_caught(self):
         for name, omit in WAITS.items():

@@ -21,7 +21,7 @@ from spillway_torch.execute.ask import _Writer
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
-PLANS = 12
+PLANS = 8
 
 
 class EqualityTest(unittest.TestCase):
