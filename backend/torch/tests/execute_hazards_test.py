@@ -16,7 +16,7 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch.nn import functional as F
 
-from spillway_torch import SpillwayError
+from spillway_torch import NotRecordableError, SpillwayError
 from spillway_torch.execute import CpuDevice, Executor, assemble, record_tape, step
 from stepping import Dropout, candidates, different
 
@@ -131,6 +131,41 @@ class HazardTest(unittest.TestCase):
         for plan in self.plans(case.record()):
             for case.now in (0, 1, 0):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_tensor_without_gradient_that_is_another_one(self):
+        def forward(s):
+            masks = (s.x > 0).float(), (s.x < 0).float()
+            h = s.a(s.x)
+            return (h * masks[0]).sum() + (s.b(s.x) * masks[1]).sum() + s.c(torch.exp(h + masks[s.now])).pow(2).sum()
+
+        case = Case(forward, 0)
+        for plan in self.plans(case.record()):
+            for case.now in (0, 1, 0):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_saved_tensor_that_the_recorded_step_changes(self):
+        def forward(s):
+            h = s.a(s.x)
+            _ = h * h  # it saves h, and has no backward
+            loss = s.c(torch.sigmoid(h + 1.0)).pow(2).sum()
+            h.data.mul_(2.0)
+            return loss
+
+        case = Case(forward)
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_change_before_backward_while_recording(self):
+        for change in (lambda h: h.detach().mul_(2.0), lambda h: h.data.mul_(2.0)):
+            def forward(s):
+                h = torch.exp(s.a(s.x))
+                loss = s.c(h).pow(2).sum()
+                change(h)
+                return loss
+
+            with self.assertRaisesRegex(NotRecordableError, r"a saved tensor, torch.float32 \[6, 8\], was changed in place"):
+                Case(forward).record()
+            self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
 
     def test_a_parameter_changed_before_backward(self):
         case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.norm(s.x)) + s.b.bias)).pow(2).sum())
@@ -333,7 +368,9 @@ class HazardTest(unittest.TestCase):
         case = Case(forward, True)
         case.mean, case.variance = torch.zeros(8), torch.ones(8)
         tape = case.record()
-        for plan in self.plans(tape):
+        case.now = False  # a normalisation that is frozen in training
+        frozen = case.record()
+        for plan in (*self.plans(tape), *self.plans(frozen)):
             for case.now in (True, False, True):
                 case.mean.zero_()
                 case.variance.fill_(1)

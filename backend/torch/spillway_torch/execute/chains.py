@@ -71,10 +71,8 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
         if unpack.pack.value[0] in found:
             found[unpack.pack.value[0]].unpacks.append(at)
     for storage, saved in found.items():
-        last = max([tape.unpacks[at].op for at in saved.unpacks], default=saved.packs[-1].op)
-        first = saved.packs[0].op
-        if any(first < write <= last for write in _writes_after(tape, saved)):
-            dropped.add(storage)
+        if any(write <= tape.unpacks[-1].op for write in tape.writes.get(storage, [])[saved.value[1]:]):
+            dropped.add(storage)  # also if nobody reads it any more: others may be rebuilt from it
         born, died = tape.storages[storage].born, tape.storages[storage].died
         if saved.unpacks and born >= 0 and died is not None and died <= tape.unpacks[saved.unpacks[0]].op:
             saved.dies = died
@@ -92,11 +90,6 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
         except _Refused as refused:
             saved.reason = str(refused)
     return found
-
-
-def _writes_after(tape: Tape, saved: Saved) -> list[int]:
-    """Returns the operators that wrote the storage after its value was made."""
-    return tape.writes.get(saved.storage, [])[saved.value[1]:]
 
 
 def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int]) -> Chain:

@@ -7,6 +7,7 @@ step can be recorded that does not fit as it is.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import weakref
@@ -90,6 +91,7 @@ class Pack:
     node: int  # number of the next node
     calls: int  # calls of PyTorch's functions that had begun
     leaf: bool
+    changes: int  # of its storage, before
 
 
 @dataclasses.dataclass
@@ -143,6 +145,7 @@ class TapeRecorder(TorchDispatchMode):
         self._quiet = False
         self._node = 0  # number of the node that autograd makes next
         self._position = 0
+        self._changes: collections.Counter[int] = collections.Counter()  # of storages, as far as operators declare them
         self._copies: dict[Value, torch.Tensor] = {}
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
@@ -262,6 +265,11 @@ class TapeRecorder(TorchDispatchMode):
                 fresh.add(self._storage(value, len(tape.ops)))
         if not fresh and not writes:
             return result
+        hidden = table.HIDDEN_WRITES.get(func._schema.name.split("::")[-1], ())  # autograd does not see these either
+        for tensor in (t for i in facts.writes if i not in hidden for t in tensors_in(
+                args[i] if isinstance(i, int) and i < len(args) else [], [])):
+            if self._here(tensor):
+                self._changes[self._storage(tensor)] += 1
         written = []
         for storage in dict.fromkeys(self._storage(t) for t in writes):
             tape.version[storage] += 1
@@ -349,7 +357,7 @@ class TapeRecorder(TorchDispatchMode):
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
             pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
-                        self._calls.count, tensor.requires_grad and tensor.grad_fn is None)
+                        self._calls.count, tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
@@ -382,6 +390,9 @@ class TapeRecorder(TorchDispatchMode):
             if pack is None:
                 self._count(0)
                 return tensor
+            if self._changes[pack.value[0]] != pack.changes:
+                raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
+                                         "before backward read it")
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
             self.tape.unpacks.append(unpack)
             self._count(0)
