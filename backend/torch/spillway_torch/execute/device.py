@@ -1,0 +1,229 @@
+"""The devices that plans run on: three queues, events between them, copies, and the state of random numbers.
+
+Operators of the program run on the queue COMPUTE. OUT carries copies to the host and IN copies from it. A queue runs its
+work in order; between queues only events order it.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import time
+from typing import Any, Optional
+
+import torch
+
+from ..errors import SpillwayError
+
+
+class Queue(enum.Enum):
+    COMPUTE = "compute"
+    OUT = "out"
+    IN = "in"
+
+
+class Device(abc.ABC):
+    """What the executor asks of a device. Bytes are tensors of uint8."""
+
+    type: str  # of its tensors: "cuda" or "cpu"
+    place: torch.device  # where its tensors are
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Takes the calling thread's current stream for COMPUTE. Raises `SpillwayError` where copies cannot run."""
+
+    @abc.abstractmethod
+    def current(self) -> bool:
+        """Returns whether the calling thread's current stream is still the one of COMPUTE."""
+
+    @abc.abstractmethod
+    def host(self, size: int) -> Host:
+        """Returns memory of the host, from which and to which copies run beside the operators."""
+
+    @abc.abstractmethod
+    def empty(self, size: int) -> torch.Tensor:
+        """Returns memory of the device in the order of COMPUTE."""
+
+    @abc.abstractmethod
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Appends a copy of bytes to OUT or IN. The caller keeps both tensors until COMPUTE has waited for it."""
+
+    @abc.abstractmethod
+    def record(self, queue: Queue) -> Any:
+        """Returns an event that is done when all that the queue holds now is done."""
+
+    @abc.abstractmethod
+    def wait(self, queue: Queue, event: Any) -> None:
+        """Makes what is appended to the queue from now on wait for the event."""
+
+    @abc.abstractmethod
+    def random_state(self) -> Any:
+        """Returns the state of the generator of random numbers."""
+
+    @abc.abstractmethod
+    def set_random_state(self, state: Any) -> None: ...
+
+    @abc.abstractmethod
+    def same_random_state(self, one: Any, other: Any) -> bool: ...
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        """Returns how many random numbers lie between two states; None if the device cannot say."""
+        return None
+
+    def bandwidth(self) -> float:
+        """Returns the bytes per second of copies between host and device, in the slower direction."""
+        return 10e9
+
+    def used_bytes(self) -> int | None:
+        """Returns the most bytes that were allocated since the last call; None if the device does not count them."""
+        return None
+
+
+class Host:
+    """Memory of the host. `bytes` is one tensor of uint8."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = torch.empty(size, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Gives the memory back; no copy may be running."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+
+class _RegisteredHost(Host):
+    """Pages that the GPU reads and writes itself. They are registered once, in one piece, without rounding."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        if size:
+            self.bytes.zero_()  # registering pages that exist is faster
+            failed = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0))
+            if failed:
+                raise RuntimeError(f"cudaHostRegister of {size} bytes failed with code {failed}")
+
+    def close(self) -> None:
+        if self.bytes.numel():
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()  # pages that are given back while they are registered cannot be registered again
+
+
+class CudaDevice(Device):
+    """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""
+
+    type = "cuda"
+
+    def __init__(self) -> None:
+        self.index = torch.cuda.current_device()
+        self.place = torch.device("cuda", self.index)
+        self._streams = {Queue.COMPUTE: torch.cuda.current_stream(), Queue.OUT: torch.cuda.Stream(),
+                         Queue.IN: torch.cuda.Stream()}
+        self._generator = torch.cuda.default_generators[self.index]
+
+    def begin(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it")
+        self._streams[Queue.COMPUTE] = torch.cuda.current_stream(self.index)
+
+    def current(self) -> bool:
+        return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._streams[Queue.COMPUTE].cuda_stream)
+
+    def host(self, size: int) -> Host:
+        return _RegisteredHost(size)
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
+
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._streams[queue]):
+            into.copy_(source, non_blocking=True)
+
+    def record(self, queue: Queue) -> Any:
+        event = torch.cuda.Event()
+        event.record(self._streams[queue])
+        return event
+
+    def wait(self, queue: Queue, event: Any) -> None:
+        self._streams[queue].wait_event(event)
+
+    def random_state(self) -> Any:
+        return self._generator.initial_seed(), self._generator.get_offset()
+
+    def set_random_state(self, state: Any) -> None:
+        if self._generator.initial_seed() != state[0]:
+            self._generator.manual_seed(state[0])
+        self._generator.set_offset(state[1])
+
+    def same_random_state(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        return int(after[1] - before[1]) if before[0] == after[0] else -1
+
+    def bandwidth(self) -> float:
+        host, there = self.host(64 << 20), self.empty(64 << 20)
+        slowest = float("inf")
+        for queue, into, source in ((Queue.OUT, host.bytes, there), (Queue.IN, there, host.bytes)) * 2:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            self.copy(queue, into, source)
+            torch.cuda.synchronize()
+            slowest = min(slowest, source.numel() / (time.perf_counter() - began))
+        host.close()
+        return slowest
+
+    def used_bytes(self) -> int | None:
+        used = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return used
+
+
+class CpuDevice(Device):
+    """The CPU in the place of a GPU: a copy runs when it is appended."""
+
+    type = "cpu"
+    place = torch.device("cpu")
+
+    def begin(self) -> None:
+        pass
+
+    def current(self) -> bool:
+        return True
+
+    def host(self, size: int) -> Host:
+        return Host(size)
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        into.copy_(source)
+
+    def record(self, queue: Queue) -> Any:
+        return None
+
+    def wait(self, queue: Queue, event: Any) -> None:
+        pass
+
+    def random_state(self) -> Any:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: Any) -> None:
+        torch.set_rng_state(state)
+
+    def same_random_state(self, one: Any, other: Any) -> bool:
+        return torch.equal(one, other)
+
+
+def device_of(kind: str) -> Device:
+    """Returns the device for tensors of type "cuda" or "cpu"."""
+    return CudaDevice() if kind == "cuda" else CpuDevice()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole storage of a tensor as bytes, with a version counter of its own."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

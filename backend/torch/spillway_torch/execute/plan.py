@@ -1,0 +1,118 @@
+"""Plans: what happens to each saved storage, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any, Optional
+
+from ..errors import SpillwayError
+from .tape import Tape
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+FORMAT = "spillway-torch-plan"
+KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
+
+
+@dataclasses.dataclass
+class Floor:
+    """The least memory that any plan of the tape needs, and the operator that needs it."""
+
+    bytes: int
+    operator: str
+    held: list[tuple[str, int]]  # what exists then: a name and bytes
+
+    def sentence(self, budget: int) -> str:
+        """Says why a budget is too small and how the floor comes down."""
+        held = ", ".join(f"{size:,} of {name}" for name, size in self.held)
+        return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
+                f"({held} exist then), whatever is offloaded or rebuilt; a smaller batch, an optimizer with less state, or "
+                "another operator there, such as a loss in pieces, lowers it")
+
+
+@dataclasses.dataclass
+class Plan:
+    """A plan for the steps that follow a tape.
+
+    Positions count the tensors that autograd packs and unpacks in a step, from 0. At a position, a `release` waits for the
+    storage's copy to the host and drops it, and a `prefetch` starts to bring it back; both happen before the tensor is
+    handled. A `drop` happens after it: a storage that came back, or was rebuilt, is given up until its next use. So a
+    storage that is used twice can be absent between the uses.
+    """
+
+    budget: int
+    actions: dict[int, str]  # by storage; those not named stay
+    releases: dict[int, list[int]]  # by position: storages
+    prefetches: dict[int, list[int]]
+    drops: dict[int, list[int]]
+    peak: int  # bytes, predicted
+    eager_peak: int  # bytes, without a plan
+    seconds: float  # of a step, predicted
+    eager_seconds: float
+    floor: Floor
+    tape: Tape = dataclasses.field(repr=False)
+    executor: Optional[Executor] = dataclasses.field(default=None, repr=False)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON (experiments/schemas/torch-plan.json)."""
+        text = json.dumps(self.object(), indent=1) + "\n"
+        target = pathlib.Path(path)
+        part = target.with_name(target.name + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+
+    def object(self) -> dict[str, Any]:
+        """Returns the object of the file."""
+        def listed(table: dict[int, list[int]]) -> list[dict[str, Any]]:
+            return [{"position": at, "storages": table[at]} for at in sorted(table)]
+
+        return {"format": FORMAT, "version": 1, "tape": fingerprint(self.tape), "budget_bytes": self.budget,
+                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "eager_peak_bytes": self.eager_peak,
+                              "eager_step_s": self.eager_seconds},
+                "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator,
+                          "held": [{"name": name, "bytes": size} for name, size in self.floor.held]},
+                "storages": [{"storage": s, "bytes": self.tape.storages[s].size, "action": self.actions[s]}
+                             for s in sorted(self.actions)],
+                "releases": listed(self.releases), "prefetches": listed(self.prefetches), "drops": listed(self.drops)}
+
+
+def fingerprint(tape: Tape) -> str:
+    """Returns a text that two tapes share if the same plans fit them."""
+    parts = [(p.position, p.value, tuple(p.geometry.size), p.geometry.stride, p.geometry.offset, str(p.geometry.dtype))
+             for p in tape.packs]
+    named = [(op.name, op.position) for op in tape.ops]
+    return hashlib.sha256(repr((parts, named, [(u.position, u.pack.position) for u in tape.unpacks])).encode()).hexdigest()[:16]
+
+
+def read_plan(path: str | os.PathLike[str], tape: Tape) -> Plan:
+    """Reads a plan that was made for `tape` or an equal one. Raises `SpillwayError` for any other file."""
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        if data["format"] != FORMAT or data["version"] != 1:
+            raise SpillwayError(f"{path}: format '{data['format']}' version {data['version']}; expected '{FORMAT}' version 1")
+        if data["tape"] != fingerprint(tape):
+            raise SpillwayError(f"{path}: the plan was made for tape {data['tape']}, and this one is {fingerprint(tape)}")
+        actions = {int(s["storage"]): str(s["action"]) for s in data["storages"]}
+        floor, predicted = data["floor"], data["predicted"]
+        plan = Plan(int(data["budget_bytes"]), actions, _table(data["releases"]), _table(data["prefetches"]),
+                    _table(data["drops"]), int(predicted["peak_bytes"]), int(predicted["eager_peak_bytes"]), float(predicted["step_s"]),
+                    float(predicted["eager_step_s"]),
+                    Floor(int(floor["bytes"]), str(floor["operator"]), [(h["name"], int(h["bytes"])) for h in floor["held"]]),
+                    tape)
+    except OSError as error:
+        raise SpillwayError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpillwayError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
+    for storage, action in plan.actions.items():
+        if action not in (KEEP, OFFLOAD, REBUILD):
+            raise SpillwayError(f"{path}: storage {storage} has the action '{action}' (valid: {KEEP}, {OFFLOAD}, {REBUILD})")
+    return plan
+
+
+def _table(listed: list[dict[str, Any]]) -> dict[int, list[int]]:
+    return {int(item["position"]): [int(s) for s in item["storages"]] for item in listed}

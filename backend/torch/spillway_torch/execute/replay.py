@@ -1,0 +1,135 @@
+"""Runs recorded operators again, to rebuild a value that was given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import SpillwayError
+from .chains import Chain, Saved
+from .device import Device
+from .tape import IGNORED, Op, Ref, Tape, view_in
+
+Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
+
+
+class Replay:
+    """The operators of one chain, ready to run.
+
+    None of them writes to a source: a storage that is written after it was saved is no source.
+    """
+
+    def __init__(self, tape: Tape, saved: Saved, chain: Chain) -> None:
+        self.chain = chain
+        self._target = saved.storage
+        self._steps: list[_Step] = []
+        last: dict[int, int] = {}
+        for at in chain.ops:
+            for storage in _touched(tape.ops[at]):
+                last[storage] = at
+        for at in chain.ops:
+            op = tape.ops[at]
+            step = _Step(tape, op)
+            step.freed = tuple(s for s in _touched(op) if last[s] == at and s != saved.storage)
+            self._steps.append(step)
+        self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
+        self.marks = sorted({m for mark, _ in self._drawn for m in (mark - 1, mark)})
+
+    def draws(self, device: Device, marks: dict[int, Any]) -> bool:
+        """Returns whether as many random numbers were drawn as in the recorded step, as far as the device can say."""
+        return all(device.drawn(marks[mark - 1], marks[mark]) in (None, drawn) for mark, drawn in self._drawn)
+
+    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor:
+        """Returns a tensor that lies in the storage of the value.
+
+        storages: those that the operators read from outside; no others may be in it.
+        marks: states of the generator of random numbers by position.
+
+        Raises `SpillwayError` if random numbers were drawn in another order than in the recorded step.
+        """
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            cast = torch.is_autocast_enabled(device.type)
+            torch.set_autocast_enabled(device.type, False)
+            try:
+                for step in self._steps:
+                    step.run(device, storages, marks)
+            finally:
+                torch.set_autocast_enabled(device.type, cast)
+        return storages[self._target]
+
+    @property
+    def length(self) -> int:
+        return len(self._steps)
+
+
+def _touched(op: Op) -> set[int]:
+    found = {value[0] for value in op.written} | set(op.fresh)
+    waiting = [op.args, list(op.kwargs.values())]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Ref):
+            found.add(value.value[0])
+        elif isinstance(value, list):
+            waiting += value
+    return found
+
+
+class _Step:
+    """One operator."""
+
+    def __init__(self, tape: Tape, op: Op) -> None:
+        self.func = op.func
+        self.name = op.name
+        self.args = list(op.args)
+        self.kwargs = op.kwargs
+        self.mark = op.position if op.random else None
+        self.drawn = op.drawn
+        self.freed: tuple[int, ...] = ()
+        if op.func._schema.name.split("::")[-1] in IGNORED:
+            for at, argument in enumerate(op.func._schema.arguments):
+                if argument.name in ("running_mean", "running_var") and isinstance(self.args[at], Ref):
+                    ref = self.args[at]  # the program's statistics move once for each step
+                    self.args[at] = torch.zeros(ref.geometry.size, dtype=ref.geometry.dtype, device=tape.device)
+        self.tensors = [(at, a) for at, a in enumerate(self.args) if isinstance(a, Ref)]
+        self.lists = [(at, a) for at, a in enumerate(self.args) if isinstance(a, list)]
+        self.named = any(isinstance(a, (Ref, list)) for a in op.kwargs.values())
+        self.outputs = [(at, ref) for at, ref in enumerate(op.outputs) if ref is not None and ref.value[0] in op.fresh]
+
+    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
+        args = self.args.copy()
+        for at, ref in self.tensors:
+            args[at] = view_in(storages[ref.value[0]], ref.geometry)
+        for at, items in self.lists:
+            args[at] = _given(items, storages)
+        kwargs = {key: _given(value, storages) for key, value in self.kwargs.items()} if self.named else self.kwargs
+        result = self._draw(device, marks, args, kwargs) if self.mark is not None else self.func(*args, **kwargs)
+        for at, ref in self.outputs:
+            value = result[at] if isinstance(result, (tuple, list)) else result
+            if value.stride() != ref.geometry.stride or value.storage_offset() != ref.geometry.offset:
+                raise SpillwayError(f"{self.name} made another layout of its result than in the recorded step")
+            storages[ref.value[0]] = value
+        for storage in self.freed:
+            storages.pop(storage, None)
+
+    def _draw(self, device: Device, marks: dict[int, Any], args: Any, kwargs: Any) -> Any:
+        """Runs an operator with the random numbers that it drew in forward."""
+        assert self.mark is not None
+        before = device.random_state()
+        device.set_random_state(marks[self.mark - 1])
+        try:
+            result = self.func(*args, **kwargs)
+            if not device.same_random_state(device.random_state(), marks[self.mark]):
+                raise SpillwayError(f"{self.name}: random numbers were drawn in another order than in the recorded step, and the "
+                                    "tensor that it made is gone")
+        finally:
+            device.set_random_state(before)
+        return result
+
+
+def _given(value: Any, storages: Storages) -> Any:
+    if isinstance(value, Ref):
+        return view_in(storages[value.value[0]], value.geometry)
+    if isinstance(value, list):
+        return [_given(item, storages) for item in value]
+    return value

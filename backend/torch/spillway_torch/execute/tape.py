@@ -1,0 +1,467 @@
+"""Records a step so that parts of it can run again: operators with their arguments, saved tensors, and memory over time.
+
+The step runs with everything offloaded: autograd keeps copies on the host, and each saved tensor exists on the device only
+while the program or an operator of backward uses it. So the recording sees how long the program itself holds each storage, and a
+step can be recorded that does not fit as it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from .. import table
+from ..errors import NotRecordableError, SpillwayError
+from ..ledger import Ledger, Storage
+from ..recorder import _flops, facts_of, tensors_in
+from ..recording import _refuse_compiled
+from .calls import Call, Calls
+from .device import Device, Host, bytes_of, device_of
+from .graph import Edge, Graph, current_number
+
+LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
+HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
+GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
+Value = tuple[int, int]  # number of a storage, and how many operators had written it
+
+# Arguments that do not change the results of an operator as the executor runs it: running statistics go to scratch memory.
+IGNORED = {name: frozenset(("momentum", "exponential_average_factor")) for name in table.HIDDEN_WRITES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Where a tensor lies in its storage, in elements."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A tensor as an argument or result of an operator."""
+
+    value: Value
+    geometry: Geometry
+    edge: Edge  # how the autograd graph refers to it
+
+
+@dataclasses.dataclass
+class Op:
+    """An operator that made or wrote storages."""
+
+    func: Any
+    args: Any  # with `Ref` in the place of tensors of the device
+    kwargs: Any
+    outputs: list[Optional[Ref]]  # its results, in order; None for other values than tensors
+    fresh: frozenset[int]  # storages that it allocated
+    written: tuple[Value, ...]  # as they are afterwards
+    node: int | None  # number of the node that autograd made for it
+    called: bool  # a call of one of PyTorch's functions ran it
+    reads: tuple[int, ...]  # storages; a saved tensor that came back counts as the one that was saved
+    random: bool
+    position: int  # of the program, before it
+    backward: bool
+    seconds: float
+    used: int = 0  # bytes of the device while it ran
+    drawn: int | None = None  # random numbers, if the device can say
+
+    @property
+    def name(self) -> str:
+        return self.func._schema.name
+
+
+@dataclasses.dataclass
+class Pack:
+    """A tensor that autograd saved."""
+
+    position: int
+    op: int  # operators that had run
+    value: Value
+    geometry: Geometry
+    edge: Edge
+    node: int  # number of the next node
+    calls: int  # calls of PyTorch's functions that had begun
+    leaf: bool
+    changes: int  # of its storage, before
+
+
+@dataclasses.dataclass
+class Unpack:
+    """A saved tensor that backward read; it was needed until `last` operators had run."""
+
+    position: int
+    op: int
+    pack: Pack
+    last: int = 0
+
+
+class Tape:
+    """One recorded step. A position counts the tensors that autograd has packed and unpacked."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        self.graph = Graph()
+        self.ops: list[Op] = []
+        self.packs: list[Pack] = []
+        self.unpacks: list[Unpack] = []
+        self.positions: list[int] = []  # for each position, the operators that had run
+        self.packed = 0  # positions at which autograd packed a tensor, also of other devices
+        self.storages: dict[int, Storage] = {}
+        self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
+        self.producer: dict[Value, int] = {}  # the operator that made a value
+        self.version: dict[int, int] = {}  # how many operators wrote a storage
+        self.writes: dict[int, list[int]] = {}  # which ones
+        self.origin: dict[int, int] = {}  # the saved storage of one that came back
+        self.calls: list[Call] = []
+        self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
+        self.saved: Any = None  # what `saved_storages` found
+        self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+
+    def rounded(self, storage: int) -> int:
+        """Returns the bytes that a storage takes."""
+        size = self.storages[storage].size
+        return size if self.device == "cpu" else -(-size // GRANULE) * GRANULE
+
+
+class TapeRecorder(TorchDispatchMode):
+    """Records between `begin` and `finish`; saved tensors only until `end_forward`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device: Device = device_of(device)
+        self.tape = Tape(device)
+        self._ledger = Ledger(device)
+        self._ledger.clock = lambda: len(self.tape.ops)
+        self._quiet = False
+        self._node = 0  # number of the node that autograd makes next
+        self._position = 0
+        self._changes: collections.Counter[int] = collections.Counter()  # of storages, as far as operators declare them
+        self._copies: dict[Value, torch.Tensor] = {}
+        self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
+        self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
+        self._returned: list[tuple[Storage, list[Unpack]]] = []
+        self._events: list[tuple[Op, Any, Any]] = []
+        self._closing = contextlib.ExitStack()
+        self._hooks: Any = None
+        self._calls: Calls | None = None
+
+    # ---- the span of a recording ----
+
+    def begin(self) -> None:
+        """Starts to record the calling thread. Raises `SpillwayError` if saved-tensor hooks are active already."""
+        refuse_hooks()
+        self._closing.enter_context(_refuse_compiled())
+        self.tape.graph = Graph()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._calls = Calls(self.tape.graph.base)
+        self.__enter__()
+        self._calls.__enter__()
+        self._hooks.__enter__()
+        self.device.used_bytes()
+
+    def end_forward(self) -> None:
+        """Ends the part whose saved tensors are recorded."""
+        if self._hooks is not None:
+            assert self._calls is not None
+            self._hooks.__exit__(None, None, None)
+            self._calls.__exit__(None, None, None)
+            self.tape.calls = self._calls.made
+            self._hooks = None
+
+    def cancel(self) -> None:
+        """Ends the recording without a result."""
+        self.end_forward()
+        if _get_current_dispatch_mode() is not self:
+            raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
+        self.__exit__(None, None, None)
+        self._closing.close()
+        self._copies.clear()
+        for host, _ in self._hosts:
+            host.close()
+
+    def finish(self) -> Tape:
+        """Ends the recording. Raises `NotRecordableError` if nothing was saved or backward did not run."""
+        self.cancel()
+        tape = self.tape
+        if self._events:
+            torch.cuda.synchronize()
+            for op, before, after in self._events:
+                op.seconds = max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
+        if not tape.packs or not tape.unpacks:
+            raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
+        tape.used = self._profile()
+        tape.bandwidth = self.device.bandwidth()
+        return tape
+
+    def _profile(self) -> list[int]:
+        """Returns the bytes of the device while each operator ran, without tensors that came back for backward."""
+        tape = self.tape
+        changes = [0] * (len(tape.ops) + 2)
+        end = len(tape.ops)
+        if tape.device == "cpu":
+            for storage in tape.storages.values():
+                changes[max(storage.born, 0)] += storage.size
+                changes[end if storage.died is None else max(storage.died, 0)] -= storage.size
+        for storage, unpacks in self._returned:
+            last = end if storage.died is None else storage.died
+            if tape.device == "cuda" or storage.number in tape.storages:
+                size = -(-storage.size // GRANULE) * GRANULE if tape.device == "cuda" else storage.size
+                changes[storage.born] -= size
+                changes[last] += size
+            for unpack in unpacks:
+                unpack.last = last
+        used, held = [], 0
+        for at, op in enumerate(tape.ops):
+            held += changes[at]
+            used.append(held + op.used)
+        return used
+
+    # ---- operators ----
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._quiet:
+            return func(*args, **kwargs)
+        for kind in types:
+            if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
+                raise NotRecordableError(f"{func} on {kind.__name__}: tensors of special types are not recorded")
+        with self._silence():
+            return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tape, facts = self.tape, facts_of(func)
+        backward = torch._C._current_graph_task_id() != -1
+        number = current_number() - tape.graph.base
+        made = number > self._node and not backward and torch.is_grad_enabled()
+        node = number - 1 if made else None
+        if not backward:
+            self._node = number
+        refs = self._refs(args), self._refs(kwargs)
+        inputs = tensors_in(args, tensors_in(list(kwargs.values()), []))
+        given = {t.untyped_storage()._cdata for t in inputs if self._here(t)}
+        writes = [t for i in facts.writes for t in tensors_in(
+            args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
+            if self._here(t)]
+        drawn = self.device.random_state() if facts.random else None
+        self.device.used_bytes()
+        result, timed = self._run(func, args, kwargs)
+        used = self.device.used_bytes() or 0
+        after = self.device.random_state() if facts.random else None
+        random = facts.random and not self.device.same_random_state(drawn, after)
+        listed = list(result) if isinstance(result, (tuple, list)) else [result]
+        fresh: set[int] = set()
+        for value in tensors_in(listed, []):
+            if self._here(value) and value.untyped_storage()._cdata not in given:
+                fresh.add(self._storage(value, len(tape.ops)))
+        if not fresh and not writes:
+            return result
+        hidden = table.HIDDEN_WRITES.get(func._schema.name.split("::")[-1], ())  # autograd does not see these either
+        for tensor in (t for i in facts.writes if i not in hidden for t in tensors_in(
+                args[i] if isinstance(i, int) and i < len(args) else [], [])):
+            if self._here(tensor):
+                self._changes[self._storage(tensor)] += 1
+        written = []
+        for storage in dict.fromkeys(self._storage(t) for t in writes):
+            tape.version[storage] += 1
+            tape.writes.setdefault(storage, []).append(len(tape.ops))
+            written.append((storage, tape.version[storage]))
+        for produced in (*((s, tape.version[s]) for s in fresh), *written):
+            tape.producer[produced] = len(tape.ops)
+        outputs = [self._ref(v) if isinstance(v, torch.Tensor) and self._here(v) else None for v in listed]
+        if facts.allocates:
+            node = None  # its values are not determined
+        assert self._calls is not None
+        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, self._read(inputs), random,
+                self._position, backward, 0.0, used, self.device.drawn(drawn, after) if random else None)
+        if backward:
+            op.args = op.kwargs = None  # it never runs again
+        if timed is None:
+            op.seconds = _estimate(func, args, kwargs, result)
+        else:
+            self._events.append((op, *timed))
+        tape.ops.append(op)
+        return result
+
+    def _read(self, inputs: list[torch.Tensor]) -> tuple[int, ...]:
+        numbers = dict.fromkeys(self._storage(t) for t in inputs if self._here(t))
+        return tuple(dict.fromkeys(self.tape.origin.get(number, number) for number in numbers))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the result of an operator and, on a GPU, the events around it."""
+        if self.tape.device == "cpu":
+            return func(*args, **kwargs), None
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(400000)  # a busy GPU: otherwise the pair of events times the host
+        before.record()
+        result = func(*args, **kwargs)
+        after.record()
+        return result, (before, after)
+
+    def _here(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device.place and tensor.layout == torch.strided
+
+    def _storage(self, tensor: torch.Tensor, born: int | None = None) -> int:
+        storage = self._ledger.find(tensor, born)
+        self.tape.storages[storage.number] = storage
+        self.tape.version.setdefault(storage.number, 0)
+        return storage.number
+
+    def _ref(self, tensor: torch.Tensor) -> Ref:
+        storage = self._storage(tensor)
+        edge = self.tape.graph.edge(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            self.tape.parameters[storage] = weakref.ref(tensor)
+        version = -1 if has_sign(tensor) else self.tape.version[storage]  # nobody makes version -1: it is not rebuilt
+        return Ref((storage, version), geometry_of(tensor), edge)
+
+    def _refs(self, value: Any) -> Any:
+        """Returns an argument with `Ref` in the place of tensors. Tensors of the host stay as they are."""
+        if isinstance(value, torch.Tensor):
+            return self._ref(value) if self._here(value) else value
+        if isinstance(value, (tuple, list)):
+            return [self._refs(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._refs(item) for key, item in value.items()}
+        return value
+
+    # ---- saved tensors ----
+
+    @contextlib.contextmanager
+    def _silence(self) -> Iterator[None]:
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        assert self._calls is not None
+        with self._silence(), self._calls.paused():
+            if torch._C._current_graph_task_id() != -1:
+                return tensor.detach()
+            tape = self.tape
+            ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
+            if not ours:
+                self._count(1)
+                return None, tensor.detach()
+            ref = self._ref(tensor)
+            tape.graph.learn(tensor.grad_fn)
+            pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
+                        self._calls.count, tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
+            tape.packs.append(pack)
+            self._count(1)
+            if tape.storages[ref.value[0]].born < 0:
+                return pack, tensor.detach()  # it existed before the step
+            if ref.value not in self._copies:
+                source = bytes_of(tensor)
+                self._copies[ref.value] = self._host(source.numel()).copy_(source)
+            return pack, None
+
+    def _host(self, size: int) -> torch.Tensor:
+        """Returns memory of the host."""
+        if not self._hosts or self._hosts[-1][1] + size > self._hosts[-1][0].bytes.numel():
+            self._hosts.append((self.device.host(max(size, HOST_PIECE[self.tape.device])), 0))
+        host, taken = self._hosts[-1]
+        self._hosts[-1] = host, taken + -(-size // 4096) * 4096
+        return host.bytes[taken:taken + size]
+
+    def _count(self, packed: int) -> None:
+        self.tape.positions.append(len(self.tape.ops))
+        self.tape.packed += packed
+        self._position += 1
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed  # backward saved it
+        if torch._C._current_graph_task_id() == -1:
+            raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
+        with self._silence():
+            pack, tensor = packed
+            if pack is None:
+                self._count(0)
+                return tensor
+            if self._changes[pack.value[0]] != pack.changes:
+                raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
+                                         "before backward read it")
+            unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
+            self.tape.unpacks.append(unpack)
+            self._count(0)
+            return tensor if tensor is not None else self._bring_back(unpack)
+
+    def _bring_back(self, unpack: Unpack) -> torch.Tensor:
+        value = unpack.pack.value
+        known = self._back.get(value)
+        storage = known[0]() if known is not None else None
+        if known is None or storage is None:
+            copy = self.device.empty(self._copies[value].numel()).copy_(self._copies[value])
+            storage = copy.untyped_storage()
+            known = self._back[value] = weakref.ref(storage), []
+            came = self._ledger.find(copy, len(self.tape.ops))
+            self.tape.origin[came.number] = value[0]
+            self._returned.append((came, known[1]))
+        known[1].append(unpack)
+        return view_of(storage, unpack.pack.geometry)
+
+
+def _estimate(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Returns a time in seconds that depends on nothing but sizes, so that plans on a CPU are the same in each run."""
+    moved = sum(t.numel() * t.element_size() for t in tensors_in([args, result], []))
+    return 1e-6 + moved / 100e9 + _flops(func, args, kwargs, result) / 10e12
+
+
+def has_sign(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor stands for the conjugate or the negative of what lies in its storage."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    return Geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def view_in(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Returns a tensor in the storage of another one; that tensor itself if it lies there."""
+    if tensor.dtype != geometry.dtype:
+        return view_of(tensor.untyped_storage(), geometry)
+    if (tensor.shape == geometry.size and tensor.stride() == geometry.stride and tensor.storage_offset() == geometry.offset):
+        return tensor
+    return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
+
+
+def view_of(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """Returns a tensor in the storage, with a version counter of its own."""
+    return torch.empty(0, dtype=geometry.dtype, device=storage.device).set_(
+        storage, geometry.offset, geometry.size, geometry.stride)
+
+
+def refuse_hooks() -> None:
+    """Raises `SpillwayError` if the program's own saved-tensor hooks are active, which those of a plan would undo."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise SpillwayError("saved-tensor hooks are active (save_on_cpu, or others) around the step: a plan would undo them; "
+                            "use them inside the step or leave them out")
+
+
+def record_tape(step: Callable[[], Any], device: str | None = None) -> Tape:
+    """Runs `step`, a forward and a backward, and returns its tape.
+
+    device: type of the device of the planned tensors, "cuda" or "cpu"; by default a GPU if there is one.
+
+    Results are those of an ordinary step. Raises `NotRecordableError` if the step does what a recording cannot follow.
+    """
+    recorder = TapeRecorder(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    recorder.begin()
+    try:
+        step()
+    except BaseException:
+        recorder.cancel()
+        raise
+    return recorder.finish()

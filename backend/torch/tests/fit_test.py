@@ -1,0 +1,168 @@
+"""Tests `fit` on training scripts that stay as they are."""
+
+import contextlib
+import logging
+import unittest
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spillway_torch import SpillwayError, fit
+from spillway_torch.execute.fit import parse_bytes
+from stepping import Vit, different
+
+
+class Script:
+    """A training script: steps with data of its own, and losses and weights as its result."""
+
+    def __init__(self, make=Vit, optimizer=torch.optim.AdamW, accumulate=1):
+        torch.manual_seed(0)
+        self.model = make()
+        self.optimizer = optimizer(self.model.parameters(), lr=0.01)
+        self.accumulate = accumulate
+        self.scale = 1.0
+
+    def run(self, steps=4, batch=lambda at: 3, evaluate=False):
+        torch.manual_seed(2)
+        seen = []
+        for at in range(steps):
+            self.optimizer.zero_grad()
+            for _ in range(self.accumulate):
+                x, y = torch.randn(batch(at), 3, 16, 16), torch.randint(10, (batch(at),))
+                loss = F.cross_entropy(self.model(x), y) / self.accumulate
+                loss.backward()
+                seen.append(loss.detach())
+            self.optimizer.step()
+            if evaluate:
+                self.model.eval()
+                with torch.no_grad():
+                    seen.append(self.model(x).clone())
+                self.model.train()
+        return [*seen, *(t.clone() for t in self.model.state_dict().values()), torch.get_rng_state()]
+
+
+def budget_of(**options):
+    """Returns a budget between the floor and what a step takes without a plan."""
+    script = Script(**options)
+    fitted = fit(script.model, script.optimizer, 1 << 40)
+    script.run(2)
+    plan = fitted.plan
+    fitted.remove()
+    return (plan.floor.bytes + plan.eager_peak) // 2, plan
+
+
+class FitTest(unittest.TestCase):
+    def test_a_script_has_the_same_results(self):
+        for name, options, run in (("as it is", {}, {}), ("accumulation", {"accumulate": 2}, {}),
+                                   ("evaluation in between", {}, {"evaluate": True}),
+                                   ("SGD", {"optimizer": torch.optim.SGD}, {})):
+            with self.subTest(name):
+                budget, _ = budget_of(**options)
+                want = Script(**options).run(**run)
+                script = Script(**options)
+                fitted = fit(script.model, script.optimizer, budget)
+                with self.assertLogs("spillway_torch", logging.INFO) as logs:
+                    self.assertEqual(different(want, script.run(**run)), [])
+                self.assertEqual(len(logs.output), 1, logs.output)
+                self.assertRegex(logs.output[0], r"recorded \d+ operators, planned in .* floor .* storages go to the host and \d+ are rebuilt")
+                self.assertGreater(len(fitted.plan.actions), 0)
+                self.assertGreater(fitted.last.rebuilt, 0)
+                fitted.remove()
+                self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+
+    def test_a_short_batch_keeps_its_tensors(self):
+        budget, _ = budget_of()
+        batch = lambda at: 2 if at == 3 else 3  # noqa: E731
+        want = Script().run(6, batch)
+        script = Script()
+        fitted = fit(script.model, None, budget)
+        with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+            self.assertEqual(different(want, script.run(6, batch)), [])
+        self.assertEqual(len(logs.output), 1)
+        self.assertRegex(logs.output[0], "keeps its tensors from here on, because it differs from the recorded one: a saved tensor is")
+        fitted.remove()
+
+    def test_a_first_step_that_differs_is_recorded_again(self):
+        class Caching(Vit):
+            cache = None
+
+            def forward(self, image):
+                if self.cache is None:
+                    self.cache = torch.ones(1) * 1
+                return super().forward(image * self.cache)
+
+        budget, _ = budget_of(make=Caching)
+        want = Script(Caching).run(5)
+        script = Script(Caching)
+        fitted = fit(script.model, script.optimizer, budget)
+        with self.assertLogs("spillway_torch", logging.INFO) as logs:
+            self.assertEqual(different(want, script.run(5)), [])
+        self.assertEqual(["recorded" in line.split(",")[0] for line in logs.output], [True, False, True])
+        self.assertIsNone(fitted.last.deviation)
+        fitted.remove()
+
+    def test_a_budget_below_the_floor(self):
+        script = Script()
+        fitted = fit(script.model, script.optimizer, "64 KiB")
+        with self.assertRaisesRegex(SpillwayError, "a budget of 65,536 bytes is below the floor of [0-9,]+ bytes: aten::.* needs them "
+                                                   ".*a smaller batch"):
+            script.run(1)
+        fitted.remove()
+
+    def test_the_optimizer_counts(self):
+        _, plain = budget_of(optimizer=torch.optim.SGD)
+        _, adam = budget_of(optimizer=torch.optim.AdamW)
+        weights = sum(p.nbytes for p in Vit().parameters())
+        self.assertAlmostEqual(adam.eager_peak - plain.eager_peak, 2 * weights, delta=1000)
+
+    def test_the_state_of_an_optimizer_counts_once(self):
+        script = Script()
+        script.run(1)
+        fitted = fit(script.model, None, 1 << 40)
+        script.run(2)
+        self.assertEqual(fitted.plan.eager_peak, budget_of()[1].eager_peak)
+        fitted.remove()
+
+    def test_the_step_of_the_optimizer_has_to_fit(self):
+        script = Script()
+        fitted = fit(script.model, script.optimizer, 1 << 30)
+        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_used", lambda: 1 << 31))
+        with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes; another optimizer"):
+            script.run(1)
+        fitted.remove()
+
+    def test_an_exception_in_the_first_forward(self):
+        script = Script()
+        fitted = fit(script.model, script.optimizer, 1 << 40)
+        good, script.model.head.forward = script.model.head.forward, lambda x: 1 / 0
+        with self.assertRaises(ZeroDivisionError):
+            script.run(1)
+        script.model.head.forward = good
+        fitted.remove()
+        with contextlib.suppress(AttributeError):
+            del script.model.head.forward
+        script.optimizer.zero_grad()
+        self.assertEqual(different(Script().run(2), script.run(2)), [])
+
+    def test_models_that_are_refused(self):
+        class FSDPModule(nn.Linear):
+            pass
+
+        for model, text in ((FSDPModule(2, 2), "'' is a FSDPModule, which is not planned: its parameters come and go"),
+                            (nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "'0' is a DataParallel"),
+                            (nn.Linear(2, 2, device="meta"), "on 'meta' .valid: cpu, cuda"),
+                            (nn.ReLU(), "on no device; expected one device")):
+            with self.assertRaisesRegex(SpillwayError, text):
+                fit(model)
+
+    def test_sizes(self):
+        for text, size in (("8GiB", 8 << 30), ("1.5 MB", 1500000), (7, 7), ("12 B", 12)):
+            self.assertEqual(parse_bytes(text), size)
+        for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB"):
+            with self.assertRaisesRegex(SpillwayError, "expected a number of bytes above 0, or a number and a unit"):
+                parse_bytes(text)
+
+
+if __name__ == "__main__":
+    unittest.main()
