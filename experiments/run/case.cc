@@ -89,7 +89,8 @@ constexpr CaseKey kKeys[] = {
      [](const Case& c) { return fmt::format("{}", fmt::join(c.pools, " ")); }, "no pool is given"},
     {"cost", "cost", Kind::kText, "auto", nullptr,
      "Kernel times: auto (a recorded table if it has all kernels, else interpolation between "
-     "recorded batches, else roofline), roofline, or a cost table file",
+     "recorded batches, else roofline; for a step that was recorded without a GPU, a table of "
+     "operators), roofline, or the file of a cost table or of a table of operators",
      [](Case& c, const std::string& text) { c.cost = text; },
      [](const Case& c) { return c.cost.text(); }},
     {"allocator", "allocator", Kind::kText, "best-fit", nullptr, "Device allocator, or help",

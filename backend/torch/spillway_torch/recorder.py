@@ -21,7 +21,7 @@ from .ledger import Ledger, Storage
 from .meter import Mark, Meter
 from .modules import Modules
 from .scratch import scratch_of
-from .shapes import SHAPES
+from .shapes import CONVOLUTIONS, SHAPES, as_cudnn_lays_out
 from .target import Target
 from .values import Values
 
@@ -217,6 +217,8 @@ class Watch(TorchDispatchMode):
                     raise SpillwayError(f"aten::{facts.name}{self.place()} got tensors of the host and of the pretended device "
                                         f"'{self.target.name}'; make models inside pretend or move them there") from error
                 raise
+        if on_device and self.target.cuda and facts.packet in CONVOLUTIONS:
+            result = as_cudnn_lays_out(facts.packet, args, result)
         if on_device and facts.packet == "_scaled_dot_product_cudnn_attention" and not args[4]:
             result = (result[0], None, *result[2:])  # without a gradient, cuDNN keeps no sums of the softmax
         if on_device and facts.packet in table.HOST_OUTPUTS:

@@ -1,4 +1,4 @@
-"""Results without data of operators for which some releases of PyTorch cannot make them."""
+"""Results without data of operators for which PyTorch cannot make them, or lays them out differently than a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
+
+
+def as_cudnn_lays_out(packet: str, args: Any, result: Any) -> Any:
+    """Returns the results of a convolution, or of its gradients, with the channels last where cuDNN leaves them last.
+
+    cuDNN computes with the channels last if one of two tensors has them last (aten/src/ATen/native/ConvUtils.h).
+    """
+    if packet == "convolution":
+        return _laid_out(result, *args[:2])
+    gradient, x, weight = args[:3]
+    return _laid_out(result[0], gradient, weight), _laid_out(result[1], x, gradient), result[2]
+
+
+def _laid_out(result: Any, *tensors: torch.Tensor) -> Any:
+    formats = {suggest_memory_format(t) for t in tensors if t.stride(1) > 0}  # 0: a number that is repeated
+    formats &= {torch.channels_last, torch.channels_last_3d}
+    if result is None or not formats or result.dtype == torch.float64:
+        return result
+    return torch.empty_like(result, memory_format=formats.pop())
+
+
+CONVOLUTIONS = frozenset(("convolution", "convolution_backward"))
 
 
 def _efficient_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, keeps_sums: bool,

@@ -229,6 +229,18 @@ class LifetimeTest(unittest.TestCase):
         self.assertEqual([(s.packed, len(s.unpacked)) for s in recording.saved], [(1, 1), (2, 1)])
 
 
+    def test_convolutions_keep_the_channels_last(self):
+        with pretend("cuda:sm_90"), torch.device("cuda"):
+            last, first = ({"memory_format": form} for form in (torch.channels_last, torch.contiguous_format))
+            for layer, form, expected in ((torch.nn.Conv2d(4, 6, 3), last, True), (torch.nn.Conv2d(4, 6, 3), first, False),
+                                          (torch.nn.Conv2d(4, 6, 1), last, True), (torch.nn.Conv2d(4, 4, 3, groups=4), last, True),
+                                          (torch.nn.ConvTranspose2d(4, 6, 2, stride=2), last, True)):
+                x = torch.randn(2, 4, 8, 8).to(**form).requires_grad_()
+                y = layer.to(**form)(x)
+                self.assertEqual(y.is_contiguous(memory_format=torch.channels_last), expected, layer)
+                gradient, = torch.autograd.grad(y, x, torch.ones_like(y))
+                self.assertEqual(gradient.is_contiguous(memory_format=torch.channels_last), expected, layer)
+
     def test_gradients_are_clipped_as_on_a_gpu(self):
         names = [o.packet for o in recording_of(cases.grad_scaling, GPU).operators]
         at = names.index("_foreach_norm")

@@ -256,7 +256,7 @@ void AddFit(Command& program, Session& session) {
              "smaller batch is a change that may make the one with a larger batch fit")
       .Required();
   AddCaseOptions(verb, kLoweringKeys, options.asked);
-  AddCaseOptions(verb, {"timeout", "in-process"}, options.asked);
+  AddCaseOptions(verb, {"cost", "timeout", "in-process"}, options.asked);
   verb.Texts("--device", options.devices,
              "NAME or FILE.toml, then :key=value,... for changes; or help; one or more (default: "
              "every device that comes with the program)");
