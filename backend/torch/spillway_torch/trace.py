@@ -93,7 +93,7 @@ class _Writer:
             for place, (first, size) in enumerate(self.recording.workspaces):
                 if first == number:
                     name = f"workspace.{place}"
-                    self.tensors.append({"name": name, "kind": "optimizer_state", "shape": [size], "size": size})
+                    self.tensors.append({"name": name, "kind": "optimizer_state", **_form((), size, torch.uint8)})
                     self.make_allocation(f"empty.{name}", name, number)
             if number < len(self.operators):
                 self.make_op(number)
@@ -189,7 +189,7 @@ class _Writer:
             if self.requests and use.before and use.storage.request is not None:
                 self.tensors[-1]["request"] = use.storage.request
         if unused:
-            self.tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused})
+            self.tensors.append({"name": "unused", "kind": "optimizer_state", **_form((), unused, torch.uint8)})
 
     def tensor_of(self, operand: Operand) -> str:
         """Returns the name of an operand: its whole storage, or an alias for a part."""

@@ -94,7 +94,7 @@ class RecordTest(unittest.TestCase):
                 with self.subTest(name):
                     recording = recording_of(case, GPU)
                     recording.write(path)
-                    ran = program("run", path, "--policy", "as-recorded", "--device", "h100", "--format", "json")
+                    ran = program("run", path, "--policy", "as-recorded", "--device", "h100", "--cost", "roofline", "--format", "json")
                     self.assertEqual(ran.returncode, 0, ran.stderr)
                     row = json.loads(ran.stdout)["rows"][0]
                     self.assertEqual(row["peak_requested_bytes"], recording.peak_requested)

@@ -248,8 +248,7 @@ void AddFit(Command& program, Session& session) {
                               "Tell if a workload fits under PyTorch's allocator, and which "
                               "changes make it fit; exit code 1 if no unchanged workload fits "
                               "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB",
-                   "fit gpt2-512.json gpt2-1024.json --vary length"};
+  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
