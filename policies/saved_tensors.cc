@@ -162,6 +162,7 @@ class Rewriter {
     tensor.alias_of.reset();
     tensor.offset = Bytes(0);
     tensor.held_until.reset();
+    tensor.request.reset();
     to_.tensors.push_back(std::move(tensor));
     return static_cast<TensorId>(to_.tensors.size() - 1);
   }

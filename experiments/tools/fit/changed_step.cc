@@ -129,6 +129,7 @@ class TwoPasses {
     if (!copies_[Index(id)]) {
       Tensor copy = part_.tensor(id);
       copy.name = NewName(copy.name);
+      copy.request.reset();
       if (IsGradient(id)) copy.kind = TensorKind::kGradient;
       if (copy.alias_of) copy.alias_of = Second(*copy.alias_of);
       copies_[Index(id)] = static_cast<TensorId>(to_.tensors.size());
@@ -251,6 +252,7 @@ class Halved {
     tensor.name += IsHalved(id) ? ".float32" : ".bfloat16";
     tensor.alias_of.reset();
     tensor.offset = Bytes();
+    tensor.request.reset();
     tensor.kind = near.phase == Phase::kForward ? TensorKind::kActivation : TensorKind::kGradient;
     if (IsHalved(id)) {
       tensor.held_until.reset();

@@ -599,9 +599,12 @@ def optimizers(grid: Grid) -> Iterator[Entry]:
 
 
 def _parameters(new: Maker, tensors: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Returns parameters with gradients: half of them vectors, the others matrices of equal size."""
+    """Returns parameters with gradients: half of them vectors, the others matrices of equal size.
+
+    The widths are even, as those of models, because kernels over lists are slower on tensors of odd sizes.
+    """
     matrices = -(-tensors // 2)
-    width = max(math.isqrt(size // matrices), 1)
+    width = max(math.isqrt(size // matrices) // 2 * 2, 2)
     found = [new(width, *((width,) if i < matrices else ()), dtype=dtype, grad=True) for i in range(tensors)]
     for parameter in found:
         parameter.grad = new(*parameter.shape, dtype=dtype) * 1e-3
