@@ -44,8 +44,9 @@ Trace TwoBlocks() {
   op("c.bwd", Phase::kBackward, {"dc", "b"}, "db", "h.1/c");
   op("b.bwd", Phase::kBackward, {"db", "a", "w"}, "da", "h.0/b");
   Trace trace = builder.Build();
-  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes()};
+  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes(), {{Bytes(4)}}};
   for (Op& each : trace.ops) each.recorded.emplace();
+  trace.tensors[1].request = 0;  // of w; a copy of w is another request
   trace.Validate();
   return trace;
 }
