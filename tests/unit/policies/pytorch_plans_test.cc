@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "policies/as_recorded.h"
@@ -152,6 +154,14 @@ TEST(PyTorchPlansTest, SaveOnCpuMovesAllThatBackwardReads) {
   EXPECT_THAT(TextOf(trace, plan),
               ElementsAre(Pair("a", "offload"), Pair("b", "offload"), Pair("c", "offload"),
                           Pair("d", "offload"), Pair("w", "offload")));
+}
+
+// A tensor that comes back is another request of the program.
+TEST(PyTorchPlansTest, CopiesHaveNoRequest) {
+  const Trace trace = TwoBlocks();
+  const Trace applied = ApplySavedTensors(trace, SaveOnCpu(trace), testing::FixedCost());
+  EXPECT_GT(applied.tensors.size(), trace.tensors.size());
+  EXPECT_EQ(std::ranges::count(applied.tensors, std::optional(uint32_t{0}), &Tensor::request), 1);
 }
 
 // What backward writes, and parameters that forward changes, never come back.
