@@ -371,13 +371,14 @@ double BalanceOf(const Device& device) {
          static_cast<double>(device.dram.bytes_per_second);
 }
 
-// Returns the path of the table of operators for a device; nullopt if there is no table.
+// Returns the path, below a data directory, of the table of operators for a device; nullopt if
+// there is no table.
 std::optional<fs::path> FindOperatorTable(const Device& device) {
   std::optional<fs::path> nearest;
   double least = std::numeric_limits<double>::infinity();
   for (const std::string& name : DeviceNames()) {
-    const auto path = FindDataFile(fs::path("traces/recorded/operators") / (name + ".json.zst"));
-    if (!path) continue;
+    const fs::path path = fs::path("traces/recorded/operators") / (name + ".json.zst");
+    if (!FindDataFile(path)) continue;
     const Device other = LoadDevice(name);
     const bool same = std::ranges::find_first_of(device.gpus, other.gpus) != device.gpus.end();
     const double distance = same ? -1 : std::abs(std::log(BalanceOf(device) / BalanceOf(other)));
@@ -408,10 +409,10 @@ const OperatorTable& ReadOperatorTable(const fs::path& path) {
       .first->second;
 }
 
-// Gives a trace that was recorded without a GPU the times of a table of operators. Throws the
-// errors of `ReadOperatorTable`.
+// Gives a trace that was recorded without a GPU the times of the table of operators at `path`,
+// which manifests call `file`. Throws the errors of `ReadOperatorTable`.
 LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& path,
-                     const char* kind) {
+                     const InputFile& file) {
   const OperatorTable& table = ReadOperatorTable(path);
   LoadedCost loaded;
   loaded.timed = std::make_shared<const Trace>(table.Timed(trace));
@@ -419,7 +420,7 @@ LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& p
   loaded.model = std::make_unique<RecordedCostModel>(
       recording, device, table.gpu(),
       fmt::format("estimated from operators of {}", recording.device));
-  loaded.read.push_back({"operator_table", kind, path});
+  loaded.read.push_back(file);
   return loaded;
 }
 
@@ -449,7 +450,7 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
   } else if (source.automatic()) {
     if (HasNoTimes(trace)) {
       if (const auto table = FindOperatorTable(device)) {
-        return TimedCost(trace, device, *table, "data");
+        return TimedCost(trace, device, *FindDataFile(*table), {"operator_table", "data", *table});
       }
     }
     loaded.model = FindCost(trace, device);
@@ -464,7 +465,9 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
       throw UsageError(UnknownName("cost", path, {"auto", "roofline"}) +
                        ", or the path of a cost table");
     }
-    if (HasNoTimes(trace)) return TimedCost(trace, device, path, "file");
+    if (HasNoTimes(trace)) {
+      return TimedCost(trace, device, path, {"operator_table", "file", path});
+    }
     loaded.model = std::make_unique<TableCostModel>(ReadCostTable(path), device);
     loaded.read.push_back({"cost_table", "file", path});
   }

@@ -69,7 +69,7 @@ std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& dev
 
 // A file or generated trace that a run depends on.
 struct InputFile {
-  std::string role;    // "trace", "device", "cost_table", "densities", "policy"
+  std::string role;    // "trace", "device", "cost_table", "operator_table", "policy"
   std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
   std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
 };

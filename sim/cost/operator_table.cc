@@ -53,10 +53,10 @@ bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].tr
 }  // namespace
 
 OperatorTable::OperatorTable(const Trace& measured, const Device& gpu)
-    : gpu_(gpu), roofline_(gpu), recording_(*measured.recording) {
+    : gpu_(gpu), gpu_name_(measured.recording->device), roofline_(gpu) {
   for (const Op& op : measured.ops) {
     if (!op.recorded || op.recorded->time == Duration() || DoesNothing(op)) continue;
-    const double seconds = op.recorded->time.milliseconds() / 1e3;
+    const double seconds = op.recorded->time.seconds();
     const double traffic = std::max(1.0, static_cast<double>(op.slots[0].traffic.count()));
     const Entry entry{PointOf(op), std::log(seconds / RooflineSeconds(op)),
                       static_cast<double>(op.recorded->workspace.count()) / traffic};
@@ -79,7 +79,7 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
 }
 
 double OperatorTable::RooflineSeconds(const Op& op) const {
-  return roofline_.Kernels(op, 0, op.batch)[0].time.milliseconds() / 1e3;
+  return roofline_.Kernels(op, 0, op.batch)[0].time.seconds();
 }
 
 std::optional<OperatorTable::Entry> OperatorTable::EntryFor(const Trace& trace,
@@ -124,7 +124,7 @@ std::optional<OperatorTable::Entry> OperatorTable::Near(const std::string& kind,
 }
 
 Trace OperatorTable::Timed(Trace trace) const {
-  trace.recording->device = recording_.device;
+  trace.recording->device = gpu_name_;
   for (Op& op : trace.ops) {
     if (!op.recorded || op.recorded->time > Duration() || DoesNothing(op)) continue;
     const std::optional<Entry> near = EntryFor(trace, op);

@@ -50,8 +50,8 @@ class OperatorTable {
   std::optional<Entry> EntryFor(const Trace& trace, const Op& op) const;
 
   const Device gpu_;
+  const std::string gpu_name_;  // as its driver calls it
   const RooflineCostModel roofline_;
-  const Recording recording_;
   std::map<std::string, std::vector<Entry>> entries_;  // by kind, with types and without
   mutable std::mutex mutex_;
   mutable std::map<std::pair<std::string, Point>, std::optional<Entry>> known_;

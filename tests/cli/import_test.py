@@ -133,6 +133,10 @@ class ImportTest(ImportCase):
         run = ("run", trace, *DEVICE, "--policy", "as-recorded")
         self.assertIn("estimated from operators of NVIDIA H200", self.ok(*run))
         self.assertIn("analytic", self.ok(*run, "--cost", "roofline"))
+        self.ok(*run, "-o", self.directory / "r.csv")
+        inputs = json.loads((self.directory / "r.csv.manifest.json").read_text())["inputs"]
+        tables = [file["name"] for file in inputs if file["role"] == "operator_table"]
+        self.assertEqual(tables, ["traces/recorded/operators/h200.json.zst"])
 
     def test_wrong_files(self):
         name = "resnet50-b32"

@@ -38,11 +38,7 @@ class Ledger:
         # The requests until the first step begins: the size, and how many had been made when the memory was given back, or
         # -1 if it was not.
         self.requests: list[list[int]] = []
-        self.started = False
-
-    def start(self) -> None:
-        """Says that the first step begins."""
-        self.started = True
+        self.started = False  # whether the first step has begun
 
     def find(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
         """Returns the storage of a tensor; a storage never seen was born at `born`, by default before the recording."""

@@ -120,7 +120,7 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
             watch = stack.enter_context(Watch(wanted.shown.type, wanted, meter))
         else:
             watch = stack.enter_context(pretend(target)).watch
-        watch.ledger.start()
+        watch.ledger.started = True
         for _ in range(warm_up):
             step()
         trial = Tape()

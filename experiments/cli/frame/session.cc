@@ -267,7 +267,7 @@ void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest) {
     const std::string joined = fmt::format("{}", fmt::join(values, " "));
     if (!joined.empty()) manifest.configuration.emplace_back(key.name, joined);
   }
-  for (const char* role : {"trace", "device", "cost_table", "densities"}) {
+  for (const char* role : {"trace", "device", "cost_table", "operator_table", "densities"}) {
     for (const LoadedCase& loaded : cases) {
       for (const InputFile& file : loaded.inputs->read()) {
         if (file.role == role) manifest.AddInput(file.role, file.source, file.name);

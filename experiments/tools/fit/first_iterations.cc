@@ -46,7 +46,8 @@ class Recorder {
     return op.phase == Phase::kUpdate || std::ranges::count(op.inputs, id) == 0;
   }
 
-  // Repeats the requests before the first iteration. A tensor is as large as it is now.
+  // Repeats the requests before the first iteration. A tensor is as large as it is now, and
+  // is not requested if a change has taken it out of the memory.
   void SetUp() {
     const std::vector<SetupRequest>& requests = trace_.recording->requests;
     std::vector<std::optional<TensorId>> tensors(requests.size());
@@ -58,7 +59,7 @@ class Recorder {
     for (size_t i = 0; i < requests.size(); ++i) {
       for (const uint32_t block : freed[i]) log_.Free(block);
       if (tensors[i]) {
-        Allocate(*tensors[i]);
+        if (trace_.tensor(*tensors[i]).size > Bytes()) Allocate(*tensors[i]);
         continue;
       }
       const uint32_t block = log_.Allocate(requests[i].size);

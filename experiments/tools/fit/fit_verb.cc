@@ -61,7 +61,7 @@ void Describe(const FitVerbOptions& options, const std::vector<std::string>& dev
   manifest.configuration.emplace_back("outside", options.outside);
   manifest.configuration.emplace_back("batch", options.batch);
   manifest.configuration.emplace_back("vary", options.vary);
-  for (const char* role : {"trace", "device", "cost_table"}) {
+  for (const char* role : {"trace", "device", "cost_table", "operator_table"}) {
     for (const std::string& workload : options.workloads) {
       for (const std::string& device : devices) {
         Case asked = options.asked;

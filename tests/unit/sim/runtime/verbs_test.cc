@@ -14,6 +14,7 @@
 namespace spillway {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -81,7 +82,8 @@ TEST(VerbsTest, AStorageThatMayNotMoveStays) {
       {});
   const auto result = testing::RunSim(trace, testing::FixedCost(Duration::Nanoseconds(5)), policy);
   EXPECT_THAT(result.violations, IsEmpty());
-  EXPECT_THAT(testing::DecisionText(trace, result.report), Not(HasSubstr("d2h y1")));
+  EXPECT_THAT(testing::TimelineText(trace, result.report),
+              AllOf(HasSubstr("d2h x"), Not(HasSubstr("d2h y1"))));
 }
 
 // The peer is twice as fast as the host and has room for one tensor. The host has room for another.

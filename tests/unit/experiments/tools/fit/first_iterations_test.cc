@@ -65,6 +65,10 @@ TEST(FirstIterationsTest, BeginsWithTheRequestsBefore) {
   EXPECT_EQ(TextOf(RequestsOfFirst(trace, 0)), " +9 +20 -9 +5 +8 -8 +60");
   trace.tensors[1].size = Bytes(10);  // as a change of the program may make it
   EXPECT_EQ(TextOf(RequestsOfFirst(trace, 0)), " +9 +10 -9 +5 +8 -8 +60");
+  trace.tensors[1].request.reset();
+  trace.tensors[0].request = 1;
+  trace.tensors[0].size = Bytes();  // x is taken out of the memory
+  EXPECT_EQ(TextOf(RequestsOfFirst(trace, 0)), " +9 -9 +5 +8 -8 +10 +60");
 }
 
 // A library's workspace, which an op without inputs stands for, is allocated in the first iteration
