@@ -21,18 +21,21 @@ from .plan import OFFLOAD, REBUILD
 from .tape import Op, Tape
 
 
-def ask(tape: Tape, candidates: list[Saved], budget: int, *, policy: str, device: str) -> dict[int, str]:
+def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[int, str]:
     """Returns the actions that a policy of the program chooses, by storage; empty if it says that nothing fits.
 
-    policy: as the option --policy takes it ("joint:effort=2").
-    device: as the option --device takes it ("h200").
-
-    Raises `ProgramError` if the program is missing or fails.
+    The policy (as the option --policy takes it, "joint:effort=2") sees the recorded times of operators, the measured bandwidth of
+    copies, and a pool without fragmentation, because a budget counts allocated bytes. Raises `ProgramError` if the program is
+    missing or fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         trace, decisions = pathlib.Path(folder) / "step.json", pathlib.Path(folder) / "decisions.json"
         write_trace(_Writer(tape, candidates).trace(), trace)
-        allocator = "pytorch" if tape.device == "cuda" else "best-fit"
+        device = str(pathlib.Path(folder) / "device.toml")
+        copies = f"{tape.bandwidth:.0f}B/s"
+        run_program("new-device", "recorded", "--memory", f"{2 * max(budget, *tape.used)}B", "--flops", "1TFLOP/s", "--bandwidth", "1TB/s",
+                    "--h2d", copies, "--d2h", copies, "--source", "the recording", "-o", device)
+        allocator = "stitched" if tape.device == "cuda" else "best-fit"
         run_program("run", str(trace), "--device", device, "--memory", f"{budget}B", "--allocator", allocator, "--policy", policy,
                     "--host", "none", "--export-decisions", str(decisions))
         if not decisions.exists():

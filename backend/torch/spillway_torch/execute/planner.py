@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import itertools
+import logging
 
-from ..errors import SpillwayError
+from ..errors import ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
 from .tape import Tape
 
 NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
+POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES = 12
 MOST_TRIED = 400  # changes to single storages
@@ -21,7 +22,9 @@ OPERATOR_SECONDS = 15e-6  # host time of an operator of the program, on a machin
 REPLAY_SECONDS = 45e-6  # the same of one that runs again
 COPY_SECONDS = 100e-6  # the same of bringing a storage out and back
 
-Actions = dict[int, str]
+log = logging.getLogger("spillway_torch")
+
+Actions = dict[int, str]  # without the storages that stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,7 @@ class _Outcome:
 
     memory: list[int]  # bytes, most between a position and the next one
     seconds: float
+    host: float  # of them, at least
     releases: dict[int, list[int]]
     prefetches: dict[int, list[int]]
     drops: dict[int, list[int]]
@@ -69,6 +73,9 @@ class _Model:
         planned = {s.storage for s in self.candidates}
         self.bytes = {s: tape.rounded(s) for s in planned}
         self.death = {s.storage: s.dies for s in self.candidates if s.dies is not None}
+        self.dying = {s: (bisect.bisect_right(self.starts, dies) - 1, bisect.bisect_left(self.starts, dies))
+                      for s, dies in self.death.items()}  # the positions around a death
+        self.reads = [(u.pack.value[0], u.position) for u in tape.unpacks if u.pack.value[0] in self.saved]
         for storage in {p.value[0] for p in tape.packs}:
             recorded = tape.storages[storage]
             if storage not in planned and recorded.born >= 0:  # it stays until its last use
@@ -81,10 +88,6 @@ class _Model:
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
         for at in range(begin, end):
             memory[at] += size
-
-    def at(self, position: int) -> float:
-        """Returns the time at which a position is reached, in seconds, without waiting."""
-        return self.clock[self.starts[position]]
 
     def floor(self) -> Floor:
         """Returns what remains if each candidate is present only while an operator uses it."""
@@ -109,7 +112,7 @@ class _Model:
         change = [0] * (len(self.base) + 1)
         for saved in self.candidates:
             spans = fetched.get(saved.storage, [])
-            if actions.get(saved.storage, KEEP) == KEEP:
+            if saved.storage not in actions:
                 spans = [(self.death[saved.storage], held[saved.storage])]
             else:
                 spans = [(self.starts[begin], end) for begin, end in spans]
@@ -118,18 +121,23 @@ class _Model:
                 change[end] -= self.bytes[saved.storage]
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
-        rebuild, host = 0.0, OPERATOR_SECONDS * len(self.tape.ops)
+        host, delays = OPERATOR_SECONDS * len(self.tape.ops), [0.0] * (len(self.starts) + 1)
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
-            rebuild += chain.seconds
+            delays[position + 1] += chain.seconds
             host += REPLAY_SECONDS * len(chain.ops)
-        releases, stalls = self._copies_out(actions, memory, fetched, budget)
-        prefetches, late = self._copies_in(actions, memory, fetched, budget)
-        host = (host + COPY_SECONDS * len(prefetches)) * (self.tape.device == "cuda")
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host),
-                        _by_position(releases), _by_position(prefetches), drops)
+        times = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # of positions, without waiting
+        rebuild = sum(delays)
+        releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
+        gone = {s for released in releases.values() for s in released}
+        needs = [(begin, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD
+                 for begin, _ in (spans if s in gone else spans[1:])]
+        prefetches, late = self._copies_in(memory, needs, budget, times)
+        host = (host + COPY_SECONDS * sum(a == OFFLOAD for a in actions.values())) * (self.tape.device == "cuda")
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host), host,
+                        releases, prefetches, drops)
 
     def _held(self, actions: Actions) -> dict[int, int]:
         """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
@@ -148,7 +156,7 @@ class _Model:
         and the positions at which storages are rebuilt.
         """
         actions = choice.actions
-        touches = self._touches(actions)
+        touches, touched = self._touches(actions)
         drops: dict[int, list[int]] = {}
         spans: dict[int, list[tuple[int, int]]] = {}
         present: dict[int, int] = {}
@@ -158,24 +166,25 @@ class _Model:
             waiting = [wanted]
             while waiting:
                 storage = waiting[-1]
-                if storage in present or actions.get(storage, KEEP) == KEEP:
+                if storage in present or storage not in actions:
                     waiting.pop()
                     continue
                 if actions[storage] == REBUILD:
-                    absent = [v[0] for v in self._sources(storage) if v[0] not in present and actions.get(v[0], KEEP) != KEEP]
+                    absent = [v[0] for v in self._sources(storage) if v[0] not in present and v[0] in actions]
                     if absent:
                         waiting += absent
                         continue
                     replayed.append((position, storage))
                 present[storage] = position
+                came.append(storage)
                 waiting.pop()
 
-        for unpack in self.tape.unpacks:
-            storage, position = unpack.pack.value[0], unpack.position
-            if storage not in self.saved:
-                continue
+        for storage, position in self.reads:
+            came: list[int] = []
             fetch(storage, position)
-            for resident in list(present):
+            for resident in dict.fromkeys((*came, *touched[position])):
+                if resident not in present:
+                    continue
                 later = bisect.bisect_right(touches[resident], position)
                 if later == len(touches[resident]) or touches[resident][later] - position > choice.near:
                     end = self.until[position] if resident == storage else self.ends[position]
@@ -183,136 +192,172 @@ class _Model:
                     drops.setdefault(position, []).append(resident)
         return drops, spans, replayed
 
-    def _touches(self, actions: Actions) -> dict[int, list[int]]:
-        """Returns where each storage is read if nothing is dropped before its last use."""
+    def _touches(self, actions: Actions) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Returns where each storage is read if nothing is dropped before its last use, and which storages each position reads."""
         touches: dict[int, list[int]] = {s: [] for s in self.saved}
+        touched: dict[int, list[int]] = {}
         present: set[int] = set()
-        for unpack in self.tape.unpacks:
-            waiting = [unpack.pack.value[0]] if unpack.pack.value[0] in self.saved else []
-            while waiting:
-                storage = waiting.pop()
-                touches[storage].append(unpack.position)
-                if actions.get(storage) == REBUILD and storage not in present:
-                    waiting += [value[0] for value in self._sources(storage)]
-                present.add(storage)
-        return touches
+        for first, position in self.reads:
+            waiting = touched[position] = [first]
+            for storage in waiting:
+                touches[storage].append(position)
+                if storage not in present:
+                    present.add(storage)
+                    if actions.get(storage) == REBUILD:
+                        waiting += [value[0] for value in self._sources(storage)]
+        return touches, touched
 
     def _sources(self, storage: int) -> list[tuple[int, int]]:
         chain = self.saved[storage].chain
         assert chain is not None
         return chain.sources
 
-    def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]],
-                    budget: int) -> tuple[list[tuple[int, int]], float]:
-        """Adds to `memory` the storages that wait for their copy; returns the releases and the seconds of stalls."""
-        releases: list[tuple[int, int]] = []
+    def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]], budget: int,
+                    times: list[float]) -> tuple[dict[int, list[int]], float]:
+        """Adds to `memory` the storages that wait for their copy; returns the releases by position, and the seconds of stalls.
+
+        A storage goes when its copy is done. Where the memory would be over the budget, the step waits for the oldest copies. One
+        that is still there at its first use stays.
+        """
+        releases: dict[int, list[int]] = {}
+        coming = [s for s in reversed(self.candidates) if actions.get(s.storage) == OFFLOAD]
+        queue: dict[int, float] = {}  # storages, the oldest first, and when their copies are done
+        joining: dict[int, list[int]] = {}  # by position: storages that the program lets go of there
+        needed: dict[int, list[int]] = {}  # by position: storages that are used first there
         done = stall = 0.0
-        for saved in self.candidates:
-            storage = saved.storage
-            if actions.get(storage) != OFFLOAD:
-                continue
-            size, first = self.bytes[storage], saved.packs[0].position
-            done = max(done, self.at(first) + stall) + size / self.tape.bandwidth
-            use = fetched[storage][0][0]
-            dies = min(bisect.bisect_right(self.starts, self.death[storage]) - 1, use)
-            release = min(max(bisect.bisect_left(self.starts, self.death[storage]), first + 1), use)
-            while release < use and self.at(release) + stall < done and memory[release] + size <= budget:
-                release += 1
-            if release < use:  # otherwise it is there until its first use
-                stall += max(0.0, done - self.at(release) - stall)
-                releases.append((release, storage))
-            self.add(memory, dies, release, size)
+        waiting = 0  # bytes
+        for at in range(coming[-1].packs[0].position if coming else 0, len(self.starts)):
+            if not coming and not queue:
+                break
+            for storage in joining.pop(at, ()):
+                waiting += self.bytes[storage]
+            for storage in needed.pop(at, ()):
+                if queue.pop(storage, None) is not None:
+                    waiting -= self.bytes[storage]
+            now = times[at] + stall
+            if queue and (memory[at] + waiting > budget or next(iter(queue.values())) <= now):
+                for storage, end in list(queue.items()):
+                    if self.dying[storage][1] <= at and (memory[at] + waiting > budget or end <= now):
+                        stall += max(0.0, end - now)
+                        now = max(now, end)
+                        waiting -= self.bytes[storage]
+                        releases.setdefault(at, []).append(storage)
+                        del queue[storage]
+            memory[at] += waiting
+            while coming and coming[-1].packs[0].position == at:
+                storage = coming.pop().storage
+                done = max(done, now) + self.bytes[storage] / self.tape.bandwidth
+                queue[storage] = done
+                use = fetched[storage][0][0]
+                needed.setdefault(use, []).append(storage)
+                if self.dying[storage][0] < use:
+                    joining.setdefault(max(self.dying[storage][0], at + 1), []).append(storage)
         return releases, stall
 
-    def _copies_in(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]],
-                   budget: int) -> tuple[list[tuple[int, int]], float]:
-        """Chooses when copies to the device start, and adds them to `memory`; returns them and the seconds of stalls."""
-        needs = sorted(((begin, end, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD for begin, end in spans),
-                       reverse=True)
-        starts: list[tuple[int, int]] = []
+    def _copies_in(self, memory: list[int], needs: list[tuple[int, int]], budget: int,
+                   times: list[float]) -> tuple[dict[int, list[int]], float]:
+        """Chooses when copies to the device start, and adds them to `memory`; returns them by position, and the seconds of stalls.
+
+        needs: positions at which storages must be back, and the storages.
+        """
+        starts: list[tuple[int, int, int]] = []
         wanted = float("inf")
-        for begin, _, storage in needs:
+        for begin, storage in sorted(needs, reverse=True):
             size = self.bytes[storage]
-            wanted = min(wanted, self.at(begin)) - size / self.tape.bandwidth
+            wanted = min(wanted, times[begin]) - size / self.tape.bandwidth
             position = begin
-            while (position > 0 and self.at(position) > wanted and position - 1 not in self.touched
+            while (position > 0 and times[position] > wanted and position - 1 not in self.touched
                    and memory[position - 1] + size <= budget):
                 position -= 1
-            self.add(memory, position, begin, size)
-            starts.append((position, storage))
+                memory[position] += size
+            starts.append((position, begin, storage))
         late = done = 0.0
-        for (position, storage), (begin, _, _) in sorted(zip(starts, needs)):
-            done = max(done, self.at(position) + late) + self.bytes[storage] / self.tape.bandwidth
-            late += max(0.0, done - self.at(begin) - late)
-        return starts, late
-
-
-def _by_position(pairs: list[tuple[int, int]]) -> dict[int, list[int]]:
-    table: dict[int, list[int]] = collections.defaultdict(list)
-    for position, storage in pairs:
-        table[position].append(storage)
-    return dict(table)
+        prefetches: dict[int, list[int]] = {}
+        for position, begin, storage in sorted(starts):
+            prefetches.setdefault(position, []).append(storage)
+            done = max(done, times[position] + late) + self.bytes[storage] / self.tape.bandwidth
+            late += max(0.0, done - times[begin] - late)
+        return prefetches, late
 
 
 def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
     """Returns the plan that carries out the given actions. REQUIRES: the tape allows them."""
     model = _Model(tape, 0)
-    return _plan(model, _Choice(actions, NEAR[0]), budget)
+    return _plan(model, _Choice({s: a for s, a in actions.items() if a != KEEP}, NEAR[0]), budget)
 
 
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
-              policy: str | None = None, device: str = "h200") -> Plan:
+              policy: str | None = None) -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
-    policy, device: a policy of the program `spillway` ("joint:effort=1") that chooses, on a device that it knows; changes to
-        single storages then bring the peak within the budget. By default nobody else is asked.
+    policy: a policy of the program `spillway` that chooses ("joint:effort=2"). By default, on a GPU, it is `POLICY`, if the program
+        is there; on a CPU nobody is asked.
 
-    Without a policy, it tries shares of what can be rebuilt, the cheapest first, and offloads as few of the rest as bring the
-    peak down, the first saved first. Raises `SpillwayError`, which names the floor, if it finds no such plan.
+    Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
+    offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve the better
+    one. If a policy is named, only its choice is improved.
+
+    Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
     model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
     floor = model.floor()
     if budget < floor.bytes:
         raise SpillwayError(floor.sentence(budget))
-    search = _Search(model, budget, moves)
-    search.consider(_Choice({}, NEAR[0]))
-    if search.score[0]:
-        chosen = ask(tape, model.candidates, budget, policy=policy, device=device) if policy is not None else {}
-        for near in NEAR:
-            if policy is None:
-                search.shares(near)
-            else:
-                search.consider(_Choice(chosen, near))
-    search.improve()
-    plan = _plan(model, search.best, budget)
-    if search.score[0]:
+    searches = [_Search(model, budget, moves)]
+    searches[0].consider(_Choice({}, NEAR[0]))
+    if searches[0].score[0]:
+        if policy is None:
+            searches[0].shares(NEAR[0])
+        chosen = _chosen(model, budget, moves, policy)
+        if chosen:
+            searches.append(_Search(model, budget, moves))
+            searches[-1].consider(_Choice(chosen, NEAR[0]))
+    for search in searches:
+        search.improve()
+    best = min(searches, key=lambda search: search.score)
+    plan = _plan(model, best.best, budget)
+    if best.score[0]:
         raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
                             f"{floor.bytes:,}): give a larger budget")
     return plan
 
 
+def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | None) -> Actions:
+    """Returns what a policy of the program chooses; nothing if none is named and none can be asked."""
+    if policy is None and (model.tape.device == "cpu" or set(moves) != {OFFLOAD, REBUILD}):
+        return {}
+    try:
+        chosen = ask(model.tape, model.candidates, budget, policy or POLICY)
+    except ProgramError as error:
+        if policy is not None:
+            raise
+        log.warning("spillway: the program was not asked for a plan: %s", error)
+        return {}
+    return {storage: action for storage, action in chosen.items() if action in moves}
+
+
 def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
-    return Plan(budget, {s: a for s, a in choice.actions.items() if a != KEEP}, outcome.releases, outcome.prefetches,
+    return Plan(budget, choice.actions, outcome.releases, outcome.prefetches,
                 outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
 
 
 class _Search:
-    """The best choice that was considered: the least over the budget, then the fastest."""
+    """The best choice that was considered: the least over the budget, then the fastest, then the one with the fewest actions."""
 
     def __init__(self, model: _Model, budget: int, moves: tuple[str, ...]) -> None:
         self.model = model
         self.budget = budget
         self.moves = moves
         self.best = _Choice({}, NEAR[0])
-        self.score: tuple[float, float] = (float("inf"), 0.0)
+        self.score: tuple[float, float, float] = (float("inf"), 0.0, 0.0)
 
     def consider(self, choice: _Choice) -> float:
         """Returns the bytes that the choice is over the budget, summed over positions."""
         outcome = self.model.simulate(choice, self.budget)
-        score = outcome.excess(self.budget), outcome.seconds
+        score = outcome.excess(self.budget), outcome.seconds, outcome.host
         if score < self.score:
             self.best, self.score = choice, score
         return score[0]
@@ -333,13 +378,18 @@ class _Search:
 
     def improve(self) -> None:
         """Considers changes to single storages, the largest first, until none helps or enough were tried."""
+        for near in NEAR[1:]:
+            self.consider(_Choice(self.best.actions, near))
         tried, before = 0, None
         while self.best.actions and self.score != before and tried < MOST_TRIED:
             before = self.score
             for saved in sorted(self.model.candidates, key=lambda s: -s.bytes):
                 for action in (KEEP, *self.moves):
                     if self.best.actions.get(saved.storage, KEEP) != action and (action != REBUILD or saved.chain is not None):
-                        self.consider(_Choice({**self.best.actions, saved.storage: action}, self.best.near))
+                        changed = {**self.best.actions, saved.storage: action}
+                        if action == KEEP:
+                            del changed[saved.storage]
+                        self.consider(_Choice(changed, self.best.near))
                         tried += 1
                 if tried >= MOST_TRIED:
                     break
