@@ -6,8 +6,6 @@ depends on such an argument, the step runs under this mode.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,40 +50,41 @@ def _shown(value: Any) -> Any:
 Call = tuple[Any, int, Any]  # the function, the number of the next node, the arguments
 
 
-class Calls(TorchFunctionMode):
-    """Follows the calls of a step; with `expected`, those of the recorded step, it compares them."""
+class RecordedCalls(TorchFunctionMode):
+    """The calls of a step that is recorded. `torch._C.DisableTorchFunction` hides calls that are not the program's."""
 
-    def __init__(self, base: int, expected: list[Call] | None = None) -> None:
+    def __init__(self, base: int) -> None:
         super().__init__()
         self.made: list[Call] = []
-        self.count = 0
-        self.difference: str | None = None
-        self.inside = False  # a call is running
+        self.running: int | None = None  # the index of the call that is running
         self._base = base
-        self._expected = expected
-        self._paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._paused or self.difference or getattr(func, "__name__", "") == "__get__":
+        if getattr(func, "__name__", "") == "__get__":
             return func(*args, **(kwargs or {}))
-        call = (func, current_number() - self._base, [_shown(args), _shown(kwargs)])
-        if self._expected is None:
-            self.made.append(call)
-        elif self.count >= len(self._expected) or call != self._expected[self.count]:
-            name = getattr(func, "__name__", str(func))
-            self.difference = f"the call {self.count} of PyTorch, {name}, differs from the recorded step"
-        self.count += 1
-        self.inside = True
+        self.running = len(self.made)
+        self.made.append((func, current_number() - self._base, [_shown(args), _shown(kwargs)]))
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self.inside = False
+            self.running = None
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Calls inside are not the program's."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+
+class ComparedCalls(TorchFunctionMode):
+    """Compares those calls of a step that run one of the watched functions with the recorded ones."""
+
+    def __init__(self, base: int, watched: frozenset[Any], expected: list[Call]) -> None:
+        super().__init__()
+        self.count = 0
+        self.difference: str | None = None
+        self._base = base
+        self._watched = watched
+        self._expected = expected
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._watched and self.difference is None:
+            call = (func, current_number() - self._base, [_shown(args), _shown(kwargs)])
+            if self.count >= len(self._expected) or call != self._expected[self.count]:
+                self.difference = f"the call {self.count} of {func.__name__} and the like differs from the recorded step"
+            self.count += 1
+        return func(*args, **kwargs) if kwargs else func(*args)

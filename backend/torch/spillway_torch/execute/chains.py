@@ -9,6 +9,7 @@ from .graph import Edge, Walk
 from .tape import IGNORED, Op, Pack, Ref, Tape, Value
 
 MOST_OPS = 64  # of a chain
+LAYOUT = frozenset(("layout", "memory_format", "device", "pin_memory", "non_blocking"))  # arguments that do not change values
 
 
 @dataclasses.dataclass
@@ -37,7 +38,7 @@ class Chain:
     sources: list[Value]  # values that autograd saved before
     parameters: list[int]  # storages of parameters that the operators read
     walk: Walk
-    calls: bool  # arguments of the operators show in the calls of PyTorch's functions only
+    calls: list[int]  # calls of PyTorch's functions, which alone show some arguments of the operators
     seconds: float
     temporary: int  # most bytes that exist while it runs, in addition to its sources, without the value itself
 
@@ -98,7 +99,7 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
     ops: set[int] = set()
     sources: dict[Value, None] = {}
     parameters: dict[int, None] = {}
-    calls = False
+    calls: list[int] = []
     waiting = [saved.value]
     while waiting:
         value = waiting.pop()
@@ -111,7 +112,7 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
         if len(ops) > MOST_OPS:
             raise _Refused(f"it takes more than {MOST_OPS} operators")
         op = tape.ops[made]
-        calls |= _needs_calls(tape, op)
+        calls += _needed_calls(tape, op)
         if op.random and sum(o.random and o.position == op.position for o in tape.ops) > 1:
             raise _Refused("several operators draw random numbers between two saved tensors")
         for ref in _read(op):
@@ -137,8 +138,8 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
                  _temporary(tape, ordered, saved))
 
 
-def _needs_calls(tape: Tape, op: Op) -> bool:
-    """Returns whether arguments of the operator do not show in the graph; raises `_Refused` if they do not show at all."""
+def _needed_calls(tape: Tape, op: Op) -> list[int]:
+    """Returns the call that shows arguments which the graph does not show; raises `_Refused` if nothing shows them."""
     node = tape.graph.nodes.get(op.node) if op.node is not None else None
     if node is None or node.opaque:
         raise _Refused(f"{op.name} ran without gradient or in a function of the program")
@@ -147,12 +148,14 @@ def _needs_calls(tape: Tape, op: Op) -> bool:
     packet = op.func._schema.name.split("::")[-1]
     if packet in IGNORED and not _argument(op, "training"):
         raise _Refused(f"{op.name} reads running statistics")
-    shown = node.names() | IGNORED.get(packet, frozenset())
-    hidden = [a.name for a in op.func._schema.arguments
-              if a.name not in shown and not _has_tensor(_argument(op, a.name))]
-    if hidden and not op.called:
+    ignored = IGNORED.get(packet, frozenset()) | LAYOUT
+    hidden = [a.name for a in op.func._schema.arguments if a.name not in ignored and not _has_tensor(_argument(op, a.name))
+              and not node.shows(a.name, _argument(op, a.name))]
+    if not hidden:
+        return []
+    if op.call is None:
         raise _Refused(f"nothing shows the argument {hidden[0]} of {op.name}")
-    return bool(hidden)
+    return [op.call]
 
 
 def _argument(op: Op, name: str) -> Any:

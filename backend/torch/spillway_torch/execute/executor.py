@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 import weakref
@@ -14,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import SpillwayError
-from .calls import Calls
+from .calls import ComparedCalls
 from .chains import Saved, edge_walk, saved_storages
 from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
@@ -41,7 +42,7 @@ class _Recipe:
     geometry: Geometry  # as it is saved first
     region: tuple[int, int] = (0, 0)  # in the memory of the host
     replay: Optional[Replay] = None
-    calls: int | None = None  # calls of PyTorch's functions that its value depends on
+    calls: int | None = None  # watched calls of PyTorch's functions before it, if its value depends on them
     source: bool = False
 
 
@@ -137,10 +138,10 @@ class Executor:
         self._last: Callable[[], _Run | None] = lambda: None
         self._lock = threading.Lock()
         self.marks = frozenset(m for r in self._recipes.values() if r.replay is not None for m in r.replay.marks)
-        self.calls = any(r.calls is not None for r in self._recipes.values())
 
     def _make_recipes(self, saved: dict[int, Saved]) -> dict[int, _Recipe]:
         recipes: dict[int, _Recipe] = {}
+        tape = self.plan.tape
         waiting = [s for s, action in self.plan.actions.items() if action in (OFFLOAD, REBUILD)]
         planned = set(waiting)
         while waiting:
@@ -151,22 +152,26 @@ class Executor:
             action = self.plan.actions.get(storage, KEEP)
             if of is None or storage in planned and of.dies is None:
                 raise SpillwayError(f"storage {storage} cannot be planned: it is not saved with one value, or the program holds it")
-            recipe = _Recipe(storage, action, edge_walk(self.plan.tape, of), len(of.packs) > 1, of.bytes,
+            recipe = _Recipe(storage, action, edge_walk(tape, of), len(of.packs) > 1, of.bytes,
                              of.packs[0].geometry)
             if action == REBUILD:
                 if of.chain is None:
                     raise SpillwayError(f"storage {storage} cannot be rebuilt: {of.reason}")
                 recipe.walk = of.chain.walk
-                recipe.replay = Replay(self.plan.tape, of, of.chain)
-                recipe.calls = of.packs[0].calls if of.chain.calls else None
+                recipe.replay = Replay(tape, of, of.chain)
                 waiting += [value[0] for value in of.chain.sources]
             recipes[storage] = recipe
             for pack in of.packs:
                 self.entries[pack.position] = _Entry(recipe, pack.geometry, pack.node, pack is of.packs[0])
-        for recipe in recipes.values():
-            if recipe.replay is not None:
-                for value in recipe.replay.chain.sources:
-                    recipes[value[0]].source = True
+        rebuilt = [(recipe, recipe.replay.chain) for recipe in recipes.values() if recipe.replay is not None]
+        self.watched = frozenset(tape.calls[at][0] for _, chain in rebuilt for at in chain.calls)
+        self.calls = [call for call in tape.calls if call[0] in self.watched]
+        before = [0, *itertools.accumulate(call[0] in self.watched for call in tape.calls)]
+        for recipe, chain in rebuilt:
+            for value in chain.sources:
+                recipes[value[0]].source = True
+            if chain.calls:
+                recipe.calls = before[saved[recipe.storage].packs[0].calls]
         return recipes
 
     def _place(self) -> int:
@@ -231,7 +236,7 @@ class _Run:
         self._slots: dict[int, weakref.ref[_Slot]] = {}
         self._marks: dict[int, Any] = {}
         self._open = False
-        self._calls = Calls(self._base, executor.plan.tape.calls) if executor.calls else None
+        self._calls = ComparedCalls(self._base, executor.watched, executor.calls) if executor.watched else None
         self._hooks: Any = None
 
     def enter(self) -> None:
@@ -302,7 +307,7 @@ class _Run:
             return tensor.detach(), tensor._version, False  # backward saves it, or another thread
         if self._calls is None:
             return self._save(tensor)
-        with self._calls.paused():
+        with torch._C.DisableTorchFunction():  # its own calls are not the program's
             return self._save(tensor)
 
     def _save(self, tensor: torch.Tensor) -> Any:

@@ -16,6 +16,7 @@ Edge = Union[tuple[int, int], int, None]  # (number of a node, number of its out
 
 _PLAIN = (bool, int, float, complex, str, tuple, list, type(None), torch.dtype, torch.device, torch.layout,
           torch.memory_format)
+TYPES = ("dtype", "half_to_float")  # arguments that the type of a node's result shows
 current_number = torch._C._autograd._get_sequence_nr  # of the next node that this thread makes
 _FUNCTION = torch.autograd.function.BackwardCFunction
 
@@ -27,12 +28,19 @@ class Node:
     number: int
     name: str
     numbers: tuple[tuple[str, Any], ...]  # its arguments that are no tensors, by attribute ("_saved_eps")
+    saved: frozenset[str]  # names of all that it saves
+    made: torch.dtype  # of its operator's first result
     edges: tuple[Edge, ...]
     opaque: bool  # it is a function of the user's
 
-    def names(self) -> set[str]:
-        """Returns the names of the operator's arguments whose values the node shows."""
-        return {attribute[len("_saved_"):] for attribute, _ in self.numbers}
+    def shows(self, name: str, value: Any) -> bool:
+        """Returns whether nodes of operators with another value of the argument differ from this one.
+
+        Autograd saves a tensor, or its sizes, if there is one: where it saves none, the step saves fewer tensors.
+        """
+        if value is None and name not in TYPES:
+            return any(saved.startswith(name) for saved in self.saved)
+        return name in TYPES or any(attribute == f"_saved_{name}" for attribute, _ in self.numbers)
 
 
 class Graph:
@@ -78,8 +86,14 @@ class Graph:
                 else:
                     edges.append((before._sequence_nr() - self.base, output))
                     waiting.append(before)
-            self.nodes[number] = Node(number, function.name(), _numbers(function), tuple(edges),
-                                      isinstance(function, _FUNCTION))
+            own = isinstance(function, _FUNCTION)
+            saved = frozenset(a[len("_saved_"):] for a in dir(function) if a.startswith("_saved_") and not own)
+            self.nodes[number] = Node(number, function.name(), _numbers(function), saved, _made(function), tuple(edges), own)
+
+
+def _made(function: Any) -> torch.dtype:
+    metadata = function._input_metadata
+    return metadata[0].dtype if metadata else torch.float32
 
 
 def _numbers(function: Any) -> tuple[tuple[str, Any], ...]:
@@ -153,6 +167,8 @@ class Walk:
             function = functions[at]
             if function.name() != node.name:
                 return f"{function.name()} ran in the place of {node.name}"
+            if self._through[at] and _made(function) != node.made:
+                return f"{node.name} made {_made(function)}, and {node.made} in the recorded step"
             for attribute, value in node.numbers:
                 now = getattr(function, attribute)
                 if now != value:

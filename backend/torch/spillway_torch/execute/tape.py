@@ -22,7 +22,7 @@ from ..errors import NotRecordableError, SpillwayError
 from ..ledger import Ledger, Storage
 from ..recorder import _flops, facts_of, tensors_in
 from ..recording import _refuse_compiled
-from .calls import Call, Calls
+from .calls import Call, RecordedCalls
 from .device import Device, Host, bytes_of, device_of
 from .graph import Edge, Graph, current_number
 
@@ -65,7 +65,7 @@ class Op:
     fresh: frozenset[int]  # storages that it allocated
     written: tuple[Value, ...]  # as they are afterwards
     node: int | None  # number of the node that autograd made for it
-    called: bool  # a call of one of PyTorch's functions ran it
+    call: int | None  # the call of one of PyTorch's functions that ran it
     reads: tuple[int, ...]  # storages; a saved tensor that came back counts as the one that was saved
     random: bool
     position: int  # of the program, before it
@@ -153,7 +153,7 @@ class TapeRecorder(TorchDispatchMode):
         self._events: list[tuple[Op, Any, Any]] = []
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
-        self._calls: Calls | None = None
+        self._calls: RecordedCalls | None = None
 
     # ---- the span of a recording ----
 
@@ -163,7 +163,7 @@ class TapeRecorder(TorchDispatchMode):
         self._closing.enter_context(_refuse_compiled())
         self.tape.graph = Graph()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        self._calls = Calls(self.tape.graph.base)
+        self._calls = RecordedCalls(self.tape.graph.base)
         self.__enter__()
         self._calls.__enter__()
         self._hooks.__enter__()
@@ -281,7 +281,7 @@ class TapeRecorder(TorchDispatchMode):
         if facts.allocates:
             node = None  # its values are not determined
         assert self._calls is not None
-        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.inside, self._read(inputs), random,
+        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.running, self._read(inputs), random,
                 self._position, backward, 0.0, used, self.device.drawn(drawn, after) if random else None)
         if backward:
             op.args = op.kwargs = None  # it never runs again
@@ -346,7 +346,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         assert self._calls is not None
-        with self._silence(), self._calls.paused():
+        with self._silence(), torch._C.DisableTorchFunction():
             if torch._C._current_graph_task_id() != -1:
                 return tensor.detach()
             tape = self.tape
@@ -357,7 +357,7 @@ class TapeRecorder(TorchDispatchMode):
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
             pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
-                        self._calls.count, tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
+                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
