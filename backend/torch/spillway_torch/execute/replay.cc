@@ -1,13 +1,16 @@
 // Runs recorded operators of PyTorch again without Python: the chains of replay.py.
 //
-// It uses no header of Python and none of CUDA, so one library serves each Python, and each build of one version of PyTorch.
+// It uses no header of Python and none of CUDA, so one library serves each Python, and each build
+// of one version of PyTorch.
 //
-// A chain names storages by placeholders: tensors of the device "meta", in one storage for each recorded one. An operator is
-// added by calling it on placeholders between `capture(True)` and `capture(False)`: a fallback of the dispatcher, above all other
-// kernels, takes the arguments as PyTorch has parsed them, and runs nothing.
+// A chain names storages by placeholders: tensors of the device "meta", in one storage for each
+// recorded one. An operator is added by calling it on placeholders between `capture(True)` and
+// `capture(False)`: a fallback of the dispatcher, above all other kernels, takes the arguments as
+// PyTorch has parsed them, and runs nothing.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/native/Resize.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
 
@@ -23,13 +26,15 @@ using at::Tensor;
 using c10::IValue;
 using Key = const c10::StorageImpl*;  // the storage of a placeholder
 
-// A dispatch key whose kernels go before those of all others, and that nothing but tests of PyTorch uses.
+// A dispatch key whose kernels go before those of all others, and that nothing but tests of PyTorch
+// uses.
 constexpr c10::DispatchKey kCapture = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 struct Step {
   c10::OperatorHandle op;
   std::vector<IValue> arguments;  // with placeholders in the place of tensors
-  std::vector<std::pair<size_t, Tensor>> outputs = {};  // indices of new results, with their placeholders
+  std::vector<std::pair<size_t, Tensor>> outputs =
+      {};  // indices of new results, with their placeholders
   std::vector<Tensor> freed = {};
 };
 
@@ -64,11 +69,13 @@ struct Program {
 class Run {
  public:
   Run(const Program& program, const std::vector<Tensor>& sources) : program_(program) {
-    TORCH_CHECK(sources.size() == program.sources.size(), "the chain reads ", program.sources.size(), " storages");
+    TORCH_CHECK(sources.size() == program.sources.size(), "the chain reads ",
+                program.sources.size(), " storages");
     for (size_t i = 0; i < sources.size(); ++i) values_[KeyOf(program.sources[i])] = sources[i];
   }
 
-  // Runs the operators before `end` that have not run. Returns false if one made another layout than in the recorded step.
+  // Runs the operators before `end` that have not run. Returns false if one made another layout
+  // than in the recorded step.
   bool Advance(size_t end) {
     const Guards guards;
     torch::jit::Stack stack;
@@ -84,7 +91,8 @@ class Run {
 
   bool AdvanceToEnd() { return Advance(program_.steps.size()); }
 
-  // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it was not made.
+  // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it
+  // was not made.
   Tensor Value() const {
     const auto found = values_.find(KeyOf(program_.target));
     return found == values_.end() ? Tensor() : found->second;
@@ -109,14 +117,16 @@ class Run {
     return argument;
   }
 
-  // Returns the tensor that a placeholder stands for. A tensor of another device than "meta" stands for itself.
+  // Returns the tensor that a placeholder stands for. A tensor of another device than "meta" stands
+  // for itself.
   Tensor At(const Tensor& place) const {
     if (!place.defined() || !place.is_meta()) return place;
     const Tensor& base = values_.at(KeyOf(place));
-    if (SameLayout(base, place) && base.sizes() == place.sizes() && base.dtype() == place.dtype()) return base;
-    Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
-                                                           base.key_set(), place.dtype());
-    view.unsafeGetTensorImpl()->set_sizes_and_strides(place.sizes(), place.strides(), place.storage_offset());
+    if (SameLayout(base, place) && base.sizes() == place.sizes() && base.dtype() == place.dtype())
+      return base;
+    Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), place.dtype());
+    at::native::setStrided(view, place.sizes(), place.strides(), place.storage_offset());
     return view;
   }
 
@@ -139,7 +149,8 @@ class Run {
 // Operators that make a value again.
 class Chain : public torch::CustomClassHolder {
  public:
-  Chain(std::vector<Tensor> sources, Tensor target) : program_{std::move(sources), std::move(target), {}} {}
+  Chain(std::vector<Tensor> sources, Tensor target)
+      : program_{std::move(sources), std::move(target), {}} {}
 
   // Starts or ends to add the operators that this thread calls, which then do not run.
   void SetCapture(bool on) {
@@ -147,10 +158,13 @@ class Chain : public torch::CustomClassHolder {
     c10::impl::tls_set_dispatch_key_included(kCapture, on);
   }
 
-  // Completes the last operator: its new results by index, their placeholders, and those of storages that are not read again.
-  void Complete(const std::vector<int64_t>& indices, const std::vector<Tensor>& outputs, const std::vector<Tensor>& freed) {
+  // Completes the last operator: its new results by index, their placeholders, and those of
+  // storages that are not read again.
+  void Complete(const std::vector<int64_t>& indices, const std::vector<Tensor>& outputs,
+                const std::vector<Tensor>& freed) {
     Step& step = program_.steps.at(program_.steps.size() - 1);
-    for (size_t i = 0; i < indices.size(); ++i) step.outputs.emplace_back(indices[i], outputs.at(i));
+    for (size_t i = 0; i < indices.size(); ++i)
+      step.outputs.emplace_back(indices[i], outputs.at(i));
     step.freed = freed;
   }
 
@@ -174,7 +188,8 @@ void RunChain(torch::jit::Stack& stack) {
 }
 
 void StartRun(torch::jit::Stack& stack) {
-  auto run = std::make_unique<Run>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorVector());
+  auto run =
+      std::make_unique<Run>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorVector());
   stack.clear();
   stack.emplace_back(reinterpret_cast<int64_t>(run.release()));
 }
@@ -195,8 +210,8 @@ torch::jit::Operator Define(const char* schema, void (*function)(torch::jit::Sta
   return {schema, function, c10::AliasAnalysisKind::CONSERVATIVE};
 }
 
-// A method of a class takes three times as long to call as an operator. These do not pass the dispatcher, so that a dispatch
-// mode of the program sees the operators of the chain and not these.
+// A method of a class takes three times as long to call as an operator. These do not pass the
+// dispatcher, so that a dispatch mode of the program sees the operators of the chain and not these.
 const torch::jit::RegisterOperators kOperators({
     Define("spillway_replay::run(int chain, Tensor[] sources) -> Tensor?", RunChain),
     Define("spillway_replay::start(int chain, Tensor[] sources) -> int", StartRun),
