@@ -76,13 +76,25 @@ class LibraryTest(unittest.TestCase):
         self.assertGreater(drawn, 0)
 
     def test_it_runs_without_gradient_and_autocast(self):
-        of, device, storages, marks = replays(Stepping(MODELS["vit"]))[0]
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["vit"])) if r[0]._steps[0].name == "aten::addmm")
         want = of.run(device, storages, marks)
+        storages = {s: t.detach().requires_grad_() for s, t in storages.items()}
         with torch.autocast("cpu", torch.bfloat16), torch.enable_grad(), torch.device("meta"):
             got = of.run(device, storages, marks)
             self.assertTrue(torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"))
         self.assertTrue(torch.equal(want, got))
-        self.assertIsNone(got.grad_fn)
+        self.assertFalse(got.requires_grad)
+
+    def test_both_hold_the_same_memory(self):
+        for name, make in MODELS.items():
+            for at, (of, device, storages, marks) in enumerate(replays(Stepping(make))):
+                peaks = []
+                for run in (of._native.run, of._run_in_python):
+                    with execute_test.Live({t.untyped_storage()._cdata for t in storages.values()}) as mode:
+                        run(device, dict(storages), marks)
+                    peaks.append(mode.peak)
+                with self.subTest(name, chain=at):
+                    self.assertEqual(*peaks)
 
     def failures(self, of, device, storages, marks):
         """Returns the errors of the library and of Python."""
