@@ -12,16 +12,20 @@ import zipfile
 from unittest import mock
 
 from spillway_torch import ProgramError, find_program, run_program
+from spillway_torch.execute.replay import library_path
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
 class PackageTest(unittest.TestCase):
+    @staticmethod
+    def source(folder):
+        return shutil.copytree(PACKAGE, pathlib.Path(folder) / "source", ignore=shutil.ignore_patterns(
+            "__pycache__", "build", "dist", "*.egg-info", "*.so"))
+
     def test_it_builds_a_wheel_from_a_source_package(self):
         with tempfile.TemporaryDirectory() as folder:
-            source = pathlib.Path(folder) / "source"
-            shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns(
-                "__pycache__", "build", "dist", "*.egg-info"))
+            source = self.source(folder)
             built = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", source],
                                    capture_output=True, text=True, check=False)
             self.assertEqual(built.returncode, 0, built.stderr)
@@ -29,6 +33,18 @@ class PackageTest(unittest.TestCase):
             self.assertEqual(names, [".gz", ".whl"])
             with zipfile.ZipFile(next((source / "dist").glob("*.whl"))) as wheel:
                 self.assertIn("spillway_torch/py.typed", wheel.namelist())
+                self.assertIn(f"spillway_torch/execute/{library_path().name}", wheel.namelist())
+                self.assertRegex(wheel.filename, "-py3-none-linux_x86_64.whl$")
+
+    def test_it_builds_a_wheel_without_a_compiler(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = self.source(folder)
+            built = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", source],
+                                   env={**os.environ, "CXX": "/no/compiler"}, capture_output=True, text=True, check=False)
+            self.assertEqual(built.returncode, 0, built.stderr)
+            with zipfile.ZipFile(next((source / "dist").iterdir())) as wheel:
+                self.assertFalse([name for name in wheel.namelist() if name.endswith(".so")])
+                self.assertRegex(wheel.filename, "-py3-none-any.whl$")
 
     def test_its_types_are_consistent(self):
         checked = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", PACKAGE.parents[1] / "build" / "torch" / "mypy",

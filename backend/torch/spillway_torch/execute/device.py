@@ -111,6 +111,22 @@ class _RegisteredHost(Host):
         self.close()  # pages that are given back while they are registered cannot be registered again
 
 
+class _Event:
+    """An event of the GPU, which another one takes over when nobody holds this one: waiting refers to the last `record` before."""
+
+    __slots__ = ("inner", "_pool")
+
+    def __init__(self, pool: list[Any]) -> None:
+        self._pool = pool
+        try:
+            self.inner = pool.pop()
+        except IndexError:
+            self.inner = torch._C._CudaEventBase()  # without the layers of torch.cuda.Event
+
+    def __del__(self) -> None:
+        self._pool.append(self.inner)
+
+
 class CudaDevice(Device):
     """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""
 
@@ -121,6 +137,8 @@ class CudaDevice(Device):
         self.place = torch.device("cuda", self.index)
         self._streams = {Queue.COMPUTE: torch.cuda.current_stream(), Queue.OUT: torch.cuda.Stream(),
                          Queue.IN: torch.cuda.Stream()}
+        self._ids = {queue: (stream.stream_id, stream.device_index, stream.device_type) for queue, stream in self._streams.items()}
+        self._events: list[Any] = []
         self._generator = torch.cuda.default_generators[self.index]
 
     def begin(self) -> None:
@@ -138,16 +156,22 @@ class CudaDevice(Device):
         return torch.empty(size, dtype=torch.uint8, device=self.place)
 
     def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.cuda.stream(self._streams[queue]):
+        device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentStream(self.index)
+        torch._C._cuda_setStream(*self._ids[queue])  # the context torch.cuda.stream takes longer than the copy
+        try:
             into.copy_(source, non_blocking=True)
+        finally:
+            torch._C._cuda_setStream(*stream)
+            if device != self.index:
+                torch._C._cuda_setDevice(device)
 
     def record(self, queue: Queue) -> Any:
-        event = torch.cuda.Event()
-        event.record(self._streams[queue])
+        event = _Event(self._events)
+        event.inner.record(self._streams[queue])
         return event
 
     def wait(self, queue: Queue, event: Any) -> None:
-        self._streams[queue].wait_event(event)
+        event.inner.wait(self._streams[queue])
 
     def random_state(self) -> Any:
         return self._generator.initial_seed(), self._generator.get_offset()

@@ -1,7 +1,14 @@
-"""Runs recorded operators again, to rebuild a value that was given up."""
+"""Runs recorded operators again, to rebuild a value that was given up: in the library of replay.cc, or in Python."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import pathlib
+import platform
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +18,36 @@ from .chains import Chain, Saved
 from .device import Device
 from .tape import IGNORED, Op, Ref, Tape, view_in
 
+log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
+
+
+SOURCE = pathlib.Path(__file__).with_suffix(".cc")  # of the library
+
+
+def library_path(folder: pathlib.Path = SOURCE.parent) -> pathlib.Path:
+    """Returns where the library is. Its name says for which PyTorch it is, and ends in a sum of all that it depends on."""
+    version = torch.__version__.split("+")[0]
+    key = f"{version} {torch.compiled_with_cxx11_abi()} {platform.machine()}".encode()
+    return folder / f"replay-{version}-{zlib.crc32(SOURCE.read_bytes(), zlib.crc32(key)):08x}.so"
+
+
+@functools.cache
+def _library() -> Any:
+    """Returns the operators of the library; None if there is none for this PyTorch, or the program wants none."""
+    path = library_path()
+    if os.environ.get("SPILLWAY_TORCH_PYTHON_REPLAY", "") not in ("", "0"):
+        reason = "SPILLWAY_TORCH_PYTHON_REPLAY is set"
+    elif not path.exists():
+        reason = f"there is no {path}; `python3 -m spillway_torch.build` makes it"
+    else:
+        try:
+            torch.ops.load_library(path)
+            return torch.ops.spillway_replay
+        except OSError as error:
+            reason = str(error)
+    log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
+    return None
 
 
 class Replay:
@@ -35,6 +71,7 @@ class Replay:
             self._steps.append(step)
         self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
         self.marks = sorted({m for mark, _ in self._drawn for m in (mark - 1, mark)})
+        self._native = None if _library() is None else _Native(_library(), tape, saved, chain, self._steps)
 
     def draws(self, device: Device, marks: dict[int, Any]) -> bool:
         """Returns whether as many random numbers were drawn as in the recorded step, as far as the device can say."""
@@ -48,6 +85,10 @@ class Replay:
 
         Raises `SpillwayError` if random numbers were drawn in another order than in the recorded step.
         """
+        value = self._native.run(device, storages, marks) if self._native is not None else None
+        return value if value is not None else self._run_in_python(device, storages, marks)
+
+    def _run_in_python(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             cast = torch.is_autocast_enabled(device.type)
             torch.set_autocast_enabled(device.type, False)
@@ -61,6 +102,43 @@ class Replay:
     @property
     def length(self) -> int:
         return len(self._steps)
+
+
+class _Native:
+    """A chain in the library."""
+
+    def __init__(self, library: Any, tape: Tape, saved: Saved, chain: Chain, steps: list[_Step]) -> None:
+        self._library = library
+        self._reads = [*(value[0] for value in chain.sources), *chain.parameters]
+        self._drawing = [(at, step) for at, step in enumerate(steps) if step.mark is not None]
+        self._length = len(steps)
+        touched = {s for at in chain.ops for s in _touched(tape.ops[at])}
+        places = {s: torch.empty(tape.storages[s].size, dtype=torch.uint8, device="meta") for s in touched.union(self._reads)}
+        self._chain = torch.classes.spillway_replay.Chain([places[s] for s in self._reads], places[saved.storage])
+        self._handle = self._chain.handle()
+        for step in steps:
+            args, kwargs = step.arguments(places)
+            self._chain.capture(True)
+            try:
+                step.func(*args, **kwargs)
+            finally:
+                self._chain.capture(False)
+            self._chain.complete([at for at, _ in step.outputs], [_given(ref, places) for _, ref in step.outputs],
+                                 [places[s] for s in step.freed])
+
+    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor | None:
+        """Returns a tensor that lies in the storage of the value; None if an operator made another layout of its result."""
+        sources = [storages[s] for s in self._reads]
+        with torch._C.DisableTorchFunction():
+            if not self._drawing:
+                return self._library.run(self._handle, sources)
+            run = self._library.start(self._handle, sources)
+            try:
+                good = all(self._library.advance(run, at) and step.draw(device, marks, functools.partial(self._library.advance, run, at + 1))
+                           for at, step in self._drawing) and self._library.advance(run, self._length)
+            finally:
+                value = self._library.end(run)
+            return value if good else None
 
 
 def _touched(op: Op) -> set[int]:
@@ -96,14 +174,18 @@ class _Step:
         self.named = any(isinstance(a, (Ref, list)) for a in op.kwargs.values())
         self.outputs = [(at, ref) for at, ref in enumerate(op.outputs) if ref is not None and ref.value[0] in op.fresh]
 
-    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
+    def arguments(self, storages: Storages) -> tuple[list[Any], Any]:
+        """Returns its arguments with the tensors that lie in these storages."""
         args = self.args.copy()
         for at, ref in self.tensors:
             args[at] = view_in(storages[ref.value[0]], ref.geometry)
         for at, items in self.lists:
             args[at] = _given(items, storages)
-        kwargs = {key: _given(value, storages) for key, value in self.kwargs.items()} if self.named else self.kwargs
-        result = self._draw(device, marks, args, kwargs) if self.mark is not None else self.func(*args, **kwargs)
+        return args, {key: _given(value, storages) for key, value in self.kwargs.items()} if self.named else self.kwargs
+
+    def run(self, device: Device, storages: Storages, marks: dict[int, Any]) -> None:
+        args, kwargs = self.arguments(storages)
+        result = self.func(*args, **kwargs) if self.mark is None else self.draw(device, marks, lambda: self.func(*args, **kwargs))
         for at, ref in self.outputs:
             value = result[at] if isinstance(result, (tuple, list)) else result
             if value.stride() != ref.geometry.stride or value.storage_offset() != ref.geometry.offset:
@@ -112,13 +194,13 @@ class _Step:
         for storage in self.freed:
             storages.pop(storage, None)
 
-    def _draw(self, device: Device, marks: dict[int, Any], args: Any, kwargs: Any) -> Any:
-        """Runs an operator with the random numbers that it drew in forward."""
+    def draw(self, device: Device, marks: dict[int, Any], run: Callable[[], Any]) -> Any:
+        """Returns what `run` does, which runs the operator, with the random numbers that it drew in forward."""
         assert self.mark is not None
         before = device.random_state()
         device.set_random_state(marks[self.mark - 1])
         try:
-            result = self.func(*args, **kwargs)
+            result = run()
             if not device.same_random_state(device.random_state(), marks[self.mark]):
                 raise SpillwayError(f"{self.name}: random numbers were drawn in another order than in the recorded step, and the "
                                     "tensor that it made is gone")

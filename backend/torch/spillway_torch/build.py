@@ -1,0 +1,59 @@
+"""Builds the library that runs recorded operators again without Python, for the PyTorch that is installed:
+
+    python3 -m spillway_torch.build [FOLDER]      by default into the package, where it is looked for
+
+It takes a compiler for C++20 (c++, or the one in the variable CXX), and ccache if there is one. The library serves each Python,
+and builds of this version of PyTorch for CPUs and for GPUs. Without it, Python runs the operators.
+
+Exit codes: 0 if the library is there, 2 for bad usage, 5 if it cannot be built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+from .execute.replay import SOURCE, library_path
+
+
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Builds the library unless it is there; returns its path.
+
+    Raises OSError if the folder cannot be written or there is no compiler, and `subprocess.CalledProcessError` if that fails.
+    """
+    library, home = library_path(folder), pathlib.Path(torch.__file__).parent
+    if library.exists():
+        return library
+    compiler = os.environ.get("CXX", "c++").split()
+    cached = ["ccache"] if shutil.which("ccache") else []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        compiled, linked = pathlib.Path(scratch, "replay.o"), pathlib.Path(scratch, "replay.so")
+        subprocess.run([*cached, *compiler, "-std=c++20", "-O2", "-fPIC", "-isystem", home / "include",
+                        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-c", SOURCE.name, "-o", compiled.resolve()],
+                       cwd=SOURCE.parent, check=True)
+        subprocess.run([*compiler, "-shared", compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        linked.replace(library)
+    return library
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m spillway_torch.build", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=SOURCE.parent)
+    try:
+        print(build(parser.parse_args().folder))
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"spillway_torch.build: the library is not built, and Python runs the operators: {error}", file=sys.stderr)
+        return 5
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

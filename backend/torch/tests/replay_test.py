@@ -1,0 +1,254 @@
+"""Tests that the library of replay.cc runs operators again as Python does, and that Python takes over where it cannot be used."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import execute_test
+from spillway_torch import SpillwayError, build
+from spillway_torch.execute import assemble, replay, step
+from spillway_torch.execute.replay import Replay
+from stepping import MODELS, Stepping, candidates
+
+LIBRARY = replay._library()
+
+
+def in_python():
+    return mock.patch.object(replay, "_library", lambda: None)
+
+
+class EqualityInPythonTest(execute_test.EqualityTest):
+    def setUp(self):
+        for patch in (in_python(), mock.patch.object(execute_test, "PLANS", 3)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+
+class MemoryInPythonTest(execute_test.MemoryTest):
+    def setUp(self):
+        patch = in_python()
+        patch.start()
+        self.addCleanup(patch.stop)
+
+
+def replays(stepping):
+    """Runs a step that rebuilds all it can; returns each replay that ran with the arguments of its `run`."""
+    tape = stepping.record()
+    plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
+    ran, run = [], Replay.run
+
+    def note(self, device, storages, marks):
+        ran.append((self, device, dict(storages), marks))
+        return run(self, device, storages, marks)
+
+    with mock.patch.object(Replay, "run", note):
+        stepping.reset()
+        with step(plan):
+            loss = stepping.loss()
+        loss.backward()
+    return ran
+
+
+@unittest.skipIf(LIBRARY is None, "there is no library")
+class LibraryTest(unittest.TestCase):
+    def test_both_make_the_same_tensors(self):
+        drawn = 0
+        for name, make in MODELS.items():
+            ran = replays(Stepping(make))
+            self.assertGreater(len(ran), 10)
+            for at, (of, device, storages, marks) in enumerate(ran):
+                with self.subTest(name, chain=at):
+                    state = torch.get_rng_state()
+                    one, other = of._native.run(device, storages, marks), of._run_in_python(device, dict(storages), marks)
+                    self.assertTrue(torch.equal(one, other))
+                    self.assertEqual((one.stride(), one.storage_offset(), one.dtype, one.requires_grad),
+                                     (other.stride(), other.storage_offset(), other.dtype, False))
+                    self.assertTrue(torch.equal(state, torch.get_rng_state()))
+                    drawn += bool(of._native._drawing)
+        self.assertGreater(drawn, 0)
+
+    def test_it_runs_without_gradient_and_autocast(self):
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["vit"])) if r[0]._steps[0].name == "aten::addmm")
+        want = of.run(device, storages, marks)
+        storages = {s: t.detach().requires_grad_() for s, t in storages.items()}
+        with torch.autocast("cpu", torch.bfloat16), torch.enable_grad(), torch.device("meta"):
+            got = of.run(device, storages, marks)
+            self.assertTrue(torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"))
+        self.assertTrue(torch.equal(want, got))
+        self.assertFalse(got.requires_grad)
+
+    def test_both_hold_the_same_memory(self):
+        for name, make in MODELS.items():
+            for at, (of, device, storages, marks) in enumerate(replays(Stepping(make))):
+                peaks = []
+                for run in (of._native.run, of._run_in_python):
+                    with execute_test.Live({t.untyped_storage()._cdata for t in storages.values()}) as mode:
+                        run(device, dict(storages), marks)
+                    peaks.append(mode.peak)
+                with self.subTest(name, chain=at):
+                    self.assertEqual(*peaks)
+
+    def failures(self, of, device, storages, marks):
+        """Returns the errors of the library and of Python."""
+        found = []
+        for run in (of.run, of._run_in_python):
+            with self.assertRaises(Exception) as caught:
+                run(device, dict(storages), marks)
+            found.append((type(caught.exception), str(caught.exception)))
+        return found
+
+    def test_errors_are_the_same(self):
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["vit"])) if r[0].length > 1)
+        small = {s: torch.empty(1) for s in storages}
+        one, other = self.failures(of, device, small, marks)
+        self.assertEqual(one, other)
+        self.assertIs(one[0], RuntimeError)
+        self.assertIn("out of bounds for storage of size 4", one[1])
+
+        for at, change in ((0, lambda g: dataclasses.replace(g, stride=g.stride[::-1])), (-1, lambda g: dataclasses.replace(g, offset=3))):
+            stepping = Stepping(MODELS["vit"])
+            tape = stepping.record()
+            saved = next(s for s in candidates(tape) if s.chain is not None and len(s.chain.ops) > 1)
+            op = tape.ops[saved.chain.ops[at]]
+            op.outputs = [ref and dataclasses.replace(ref, geometry=change(ref.geometry)) for ref in op.outputs]
+            of = Replay(tape, saved, saved.chain)
+            storages = {v[0]: torch.randn(tape.storages[v[0]].size // 4) for v in saved.chain.sources}
+            storages.update((p, tape.parameters[p]().detach()) for p in saved.chain.parameters)
+            one, other = self.failures(of, device, storages, {})
+            self.assertEqual(one, other)
+            self.assertEqual(one, (SpillwayError, f"{op.name} made another layout of its result than in the recorded step"))
+
+    def test_random_numbers_in_another_order_fail_and_leave_nothing_behind(self):
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0]._native._drawing)
+        other = {at: torch.manual_seed(at + 50).get_state() for at in marks}
+        state = torch.get_rng_state()
+        one, two = self.failures(of, device, storages, other)
+        self.assertEqual(one, two)
+        self.assertIs(one[0], SpillwayError)
+        self.assertIn("in another order", one[1])
+        self.assertTrue(torch.equal(state, torch.get_rng_state()))
+        key = next(s for s in of._native._reads if s not in of.chain.parameters)
+        storages[key] = storages[key].clone()
+        copy = StorageWeakRef(storages[key].untyped_storage())
+        self.failures(of, device, storages, other)
+        del storages[key]
+        self.assertTrue(copy.expired())
+
+
+@unittest.skipIf(LIBRARY is None, "there is no library")
+class ArgumentsTest(unittest.TestCase):
+    """Operators whose arguments and results are lists, have names or have other types."""
+
+    def check(self, func, *args, results=1, **kwargs):
+        tensors = {}
+
+        def place(value):
+            if isinstance(value, list):
+                return [place(item) for item in value]
+            if not isinstance(value, torch.Tensor):
+                return value
+            storage = value.untyped_storage()
+            base = tensors.setdefault(storage._cdata, (torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"), value))[0]
+            return torch.empty(0, dtype=value.dtype, device="meta").set_(
+                base.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+
+        given, named = place(list(args)), {key: place(value) for key, value in kwargs.items()}
+        want = func(*args, **kwargs)
+        want = list(want) if isinstance(want, (tuple, list)) else [want]
+        outputs = [torch.empty_strided(w.size(), w.stride(), dtype=w.dtype, device="meta") for w in want]
+        for at in range(results):
+            chain = torch.classes.spillway_replay.Chain([base for base, _ in tensors.values()], outputs[at])
+            chain.capture(True)
+            try:
+                func(*given, **named)
+            finally:
+                chain.capture(False)
+            chain.complete(list(range(len(want))), outputs, [])
+            got = torch.ops.spillway_replay.run(chain.handle(), [value for _, value in tensors.values()])
+            self.assertTrue(torch.equal(want[at], got), func)
+
+    def test_arguments(self):
+        aten, x, at = torch.ops.aten, torch.randn(4, 6), torch.tensor([1, 0, 2])
+        self.check(aten.cat.default, [x[:, 1:3], x.t()[:2].t(), torch.randn(4, 1)], -1)
+        self.check(aten.index.Tensor, x, [None, at])
+        self.check(aten.index.Tensor, x, [at, at])
+        self.check(aten.unbind_copy.int, x, 1, results=6)
+        self.check(aten.native_layer_norm.default, x, [6], torch.randn(6), None, 1e-5, results=3)
+        self.check(aten.clamp.Tensor, x, None, x[1])
+        self.check(aten.sum.dim_IntList, x, [0], True, dtype=torch.float64)
+        self.check(aten._to_copy.default, x, dtype=torch.bfloat16)
+        self.check(aten.add.Tensor, x[1:3, ::2], x[0, 3:], alpha=2.5)
+        self.check(aten.mul.Tensor, x.view(torch.int32)[0], 3)
+        self.check(aten.pow.Tensor_Scalar, x.abs(), 0.5)
+        self.check(aten.full_like.default, x, True, dtype=torch.bool)
+
+    def test_nothing_runs_while_operators_are_captured(self):
+        x = torch.ones(2)
+        chain = torch.classes.spillway_replay.Chain([x], x)
+        chain.capture(True)
+        try:
+            self.assertIsNone(torch.ops.aten.zero_.default(x))
+        finally:
+            chain.capture(False)
+        self.assertEqual(x.tolist(), [1, 1])
+
+
+class FallbackTest(unittest.TestCase):
+    def reason(self, **patches):
+        replay._library.cache_clear()
+        self.addCleanup(replay._library.cache_clear)
+        with self.assertLogs("spillway_torch", "DEBUG") as logs, contextlib.ExitStack() as stack:
+            for name, value in patches.items():
+                stack.enter_context(mock.patch.object(replay, name, value))
+            self.assertIsNone(replay._library())
+        self.assertEqual(len(logs.records), 1)
+        self.assertEqual(logs.records[0].levelname, "DEBUG")
+        return logs.output[0]
+
+    def test_reasons(self):
+        with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "1"}):
+            self.assertIn("SPILLWAY_TORCH_PYTHON_REPLAY is set", self.reason())
+        with mock.patch.object(torch, "__version__", "2.99.0+cu999"):
+            self.assertIn("replay-2.99.0-", self.reason())
+        with tempfile.TemporaryDirectory() as folder:
+            broken = pathlib.Path(folder, "replay.so")
+            broken.write_bytes(b"no library")
+            self.assertIn("replay.so", self.reason(library_path=lambda: broken))
+
+    def test_other_sources_and_versions_have_other_names(self):
+        names = {replay.library_path().name}
+        with mock.patch.object(torch, "__version__", "2.99.0"):
+            names.add(replay.library_path().name)
+        with mock.patch.object(torch, "compiled_with_cxx11_abi", lambda: None):
+            names.add(replay.library_path().name)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay.cc")):
+            replay.SOURCE.write_text("int main() {}", encoding="utf-8")
+            names.add(replay.library_path().name)
+        self.assertEqual(len(names), 4)
+        with mock.patch.object(torch, "__version__", torch.__version__.split("+")[0] + "+cu999"):
+            self.assertIn(replay.library_path().name, names)
+
+    def test_a_build_that_fails_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for compiler in ("false", "/no/compiler"):
+                with mock.patch.dict(os.environ, {"CXX": compiler}), mock.patch("sys.argv", ["build", folder]), \
+                        contextlib.redirect_stderr(io.StringIO()) as error, mock.patch("shutil.which", lambda _: None):
+                    self.assertEqual(build.main(), 5)
+                self.assertIn("the library is not built, and Python runs the operators", error.getvalue())
+                self.assertIn(compiler, error.getvalue())
+                self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
+            with mock.patch("sys.argv", ["build", f"{folder}/none"]), contextlib.redirect_stderr(io.StringIO()) as error:
+                self.assertEqual(build.main(), 5)
+            self.assertIn("No such file or directory", error.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
