@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .graph import Edge, Walk
+from .graph import TYPES, Edge, Walk
 from .tape import IGNORED, Op, Pack, Ref, Tape, Value
 
 MOST_OPS = 64  # of a chain
@@ -151,6 +151,8 @@ def _needed_calls(tape: Tape, op: Op) -> list[int]:
     ignored = IGNORED.get(packet, frozenset()) | LAYOUT
     hidden = [a.name for a in op.func._schema.arguments if a.name not in ignored and not _has_tensor(_argument(op, a.name))
               and not node.shows(a.name, _argument(op, a.name))]
+    if any(a.name in TYPES for a in op.func._schema.arguments):
+        tape.graph.typed.add(node.number)
     if not hidden:
         return []
     if op.call is None:

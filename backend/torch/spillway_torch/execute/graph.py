@@ -49,6 +49,7 @@ class Graph:
     def __init__(self) -> None:
         self.base = current_number()
         self.nodes: dict[int, Node] = {}
+        self.typed: set[int] = set()  # nodes whose type of result shows an argument
         self.leaves: list[weakref.ref[torch.Tensor]] = []
         self._leaf_numbers: dict[int, int] = {}
 
@@ -163,31 +164,30 @@ class Walk:
         if (function._sequence_nr() - base, tensor.output_nr) != self._start:
             return f"{function.name()} is node {function._sequence_nr() - base} of the step, and {self._start} was recorded"
         functions: list[Any] = [function] + [None] * (len(self.nodes) - 1)
-        for at, node in enumerate(self.nodes):
+        for at, (node, through, following) in enumerate(zip(self.nodes, self._through, self._next)):
             function = functions[at]
             if function.name() != node.name:
                 return f"{function.name()} ran in the place of {node.name}"
-            if self._through[at] and _made(function) != node.made:
-                return f"{node.name} made {_made(function)}, and {node.made} in the recorded step"
             for attribute, value in node.numbers:
                 now = getattr(function, attribute)
                 if now != value:
                     return f"{node.name} has {attribute[len('_saved_'):]} = {now}, and {value} in the recorded step"
-            if not self._through[at]:
+            if not through:
                 continue
+            if node.number in self._graph.typed and _made(function) != node.made:
+                return f"{node.name} made {_made(function)}, and {node.made} in the recorded step"
             found = function.next_functions
             if len(found) != len(node.edges):
                 return f"{node.name} has {len(found)} inputs, and {len(node.edges)} in the recorded step"
             for (before, output), edge in zip(found, node.edges):
-                if not self._same(before, output, edge, base):
+                if before is None or edge is None:
+                    same = before is edge
+                elif type(edge) is tuple:
+                    same = output == edge[1] and before._sequence_nr() - base == edge[0]
+                else:
+                    same = getattr(before, "variable", None) is self._graph.leaves[edge]()
+                if not same:
                     return f"{node.name} has another input than in the recorded step"
-            for edge_at, node_at in self._next[at]:
+            for edge_at, node_at in following:
                 functions[node_at] = found[edge_at][0]
         return None
-
-    def _same(self, before: Any, output: int, edge: Edge, base: int) -> bool:
-        if edge is None or before is None:
-            return edge is None and before is None
-        if isinstance(edge, int):
-            return getattr(before, "variable", None) is self._graph.leaves[edge]()
-        return bool(output == edge[1] and before._sequence_nr() - base == edge[0])
