@@ -36,6 +36,7 @@ class _Outcome:
 
     memory: list[int]  # bytes, most between a position and the next one
     seconds: float
+    host: float  # of them, at least
     releases: dict[int, list[int]]
     prefetches: dict[int, list[int]]
     drops: dict[int, list[int]]
@@ -128,7 +129,7 @@ class _Model:
         releases, stalls = self._copies_out(actions, memory, fetched, budget)
         prefetches, late = self._copies_in(actions, memory, fetched, budget)
         host = (host + COPY_SECONDS * len(prefetches)) * (self.tape.device == "cuda")
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host),
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host), host,
                         _by_position(releases), _by_position(prefetches), drops)
 
     def _held(self, actions: Actions) -> dict[int, int]:
@@ -296,7 +297,7 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
 def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, {s: a for s, a in choice.actions.items() if a != KEEP}, outcome.releases, outcome.prefetches,
-                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
+                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape, outcome.host)
 
 
 class _Search:

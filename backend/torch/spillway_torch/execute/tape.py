@@ -115,6 +115,7 @@ class Tape:
         self.packs: list[Pack] = []
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
+        self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
         self.storages: dict[int, Storage] = {}
         self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
@@ -154,6 +155,7 @@ class TapeRecorder(TorchDispatchMode):
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
         self._calls: Calls | None = None
+        self._backwards: dict[int, bool] = {}  # by number: has it ended?
 
     # ---- the span of a recording ----
 
@@ -190,8 +192,10 @@ class TapeRecorder(TorchDispatchMode):
             host.close()
 
     def finish(self) -> Tape:
-        """Ends the recording. Raises `NotRecordableError` if nothing was saved or backward did not run."""
+        """Ends the recording. Raises `NotRecordableError` if nothing was saved, or backward did not run to its end."""
         self.cancel()
+        if not all(self._backwards.values()):
+            raise NotRecordableError("backward failed")
         tape = self.tape
         if self._events:
             torch.cuda.synchronize()
@@ -383,8 +387,12 @@ class TapeRecorder(TorchDispatchMode):
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed  # backward saved it
-        if torch._C._current_graph_task_id() == -1:
+        backward = torch._C._current_graph_task_id()
+        if backward == -1:
             raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
+        if backward not in self._backwards:
+            self._backwards[backward] = False
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
         with self._silence():
             pack, tensor = packed
             if pack is None:
@@ -397,6 +405,10 @@ class TapeRecorder(TorchDispatchMode):
             self.tape.unpacks.append(unpack)
             self._count(0)
             return tensor if tensor is not None else self._bring_back(unpack)
+
+    def _end_backward(self, number: int) -> None:
+        self._backwards[number] = True
+        self.tape.ended = len(self.tape.ops)
 
     def _bring_back(self, unpack: Unpack) -> torch.Tensor:
         value = unpack.pack.value
