@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..errors import NotRecordableError, SpillwayError
 from .executor import Executor, _Run
-from .plan import REBUILD, Plan
+from .plan import Plan, useful_moves
 from .planner import make_plan
 from .tape import Tape, TapeRecorder
 
@@ -222,8 +222,7 @@ class Fitted:
         self._more = more
         tape.used = [used + more for used in self._recorded]
         began = time.perf_counter()
-        moves = (REBUILD,) if self._device == "cpu" else ("offload", REBUILD)  # a copy of the host's memory saves none of it
-        plan = make_plan(tape, self._budget, moves=moves)
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device))
         plan.executor = Executor(plan)
         self.plan = plan
         log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why, time.perf_counter() - began, plan.summary())

@@ -20,6 +20,11 @@ KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
 GIB = 1 << 30
 
 
+def useful_moves(device: str) -> tuple[str, ...]:
+    """Returns the actions that save memory of a device: a copy on the host saves none of the host's."""
+    return (REBUILD,) if device == "cpu" else (OFFLOAD, REBUILD)
+
+
 @dataclasses.dataclass
 class Floor:
     """The least memory that any plan of the tape needs, and the operator that needs it."""

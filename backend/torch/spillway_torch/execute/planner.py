@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import itertools
 
-from ..errors import SpillwayError
+from ..errors import NoPlanError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
@@ -87,13 +87,16 @@ class _Model:
         """Returns the time at which a position is reached, in seconds, without waiting."""
         return self.clock[self.starts[position]]
 
-    def floor(self) -> Floor:
-        """Returns what remains if each candidate is present only while an operator uses it."""
-        tape = self.tape
+    def least(self) -> list[int]:
+        """Returns the bytes during each operator if each candidate is present only while an operator uses it."""
         memory = list(self.base)
         for saved in self.candidates:
             for at in {at for use in self.uses[saved.storage] for at in range(self.starts[use], self.until[use])}:
                 memory[at] += self.bytes[saved.storage]
+        return memory
+
+    def floor(self) -> Floor:
+        tape, memory = self.tape, self.least()
         most = max(memory)
         worst = min(memory.index(most), len(tape.ops) - 1)
         before = sum(self.tape.rounded(s.number) for s in tape.storages.values() if s.born < 0)
@@ -261,6 +264,11 @@ def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
     return _plan(model, _Choice(actions, NEAR[0]), budget)
 
 
+def least_memory(tape: Tape) -> list[int]:
+    """Returns the bytes that any plan of the tape takes at least during each operator, and after the last one."""
+    return _Model(tape, SMALLEST if tape.device == "cuda" else 0).least()
+
+
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
               policy: str | None = None, device: str = "h200") -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
@@ -289,8 +297,8 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
     search.improve()
     plan = _plan(model, search.best, budget)
     if search.score[0]:
-        raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
-                            f"{floor.bytes:,}): give a larger budget")
+        raise NoPlanError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
+                          f"{floor.bytes:,}): give a larger budget", plan.peak)
     return plan
 
 
