@@ -257,12 +257,14 @@ REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that 
            "FullyShardedDataParallel": "its parameters come and go during a step",
            "FSDPModule": "its parameters come and go during a step",
            "DataParallel": "its replicas run in several threads",
-           "OptimizedModule": "a compiled graph saves what it likes; compile parts of the model's forward after `fit`, or none"}
+           "OptimizedModule": "a compiled graph saves what it likes, and what it runs is not seen"}
 
 
 def refuse_model(model: torch.nn.Module) -> None:
     """Raises `SpillwayError` for kinds of modules that a plan cannot run."""
     for name, module in model.named_modules():
+        if module._compiled_call_impl is not None:
+            raise SpillwayError(f"module '{name}' is compiled, which is not planned: {REFUSED['OptimizedModule']}")
         for kind in type(module).__mro__:
             if kind.__name__ in REFUSED:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")

@@ -160,7 +160,8 @@ class TapeRecorder(TorchDispatchMode):
     # ---- the span of a recording ----
 
     def begin(self) -> None:
-        """Starts to record the calling thread. Raises `SpillwayError` if saved-tensor hooks are active already."""
+        """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
+        self.device.begin()
         refuse_hooks()
         self._closing.enter_context(_refuse_compiled())
         self.tape.graph = Graph()
