@@ -113,9 +113,11 @@ class FitTest(unittest.TestCase):
 
     def test_the_state_of_an_optimizer_and_gradients_count_when_they_come(self):
         weights = sum(p.nbytes for p in Vit().parameters())
-        once = budget_of()[1].eager_peak
-        self.assertAlmostEqual(budget_of(accumulate=2)[1].eager_peak - once, weights, delta=1000)
-        self.assertAlmostEqual(budget_of(late=True)[1].eager_peak - once, weights, delta=1000)
+        once = budget_of()[1]
+        for options in {"accumulate": 2}, {"late": True}:
+            plan = budget_of(**options)[1]
+            self.assertAlmostEqual(plan.eager_peak - once.eager_peak, weights, delta=weights // 10)  # backward has made few when most is saved
+            self.assertAlmostEqual(plan.tape.used[-1], once.tape.used[-1], delta=weights // 10)  # and all in the end
         with self.assertLogs("spillway_torch", logging.INFO) as logs:
             budget_of(accumulate=2)
         self.assertRegex(logs.output[1], "[0-9,]+ bytes of gradients or of the optimizer's state came, planned in")
@@ -238,6 +240,22 @@ class FitTest(unittest.TestCase):
             del script.model.head.forward
         script.optimizer.zero_grad()
         self.assertEqual(different(Script().run(2), script.run(2)), [])
+
+    def test_an_exception_in_a_planned_forward(self):
+        budget, _ = budget_of()
+        script = Script()
+        fitted = fit(script.model, script.optimizer, budget)
+        script.run(2)
+        plan, good = fitted.plan, script.model.head.forward
+        script.model.head.forward = lambda x: 1 / 0
+        with self.assertNoLogs("spillway_torch"):
+            with self.assertRaises(ZeroDivisionError):
+                script.run(1)
+            script.model.head.forward = good
+            script.run(2)
+        self.assertIs(fitted.plan, plan)
+        self.assertGreater(fitted.last.rebuilt, 0)
+        fitted.remove()
 
     def test_models_that_are_refused(self):
         class FSDPModule(nn.Linear):

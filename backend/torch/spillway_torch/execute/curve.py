@@ -127,9 +127,7 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     least = least_memory(tape)
     at = min(least.index(max(least)), len(tape.ops) - 1)
     others = [(memory, op.name) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
-    gradients = sum(tape.rounded(s.number) for s in tape.storages.values()
-                    if 0 <= s.born < at and s.died is None and tape.ops[s.born].backward and s.number not in tape.origin)
-    return Curve(tape, rows, _knee(rows), eager.floor, at, min(least), gradients, max(others, default=(0, "nothing")))
+    return Curve(tape, rows, _knee(rows), eager.floor, at, min(least), tape.gradients()[at], max(others, default=(0, "nothing")))
 
 
 def _knee(rows: list[Row]) -> int | None:

@@ -61,7 +61,7 @@ class Fitted:
         self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # bytes in `_recorded`
         self._gradients = 0  # bytes in `_recorded`
         self._accumulated = 0  # most bytes of gradients before a forward
-        self._more = 0  # bytes that the plan adds to `_recorded`
+        self._more = (0, 0)  # bytes of state and gradients before a forward that the plan adds to `_recorded`
         self._updates = 0  # of the model since there is a plan
         self._used: Callable[[], int | None] = lambda: None
         self._handles: list[Any] = []
@@ -99,7 +99,7 @@ class Fitted:
             return
         if self._updates < 2 and not self.last_waits():  # gradients and the optimizer's state may come later
             more = self._more_bytes()
-            if more > self._more:
+            if sum(more) > sum(self._more):
                 self._make_plan(more)
         if self.plan.executor is not None:
             self._open = self.plan.executor.begin()
@@ -119,7 +119,7 @@ class Fitted:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a recording before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
-        if not self._has_parameters_of(optimizer):
+        if not self._concerns(optimizer):
             return
         if optimizer not in self._states:
             self._states[optimizer] = self._recorded_state(optimizer)
@@ -131,10 +131,16 @@ class Fitted:
             self.begin()
 
     def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
-        if module is self._model:
-            if result is None and sys.exc_info()[1] is not None:
-                self._cancel()
-            self.end()
+        if module is not self._model:
+            return
+        failed = result is None and sys.exc_info()[1] is not None
+        if failed and self._open is not None:
+            self._open.deviation = "its forward failed"
+        if failed:
+            self._cancel()
+        self.end()
+        if failed:
+            self.last = None  # what it lacks is no reason to record again
 
     def _record(self) -> None:
         self._forget()
@@ -157,7 +163,10 @@ class Fitted:
         self.plan = self.last = None
         self._updates = 0
 
-    def _has_parameters_of(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an update by the optimizer matters: it has parameters of the model, and the plan is not settled."""
+        if self._recorder is None and self._tape is None and self._updates >= 2:
+            return False
         ours = {id(p) for p in self._model.parameters()} if self._model is not None else set()
         return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
@@ -176,10 +185,10 @@ class Fitted:
     def _new_state(self) -> int:
         return sum(self._state_bytes(optimizer) - known for optimizer, known in self._states.items())
 
-    def _more_bytes(self) -> int:
-        """Returns how many bytes exist before a forward that did not exist before the recorded one."""
+    def _more_bytes(self) -> tuple[int, int]:
+        """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
         self._accumulated = max(self._accumulated, self._gradient_bytes())
-        return self._new_state() + max(0, self._accumulated - self._gradients)
+        return self._new_state(), max(0, self._accumulated - self._gradients)
 
     def _end_recording(self) -> None:
         assert self._recorder is not None
@@ -196,7 +205,7 @@ class Fitted:
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
-        if not self._has_parameters_of(optimizer):
+        if not self._concerns(optimizer):
             return
         if self._recorder is not None and self._ran:  # the optimizer ran the step in a closure, and then its update
             self._end_recording()
@@ -206,21 +215,23 @@ class Fitted:
         if self._tape is not None:
             update = self._used() or 0
             if update > self._budget:
+                self._tape = None
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
                                     f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
-            self._make_plan(self._new_state())
+            self._make_plan((self._new_state(), 0))
         self._updates += self.plan is not None
 
-    def _make_plan(self, more: int) -> None:
-        """Plans the recorded step with `more` bytes in all of it. Raises `SpillwayError` if the budget is too small."""
+    def _make_plan(self, more: tuple[int, int]) -> None:
+        """Plans the recorded step with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
         tape = self._tape or (self.plan.tape if self.plan is not None else None)
         assert tape is not None
         why = (f"recorded {len(tape.ops)} operators" if self._tape is not None else
-               f"{more - self._more:,} bytes of gradients or of the optimizer's state came")
+               f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
         self._tape = None
         self._forget()
         self._more = more
-        tape.used = [used + more for used in self._recorded]
+        state, gradients = more  # the step adds to the gradients where it made others while it was recorded
+        tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
         began = time.perf_counter()
         plan = make_plan(tape, self._budget, moves=useful_moves(self._device))
         plan.executor = Executor(plan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
@@ -127,6 +128,15 @@ class Tape:
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+
+    def gradients(self) -> list[int]:
+        """Returns, for each operator, the bytes that backward made before it and that stay after the step."""
+        made = [0] * (len(self.ops) + 1)
+        for storage in self.storages.values():
+            stays = storage.died is None or storage.died >= len(self.ops)
+            if stays and 0 <= storage.born < len(self.ops) and storage.number not in self.origin and self.ops[storage.born].backward:
+                made[storage.born + 1] += self.rounded(storage.number)
+        return list(itertools.accumulate(made))[:-1]
 
     def rounded(self, storage: int) -> int:
         """Returns the bytes that a storage takes."""
