@@ -42,6 +42,7 @@ def _guarded(path: str, run: Callable[[], Any]) -> Any:
     except SpillwayError:
         raise
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if os.path.abspath(frame.filename) == os.path.abspath(path)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(path)]
         line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else lines[-1] if lines else None
         raise SpillwayError(f"{path}{f':{line}' if line else ''}: {type(error).__name__}: {error}") from error

@@ -84,11 +84,13 @@ class CurveTest(unittest.TestCase):
     def test_the_text(self):
         curve = explain(Stepping(MODELS["vit"]).record())
         text = curve.text()
-        for pattern in ("floor\n", "  knee\n", "  without a plan\n", "no plan was found; the best takes", "The times of a CPU are estimates",
+        for pattern in ("floor\n", "  knee\n", "  without a plan\n", "no plan was found; the best takes",
+                        "The times of a CPU are estimates",
                         r"No plan takes less than the floor, [0-9.]+ KiB, which aten::\w+ \(operator \d+ of \d+\) needs:",
                         r"If aten::\w+ needed less, .* the floor would be [0-9.]+ KiB, held by aten::\w+\."):
             self.assertRegex(text, pattern)
-        self.assertIn("aten::two needs as much: a change to one", dataclasses.replace(curve, without=(curve.floor.bytes, "aten::two")).text())
+        same = dataclasses.replace(curve, without=(curve.floor.bytes, "aten::two"))
+        self.assertIn("aten::two needs as much: a change to one", same.text())
         curve.rows[-1].plan.host_seconds = curve.rows[-1].plan.seconds
         self.assertRegex(curve.text(), "without a plan, host-bound\n")
 
@@ -136,7 +138,8 @@ class CommandTest(unittest.TestCase):
                 ((), 2, "the following arguments are required: model")):
             self.assertRegex(self.run_command(*arguments, code=code), text)
         for text, error in (("x = (", "train.py:1: SyntaxError"), ("\n1 / 0", "train.py:2: ZeroDivisionError"),
-                            ("raise SystemExit(0)", "train.py:1: SystemExit: 0"), ("import none_such", "train.py:1: ModuleNotFoundError")):
+                            ("raise SystemExit(0)", "train.py:1: SystemExit: 0"),
+                            ("import none_such", "train.py:1: ModuleNotFoundError")):
             self.file.write_text(text, encoding="utf-8")
             self.assertRegex(self.run_command(self.file, code=3), error)
 

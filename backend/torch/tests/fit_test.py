@@ -116,8 +116,9 @@ class FitTest(unittest.TestCase):
         once = budget_of()[1]
         for options in {"accumulate": 2}, {"late": True}:
             plan = budget_of(**options)[1]
-            self.assertAlmostEqual(plan.eager_peak - once.eager_peak, weights, delta=weights // 10)  # backward has made few when most is saved
-            self.assertAlmostEqual(plan.tape.used[-1], once.tape.used[-1], delta=weights // 10)  # and all in the end
+            # When most is saved, backward has made few of them, and in the end all.
+            self.assertAlmostEqual(plan.eager_peak - once.eager_peak, weights, delta=weights // 10)
+            self.assertAlmostEqual(plan.tape.used[-1], once.tape.used[-1], delta=weights // 10)
         with self.assertLogs("spillway_torch", logging.INFO) as logs:
             budget_of(accumulate=2)
         self.assertRegex(logs.output[1], "[0-9,]+ bytes of gradients or of the optimizer's state came, planned in")

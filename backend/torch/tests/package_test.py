@@ -29,6 +29,8 @@ class PackageTest(unittest.TestCase):
             self.assertEqual(names, [".gz", ".whl"])
             with zipfile.ZipFile(next((source / "dist").glob("*.whl"))) as wheel:
                 self.assertIn("spillway_torch/py.typed", wheel.namelist())
+                modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("spillway_torch/**/*.py")}
+                self.assertEqual(modules - set(wheel.namelist()), set())
 
     def test_its_types_are_consistent(self):
         checked = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", PACKAGE.parents[1] / "build" / "torch" / "mypy",

@@ -57,8 +57,8 @@ class Curve:
             if row.plan is None:
                 line += f"  no plan was found; the best takes {row.best / unit:,.1f}"
             else:
-                line += (f"{row.plan.peak / unit:12,.1f}{row.plan.seconds * 1e3:10.2f}{row.times:8.2f}{row.moved(OFFLOAD) / unit:12,.1f}"
-                         f"{row.moved(REBUILD) / unit:12,.1f}")
+                line += (f"{row.plan.peak / unit:12,.1f}{row.plan.seconds * 1e3:10.2f}{row.times:8.2f}"
+                         f"{row.moved(OFFLOAD) / unit:12,.1f}{row.moved(REBUILD) / unit:12,.1f}")
             notes = [note for note, holds in (
                 ("floor", row.budget == floor.bytes), ("knee", at == self.knee), ("without a plan", row is eager),
                 ("host-bound", row.plan is not None and row.plan.host_bound)) if holds]
@@ -66,15 +66,15 @@ class Curve:
         if tape.device == "cpu":
             lines.append("The times of a CPU are estimates from sizes.")
         held = ", ".join(f"{size / unit:,.1f} of {what}" for what, size in floor.held[1:])
-        lines += ["", f"No plan takes less than the floor, {floor.bytes / unit:,.1f} {name}, which {floor.operator} (operator {self.at + 1} of "
-                      f"{len(tape.ops)}) needs:",
+        lines += ["", f"No plan takes less than the floor, {floor.bytes / unit:,.1f} {name}, which {floor.operator} (operator "
+                      f"{self.at + 1} of {len(tape.ops)}) needs:",
                   f"{self.throughout / unit:12,.1f}  exist during the whole step: parameters, the optimizer's state, data",
                   f"{self.gradients / unit:12,.1f}  are gradients that backward made before",
                   f"{self.moment / unit:12,.1f}  are other tensors of this moment; the largest: {held or 'none'}"]
         size, operator = self.without
         if size < floor.bytes:
-            lines.append(f"If {floor.operator} needed less, such as in pieces or in another form, the floor would be {size / unit:,.1f} "
-                         f"{name}, held by {operator}.")
+            lines.append(f"If {floor.operator} needed less, such as in pieces or in another form, the floor would be "
+                         f"{size / unit:,.1f} {name}, held by {operator}.")
         else:
             lines.append(f"{operator} needs as much: a change to one operator does not lower the floor.")
         lines.append(f"A smaller batch lowers the {self.moment / unit:,.1f} {name} of this moment, and the data.")
@@ -93,7 +93,8 @@ class Curve:
             if plan is not None:
                 numbers = {"peak_bytes": plan.peak, "step_s": plan.seconds, "times": row.times, "offloaded_bytes": row.moved(OFFLOAD),
                            "rebuilt_bytes": row.moved(REBUILD), "host_bound": plan.host_bound}
-            return {"budget_bytes": row.budget, "least_bytes": row.best if plan is None else None, **numbers, "knee": at == self.knee}
+            return {"budget_bytes": row.budget, "least_bytes": row.best if plan is None else None, **numbers,
+                    "knee": at == self.knee}
 
         return {"format": FORMAT, "version": 1, "device": self.tape.name, "operators": len(self.tape.ops),
                 "times": "estimated" if self.tape.device == "cpu" else "measured",

@@ -96,8 +96,8 @@ class Plan:
             return [{"position": at, "storages": table[at]} for at in sorted(table)]
 
         return {"format": FORMAT, "version": 1, "tape": fingerprint(self.tape), "budget_bytes": self.budget,
-                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "host_s": self.host_seconds, "eager_peak_bytes": self.eager_peak,
-                              "eager_step_s": self.eager_seconds},
+                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "host_s": self.host_seconds,
+                              "eager_peak_bytes": self.eager_peak, "eager_step_s": self.eager_seconds},
                 "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held]},
                 "storages": [{"storage": s, "bytes": self.tape.storages[s].size, "action": self.actions[s]}

@@ -305,7 +305,8 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
 def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, {s: a for s, a in choice.actions.items() if a != KEEP}, outcome.releases, outcome.prefetches,
-                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape, outcome.host)
+                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape,
+                outcome.host)
 
 
 class _Search:
