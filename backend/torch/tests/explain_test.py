@@ -9,6 +9,8 @@ import tempfile
 import unittest
 from unittest import mock
 
+import torch
+
 from spillway_torch import SpillwayError, explain, make_plan
 from spillway_torch.__main__ import main
 from spillway_torch.execute import record_tape
@@ -60,6 +62,7 @@ class CurveTest(unittest.TestCase):
                         self.assertLessEqual(row.plan.peak, row.budget)
                         self.assertEqual((row.moved("offload"), row.moved("rebuild") > 0), (0, len(row.plan.actions) > 0))
                 self.assertGreaterEqual(curve.moment, 0)
+                self.assertEqual(curve.phase, "backward")
                 self.assertLessEqual(curve.without[0], curve.floor.bytes)
                 self.assertNotEqual(curve.without[1], curve.floor.operator)
                 check_schema(self, "torch-explain", curve.object())
@@ -80,6 +83,21 @@ class CurveTest(unittest.TestCase):
         self.assertIsNone(_knee(rows((1, 10), (2, 8), (5, 2))))
         self.assertIsNone(_knee(rows((1, 2), (2, 2), (5, 2))))
         self.assertIsNone(_knee(rows((5, 2))))
+
+    def test_a_floor_in_the_update(self):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+
+        record_tape(step, "cpu")
+        curve = explain(record_tape(step, "cpu"))
+        self.assertEqual((curve.phase, curve.object()["floor"]["phase"]), ("update", "update"))
+        self.assertRegex(curve.text(), "It belongs to the update: another optimizer")
+        self.assertNotIn("A smaller batch", curve.text())
 
     def test_the_text(self):
         curve = explain(Stepping(MODELS["vit"]).record())

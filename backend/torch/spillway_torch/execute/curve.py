@@ -77,8 +77,18 @@ class Curve:
                          f"{size / unit:,.1f} {name}, held by {operator}.")
         else:
             lines.append(f"{operator} needs as much: a change to one operator does not lower the floor.")
-        lines.append(f"A smaller batch lowers the {self.moment / unit:,.1f} {name} of this moment, and the data.")
+        if self.phase == "update":
+            lines.append("It belongs to the update: another optimizer, or its option foreach=False, lowers it, and a smaller batch does not.")
+        else:
+            lines.append(f"A smaller batch lowers the data, and what grows with it in the {self.moment / unit:,.1f} {name} of this moment.")
         return "\n".join(lines) + "\n"
+
+    @property
+    def phase(self) -> str:
+        """Returns in which part of the step the operator runs that holds the floor."""
+        if self.at >= self.tape.ended:
+            return "update"
+        return "backward" if self.tape.ops[self.at].backward else "forward"
 
     @property
     def moment(self) -> int:
@@ -98,7 +108,7 @@ class Curve:
 
         return {"format": FORMAT, "version": 1, "device": self.tape.name, "operators": len(self.tape.ops),
                 "times": "estimated" if self.tape.device == "cpu" else "measured",
-                "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator, "operator_index": self.at,
+                "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator, "operator_index": self.at, "phase": self.phase,
                           "throughout_bytes": self.throughout, "gradients_bytes": self.gradients,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held[1:]],
                           "without_operator": {"bytes": self.without[0], "operator": self.without[1]}},
