@@ -60,8 +60,8 @@ class SchemasTest(CommandTest):
 
     def test_a_document_of_every_type_fits_its_schema(self):
         # The first two are made on a GPU; see cli_test.py. Saved tensors are only read; see
-        # saved_tensors_test.py. The last one is written by backend/torch; see its execute_test.py.
-        seen = {"calibration", "validation", "saved-tensors", "torch-plan"}
+        # saved_tensors_test.py. The last two are written by backend/torch; see its execute_test.py and explain_test.py.
+        seen = {"calibration", "validation", "saved-tensors", "torch-explain", "torch-plan"}
         for name, document in self.documents():
             with self.subTest(name=name):
                 self.conforms(document, name)

@@ -1,7 +1,7 @@
 """Records steps of PyTorch programs for Spillway, with or without a GPU, and runs plans in them."""
 
 from .errors import NotRecordableError, ProgramError, SpillwayError
-from .execute import Fitted, Plan, fit, make_plan, read_plan, record_tape, step
+from .execute import Curve, Fitted, Plan, explain, fit, make_plan, read_plan, record_tape, step
 from .ledger import Storage
 from .modules import find_blocks
 from .operators import record_operators
@@ -12,7 +12,7 @@ from .recording import Recording, record
 from .target import Target
 from .verdict import FitRow, Holder, LargestRow
 
-__all__ = ["FitRow", "Fitted", "Holder", "LargestRow", "NotRecordableError", "Operand", "Operator", "Plan", "Pretended",
-           "ProgramError", "Recording", "Saved", "SpillwayError", "Storage", "Target", "find_blocks", "find_program", "fit",
+__all__ = ["Curve", "FitRow", "Fitted", "Holder", "LargestRow", "NotRecordableError", "Operand", "Operator", "Plan", "Pretended",
+           "ProgramError", "Recording", "Saved", "SpillwayError", "Storage", "Target", "explain", "find_blocks", "find_program", "fit",
            "make_plan", "pretend", "read_plan", "record", "record_operators", "record_tape", "run_program", "step"]
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
-"""Records a training step of a model with random weights for Spillway (nothing is downloaded):
+"""Records a training step of a model with random weights for Spillway (nothing is downloaded), or explains its memory:
 
     python3 -m spillway_torch llama --layers 8 --width 1024 --batch 4 --target cuda:sm_90 -o recordings   # without a GPU
     python3 -m spillway_torch resnet50 --batch 32 --autotune -o recordings                                # on this GPU
+    python3 -m spillway_torch explain --help
 
 With --target, the step is recorded on a GPU that is pretended, and NAME.json is the trace. Otherwise, PyTorch's profilers
 record the step on this machine's GPU, or without one on the CPU, for `spillway trace import`. They write these files, where
@@ -23,16 +24,19 @@ without a GPU, 5 if the model is missing.
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
 
 import torch
 
 from .errors import SpillwayError
+from .execute import explain, record_tape
 from .modules import find_blocks
 from .pretended import pretend
 from .profile import gpu_query, profile
 from .recording import record
+from .stepfile import load_step
 from .target import parse_target
 
 
@@ -257,13 +261,9 @@ def turn(path, alone):
         yield
 
 
-def parse(arguments):
-    parser = argparse.ArgumentParser(prog="record_pytorch", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="gpt2, llama, vit, any classifier of torchvision (such as resnet50), or any "
-                                      "causal language model of transformers")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument("--name", help="name of the recording (default: MODEL-bBATCH, and the plan if there is one)")
+def add_model(parser, others):
+    parser.add_argument("model", help=f"gpt2, llama, vit, any classifier of torchvision (such as resnet50), or any causal language "
+                                      f"model of transformers{others}")
     parser.add_argument("--batch", type=positive, default=4, help="samples per step (default: %(default)s)")
     parser.add_argument("--sequence", type=positive, default=512,
                         help="tokens per sample of a language model (default: %(default)s)")
@@ -273,6 +273,14 @@ def parse(arguments):
     parser.add_argument("--vocabulary", type=positive)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"),
                         help="SGD with momentum 0.9, or AdamW (default: sgd for torchvision, adamw for transformers)")
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="record_pytorch", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser, "")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the files")
+    parser.add_argument("--name", help="name of the recording (default: MODEL-bBATCH, and the plan if there is one)")
     parser.add_argument("--autotune", action="store_true", help="enable torch.backends.cudnn.benchmark")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 (default: only fp32)")
     parser.add_argument("--plan", type=plan_name, default="none",
@@ -345,19 +353,63 @@ def profile_here(arguments):
     return manifest, line
 
 
+EXPLAIN = """Prints what memory costs in time: plans for budgets between the floor, below which no plan can go, and the peak of a step
+as it is. "knee" marks the budget from which less memory costs much more time.
+
+    python3 -m spillway_torch explain train.py:step          # a function of yours that runs a forward and a backward
+    python3 -m spillway_torch explain resnet50 --batch 32
+
+The step runs twice, with all saved tensors on the host, so that it need not fit as it is; the second time is explained. A step
+that also updates the weights counts its optimizer's state. On a GPU, times are measured; those of a CPU are estimates.
+
+Exit codes: 0 if explained, 2 for bad usage, 3 if the step fails or cannot be planned, 5 if the model is missing.
+"""
+
+
+def explain_main(argv):
+    parser = argparse.ArgumentParser(prog="spillway_torch explain", description=EXPLAIN,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser, ", or FILE.py:FUNCTION, a step of your own (FUNCTION is step if it is left out); options of models do not apply")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu",
+                        help="where the step's tensors are (default here: %(default)s)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("--device cuda: this machine has no GPU that PyTorch can use")
+    if ".py" in arguments.model:
+        step = load_step(arguments.model)
+    else:
+        step = build(arguments, arguments.device).step
+    record_tape(step, arguments.device)  # the first step makes what later ones find, such as the optimizer's state
+    curve = explain(record_tape(step, arguments.device))
+    print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
+
+
 def main(argv=None):
-    arguments = parse(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["explain"]:
+        return exit_code("spillway_torch explain", lambda: explain_main(argv[1:]))
+    return exit_code("record_pytorch", lambda: record_main(argv))
+
+
+def exit_code(name, run):
+    """Runs a command; returns the exit code that it returns, or that its error has."""
     try:
-        if arguments.target:
-            print(record_without_gpu(arguments))
-            return 0
-        manifest, line = profile_here(arguments)
+        return run() or 0
     except MissingError as error:
-        print(f"record_pytorch: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 5
     except SpillwayError as error:
-        print(f"record_pytorch: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 3
+
+
+def record_main(argv):
+    arguments = parse(argv)
+    if arguments.target:
+        print(record_without_gpu(arguments))
+        return 0
+    manifest, line = profile_here(arguments)
     print(line)
     return 0 if manifest["outcome"] == "ok" else 1
 

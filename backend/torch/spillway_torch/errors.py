@@ -16,3 +16,11 @@ class NotRecordableError(SpillwayError):
 
 class ProgramError(SpillwayError):
     """The program `spillway` is missing or failed."""
+
+
+class NoPlanError(SpillwayError):
+    """The planner found no plan within the budget; `best` is the predicted peak, in bytes, of the best one that it tried."""
+
+    def __init__(self, message: str, best: int) -> None:
+        super().__init__(message)
+        self.best = best

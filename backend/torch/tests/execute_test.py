@@ -19,7 +19,7 @@ from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, make_plan, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer
 from spillway_torch.recorder import tensors_in
-from stepping import MODELS, Stepping, candidates, different, random_plan
+from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 
 PLANS = 8
 
@@ -227,21 +227,7 @@ class PlanTest(unittest.TestCase):
                 read_plan(path.with_name("none"), self.tape)
 
     def test_the_schema_names_the_keys_of_a_file(self):
-        schema = json.loads((pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas" / "torch-plan.json")
-                            .read_text(encoding="utf-8"))
-
-        def compare(kind, value):
-            if kind.get("type") == "object":
-                self.assertEqual(sorted(kind["required"]), sorted(value))
-                for key, item in value.items():
-                    compare(kind["properties"][key], item)
-            elif kind.get("type") == "array":
-                for item in value:
-                    compare(kind["items"], item)
-            elif "enum" in kind:
-                self.assertIn(value, kind["enum"])
-
-        compare(schema, random_plan(self.tape, 3).object())
+        check_schema(self, "torch-plan", random_plan(self.tape, 3).object())
 
     def test_a_step_without_backward_is_refused(self):
         with self.assertRaisesRegex(SpillwayError, "saved no tensor"):

@@ -35,6 +35,8 @@ class PackageTest(unittest.TestCase):
                 self.assertIn("spillway_torch/py.typed", wheel.namelist())
                 self.assertIn(f"spillway_torch/execute/{library_path().name}", wheel.namelist())
                 self.assertRegex(wheel.filename, "-py3-none-linux_x86_64.whl$")
+                modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("spillway_torch/**/*.py")}
+                self.assertEqual(modules - set(wheel.namelist()), set())
 
     def test_it_builds_a_wheel_without_a_compiler(self):
         with tempfile.TemporaryDirectory() as folder:

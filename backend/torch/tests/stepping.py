@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import json
+import pathlib
 import random
 
 import torch
@@ -175,3 +177,26 @@ def random_plan(tape, seed):
         action = names[draw.choice(choice)]
         actions[saved.storage] = "keep" if action == "rebuild" and saved.chain is None else action
     return assemble(tape, actions, draw.choice((0, 1 << 40)))
+
+
+def check_schema(test, name, value):
+    """Fails unless the keys and names of a document are those of its schema."""
+    def compare(kind, value):
+        if kind.get("type") == "object":
+            test.assertEqual(sorted(kind["required"]), sorted(value))
+            for key, item in value.items():
+                compare(kind["properties"][key], item)
+        elif kind.get("type") == "array":
+            for item in value:
+                compare(kind["items"], item)
+        elif "const" in kind:
+            test.assertEqual(kind["const"], value)
+        elif "enum" in kind:
+            test.assertIn(value, kind["enum"])
+        else:
+            known = {"integer": int, "number": float, "string": str, "boolean": bool, "null": type(None)}
+            types = kind["type"] if isinstance(kind["type"], list) else [kind["type"]]
+            test.assertIn(type(value), [known[t] for t in types] + [int] * ("number" in types))
+
+    schemas = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas"
+    compare(json.loads((schemas / f"{name}.json").read_text(encoding="utf-8")), value)

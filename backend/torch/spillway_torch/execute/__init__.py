@@ -1,5 +1,6 @@
 """Executes memory plans inside a program's own step of training."""
 
+from .curve import Curve, explain
 from .device import CpuDevice, CudaDevice, Device, Queue
 from .executor import Executor, step
 from .fit import Fitted, fit
@@ -7,5 +8,5 @@ from .plan import Floor, Plan, read_plan
 from .planner import assemble, make_plan
 from .tape import Tape, record_tape
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble", "fit",
-           "make_plan", "read_plan", "record_tape", "step"]
+__all__ = ["CpuDevice", "CudaDevice", "Curve", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble",
+           "explain", "fit", "make_plan", "read_plan", "record_tape", "step"]

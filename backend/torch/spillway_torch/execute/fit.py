@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Optional, Union
 
@@ -13,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..errors import NotRecordableError, SpillwayError
 from .executor import Executor, _Run
-from .plan import REBUILD, Plan
+from .plan import Plan, useful_moves
 from .planner import make_plan
 from .tape import Tape, TapeRecorder
 
@@ -35,11 +37,18 @@ def parse_bytes(text: Union[str, int]) -> int:
 
 
 class Fitted:
-    """A model whose forwards run under a plan, once there is one. `remove` ends that."""
+    """A model whose steps run under a plan, once there is one. `remove` ends that.
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str) -> None:
-        self.plan: Optional[Plan] = None
-        self.last: Optional[_Run] = None  # the last forward under the plan
+    The part of a step that is planned lies between `begin` and `end`. Hooks of the model call them around its forward; a training
+    loop that plans more calls them itself.
+    """
+
+    plan: Optional[Plan] = None
+    last: Optional[_Run] = None  # the last forward under the plan
+    _model: torch.nn.Module | None = None  # a copy of the model has the hooks of a `Fitted` without one: they do nothing
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
+                 hook_forward: bool) -> None:
         self._model = model
         self._budget = budget
         self._device = device
@@ -47,61 +56,56 @@ class Fitted:
         self._ran = False  # the forward of the recording has ended
         self._recordings = 0
         self._open: _Run | None = None
-        self._tape: Tape | None = None
-        self._gradients = 0  # bytes that accumulation holds during a forward
-        self._before_update = 0  # bytes of the optimizer's state before its step
+        self._tape: Tape | None = None  # waits for a plan
+        self._recorded: list[int] = []  # bytes during each operator
+        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # bytes in `_recorded`
+        self._gradients = 0  # bytes in `_recorded`
+        self._accumulated = 0  # most bytes of gradients before a forward
+        self._more = (0, 0)  # bytes of state and gradients before a forward that the plan adds to `_recorded`
+        self._updates = 0  # of the model since there is a plan
         self._used: Callable[[], int | None] = lambda: None
-        self._handles: list[Any] = [
-            model.register_forward_pre_hook(self._before, prepend=True),
-            model.register_forward_hook(self._after, always_call=True)]
-        if optimizer is not None:
-            self._handles += [optimizer.register_step_pre_hook(lambda of, *_: self._end_recording(of)),
-                              optimizer.register_step_post_hook(lambda of, *_: self._make_plan(of))]
-        else:
-            self._handles += [
-                register_optimizer_step_pre_hook(lambda of, *_: self._end_recording(of)),
-                register_optimizer_step_post_hook(lambda of, *_: self._make_plan(of))]
+        self._handles: list[Any] = []
+        if hook_forward:
+            self._handles += [model.register_forward_pre_hook(self._before, prepend=True),
+                              model.register_forward_hook(self._after, always_call=True)]
+        before = register_optimizer_step_pre_hook if optimizer is None else optimizer.register_step_pre_hook
+        after = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
+        self._handles += [before(lambda of, *_: self.before_update(of)), after(lambda of, *_: self._after_update(of))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # copies and files of the model have no plan
 
     def remove(self) -> None:
-        """Makes later forwards ordinary ones, and gives the memory of the host back."""
+        """Makes later steps ordinary ones, and gives the memory of the host back."""
         for handle in self._handles:
             handle.remove()
-        if self._recorder is not None:
-            self._recorder.cancel()
-            self._recorder = None
-        if self.plan is not None and self.plan.executor is not None:
-            self.plan.executor.close()
-        self.plan = None
+        self._cancel()
+        self.end()
+        self._forget()
 
-    def _before(self, *_: Any) -> None:
+    def begin(self) -> None:
+        """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._open is not None:
             return
         if self._recorder is not None and self._ran:  # no optimizer ran: gradients add up
-            self._end_recording(None)
-            self._gradients = sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
-            self._make_plan(None)
+            self._end_recording()
+            if self._tape is not None:
+                self._make_plan(self._more_bytes())
         if self._tape is not None or self._recorder is not None:
             return
         again = self.last is not None and self.last.deviation is not None and self._recordings < MOST_RECORDINGS
-        if self.plan is None or again and self.plan.executor is not None and not self.last_waits():
-            self._forget()
-            recorder = TapeRecorder(self._device)
-            recorder.begin()
-            self._recorder, self._ran = recorder, False
-            self._recordings += 1
-        elif self.plan.executor is not None:
+        if self.plan is None or again and not self.last_waits():
+            self._record()
+            return
+        if self._updates < 2 and not self.last_waits():  # gradients and the optimizer's state may come later
+            more = self._more_bytes()
+            if sum(more) > sum(self._more):
+                self._make_plan(more)
+        if self.plan.executor is not None:
             self._open = self.plan.executor.begin()
 
-    def last_waits(self) -> bool:
-        """Returns whether the backward of the last forward under the plan has not run yet."""
-        return self.last is not None and self.last.holds_host()
-
-    def _forget(self) -> None:
-        if self.plan is not None and self.plan.executor is not None:
-            self.plan.executor.close()
-        self.plan = self.last = None
-
-    def _after(self, *_: Any) -> None:
+    def end(self) -> None:
+        """Ends the part that `begin` started, if it did."""
         if self._open is not None:
             self._open.end()
             self.last, self._open = self._open, None
@@ -109,19 +113,89 @@ class Fitted:
             self._recorder.end_forward()
             self._ran = True
 
-    def _state(self, optimizer: torch.optim.Optimizer | None) -> int:
+    def last_waits(self) -> bool:
+        """Returns whether the backward of the last forward under the plan has not run yet."""
+        return self.last is not None and self.last.holds_host()
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ends a recording before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
+        if not self._concerns(optimizer):
+            return
+        if optimizer not in self._states:
+            self._states[optimizer] = self._recorded_state(optimizer)
+        if self._recorder is not None and self._ran:
+            self._end_recording()
+
+    def _before(self, module: torch.nn.Module, _: Any) -> None:
+        if module is self._model:
+            self.begin()
+
+    def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
+        if module is not self._model:
+            return
+        failed = result is None and sys.exc_info()[1] is not None
+        if failed and self._open is not None:
+            self._open.deviation = "its forward failed"
+        if failed:
+            self._cancel()
+        self.end()
+        if failed:
+            self.last = None  # what it lacks is no reason to record again
+
+    def _record(self) -> None:
+        self._forget()
+        self._gradients = self._gradient_bytes() if self._device == "cuda" else 0
+        for optimizer in self._states:
+            self._states[optimizer] = self._recorded_state(optimizer)
+        recorder = TapeRecorder(self._device)
+        recorder.begin()
+        self._recorder, self._ran = recorder, False
+        self._recordings += 1
+
+    def _cancel(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.cancel()
+
+    def _forget(self) -> None:
+        if self.plan is not None and self.plan.executor is not None:
+            self.plan.executor.close()
+        self.plan = self.last = None
+        self._updates = 0
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an update by the optimizer matters: it has parameters of the model, and the plan is not settled."""
+        if self._recorder is None and self._tape is None and self._updates >= 2:
+            return False
+        ours = {id(p) for p in self._model.parameters()} if self._model is not None else set()
+        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+
+    def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes of the optimizer's state on the device."""
-        return sum(v.nbytes for slots in (optimizer.state.values() if optimizer is not None else ()) for v in slots.values()
+        return sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
                    if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
-    def _end_recording(self, optimizer: torch.optim.Optimizer | None) -> None:
-        if self._recorder is None or not self._ran:
-            return
+    def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
+        return self._state_bytes(optimizer) if self._device == "cuda" else 0
+
+    def _gradient_bytes(self) -> int:
+        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None) if self._model is not None else 0
+
+    def _new_state(self) -> int:
+        return sum(self._state_bytes(optimizer) - known for optimizer, known in self._states.items())
+
+    def _more_bytes(self) -> tuple[int, int]:
+        """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
+        self._accumulated = max(self._accumulated, self._gradient_bytes())
+        return self._new_state(), max(0, self._accumulated - self._gradients)
+
+    def _end_recording(self) -> None:
+        assert self._recorder is not None
         recorder, self._recorder = self._recorder, None
         try:
             self._tape = recorder.finish()
-            # A GPU's memory was measured. On a CPU, only what the step used was seen, and that is not the optimizer's state.
-            self._before_update = self._state(optimizer) if self._device == "cuda" else 0
+            self._recorded = self._tape.used
             self._used = recorder.device.used_bytes
             self._used()
         except NotRecordableError as error:
@@ -129,39 +203,52 @@ class Fitted:
             if self._recordings >= MOST_RECORDINGS:
                 raise
 
-    def _make_plan(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
-        if self._tape is None:
+        if not self._concerns(optimizer):
             return
-        tape, self._tape = self._tape, None
+        if self._recorder is not None and self._ran:  # the optimizer ran the step in a closure, and then its update
+            self._end_recording()
+            if self._tape is not None:
+                after = len(self._recorded) - self._tape.ended
+                self._recorded[self._tape.ended:] = self._recorded[self._tape.ended - 1:self._tape.ended] * after
+        if self._tape is not None:
+            update = self._used() or 0
+            if update > self._budget:
+                self._tape = None
+                raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
+                                    f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
+            self._make_plan((self._new_state(), 0))
+        self._updates += self.plan is not None
+
+    def _make_plan(self, more: tuple[int, int]) -> None:
+        """Plans the recorded step with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
+        tape = self._tape or (self.plan.tape if self.plan is not None else None)
+        assert tape is not None
+        why = (f"recorded {len(tape.ops)} operators" if self._tape is not None else
+               f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
+        self._tape = None
+        self._forget()
+        self._more = more
+        state, gradients = more  # the step adds to the gradients where it made others while it was recorded
+        tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
         began = time.perf_counter()
-        update = self._used() or 0
-        if optimizer is not None and update > self._budget:
-            raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
-                                f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
-        more = self._state(optimizer) - self._before_update + self._gradients
-        tape.used = [used + more for used in tape.used]
-        moves = (REBUILD,) if self._device == "cpu" else ("offload", REBUILD)  # a copy of the host's memory saves none of it
-        plan = make_plan(tape, self._budget, moves=moves)
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device))
         plan.executor = Executor(plan)
         self.plan = plan
-        counts = {action: sum(1 for a in plan.actions.values() if a == action) for action in ("offload", "rebuild")}
-        # The times of a CPU follow from sizes, and are good for nothing else than plans.
-        times = f", {plan.seconds * 1e3:.1f} ms (without a plan {plan.eager_seconds * 1e3:.1f})" if self._device == "cuda" else ""
-        log.info("spillway: recorded %d operators, planned in %.1f s: predicted peak %.3f GiB of %.3f GiB (without a plan %.3f, "
-                 "floor %.3f)%s; %d storages go to the host and %d are rebuilt, from the next step on",
-                 len(tape.ops), time.perf_counter() - began, plan.peak / UNITS["GiB"], self._budget / UNITS["GiB"],
-                 plan.eager_peak / UNITS["GiB"], plan.floor.bytes / UNITS["GiB"], times, counts["offload"], counts["rebuild"])
+        log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why, time.perf_counter() - began, plan.summary())
 
 
-def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB") -> Fitted:
+def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB",
+        hook_forward: bool = True) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
     The first step records, its optimizer's step plans, and later forwards run under the plan. What a forward saves outside the
     model, such as a loss function applied to its result, is not planned.
 
-    optimizer: the one whose step ends a step; by default any.
+    optimizer: the one that updates the model; by default any that has parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
+    hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
 
     Raises `SpillwayError` for a model that cannot be planned; the optimizer's step raises it for a budget below the floor.
     """
@@ -174,19 +261,21 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
-    return Fitted(model, optimizer, budget, kind)
+    return Fitted(model, optimizer, budget, kind, hook_forward)
 
 
 REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
            "FullyShardedDataParallel": "its parameters come and go during a step",
            "FSDPModule": "its parameters come and go during a step",
            "DataParallel": "its replicas run in several threads",
-           "OptimizedModule": "a compiled graph saves what it likes; compile parts of the model's forward after `fit`, or none"}
+           "OptimizedModule": "a compiled graph saves what it likes, and what it runs is not seen"}
 
 
 def refuse_model(model: torch.nn.Module) -> None:
     """Raises `SpillwayError` for kinds of modules that a plan cannot run."""
     for name, module in model.named_modules():
+        if module._compiled_call_impl is not None:
+            raise SpillwayError(f"module '{name}' is compiled, which is not planned: {REFUSED['OptimizedModule']}")
         for kind in type(module).__mro__:
             if kind.__name__ in REFUSED:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")

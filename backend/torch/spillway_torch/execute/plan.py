@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 FORMAT = "spillway-torch-plan"
 KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
+GIB = 1 << 30
+HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step
+
+
+def useful_moves(device: str) -> tuple[str, ...]:
+    """Returns the actions that save memory of a device: a copy on the host saves none of the host's."""
+    return (REBUILD,) if device == "cpu" else (OFFLOAD, REBUILD)
 
 
 @dataclasses.dataclass
@@ -56,7 +63,25 @@ class Plan:
     eager_seconds: float
     floor: Floor
     tape: Tape = dataclasses.field(repr=False)
+    host_seconds: float = 0.0  # of `seconds`, at least: the host takes them to start operators and copies for the GPU
     executor: Optional[Executor] = dataclasses.field(default=None, repr=False)
+
+    @property
+    def host_bound(self) -> bool:
+        """Returns whether the host, not the GPU, is predicted to limit the step, or parts of it."""
+        return self.host_seconds >= HOST_BOUND * self.seconds > 0
+
+    def summary(self) -> str:
+        """Returns what the plan is predicted to take, and what bounds it, in one line."""
+        counts = {action: sum(1 for a in self.actions.values() if a == action) for action in (OFFLOAD, REBUILD)}
+        times = ""
+        if self.tape.device == "cuda":  # the times of a CPU follow from sizes, and are good for nothing else than plans
+            over = 100 * (self.seconds / self.eager_seconds - 1)
+            times = (f", {self.seconds * 1e3:.1f} ms{' (host-bound)' if self.host_bound else ''}, {over:.1f} % over "
+                     f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
+        return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
+                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host and {counts[REBUILD]} are "
+                "rebuilt")
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON (experiments/schemas/torch-plan.json)."""
@@ -72,8 +97,8 @@ class Plan:
             return [{"position": at, "storages": table[at]} for at in sorted(table)]
 
         return {"format": FORMAT, "version": 1, "tape": fingerprint(self.tape), "budget_bytes": self.budget,
-                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "eager_peak_bytes": self.eager_peak,
-                              "eager_step_s": self.eager_seconds},
+                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "host_s": self.host_seconds,
+                              "eager_peak_bytes": self.eager_peak, "eager_step_s": self.eager_seconds},
                 "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held]},
                 "storages": [{"storage": s, "bytes": self.tape.storages[s].size, "action": self.actions[s]}
@@ -103,7 +128,7 @@ def read_plan(path: str | os.PathLike[str], tape: Tape) -> Plan:
                     _table(data["drops"]), int(predicted["peak_bytes"]), int(predicted["eager_peak_bytes"]), float(predicted["step_s"]),
                     float(predicted["eager_step_s"]),
                     Floor(int(floor["bytes"]), str(floor["operator"]), [(h["name"], int(h["bytes"])) for h in floor["held"]]),
-                    tape)
+                    tape, float(predicted.get("host_s", 0.0)))
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 
-from ..errors import ProgramError, SpillwayError
+from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
@@ -18,9 +18,10 @@ POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES = 12
 MOST_TRIED = 400  # changes to single storages
-OPERATOR_SECONDS = 15e-6  # host time of an operator of the program, on a machine with a GPU
-REPLAY_SECONDS = 45e-6  # the same of one that runs again
-COPY_SECONDS = 100e-6  # the same of bringing a storage out and back
+OPERATOR_SECONDS = 25e-6  # host time of an operator of the program, on a machine with a GPU
+REPLAY_SECONDS = 15e-6  # the same of one that runs again
+CHAIN_SECONDS = 60e-6  # the same of comparing a chain with the recorded step in forward, and of starting it in backward
+COPY_SECONDS = 100e-6  # the same of a copy, in each direction
 
 log = logging.getLogger("spillway_torch")
 
@@ -63,6 +64,7 @@ class _Model:
         self.clock = [0.0]
         for op in tape.ops:
             self.clock.append(self.clock[-1] + op.seconds)
+        self.turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
         self.uses: dict[int, list[int]] = {}  # positions at which backward reads a storage
         self.until: dict[int, int] = {}  # by position of a use: operators that have run when it ends
         for unpack in tape.unpacks:
@@ -89,13 +91,16 @@ class _Model:
         for at in range(begin, end):
             memory[at] += size
 
-    def floor(self) -> Floor:
-        """Returns what remains if each candidate is present only while an operator uses it."""
-        tape = self.tape
+    def least(self) -> list[int]:
+        """Returns the bytes during each operator if each candidate is present only while an operator uses it."""
         memory = list(self.base)
         for saved in self.candidates:
             for at in {at for use in self.uses[saved.storage] for at in range(self.starts[use], self.until[use])}:
                 memory[at] += self.bytes[saved.storage]
+        return memory
+
+    def floor(self) -> Floor:
+        tape, memory = self.tape, self.least()
         most = max(memory)
         worst = min(memory.index(most), len(tape.ops) - 1)
         before = sum(self.tape.rounded(s.number) for s in tape.storages.values() if s.born < 0)
@@ -121,22 +126,26 @@ class _Model:
                 change[end] -= self.bytes[saved.storage]
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
-        host, delays = OPERATOR_SECONDS * len(self.tape.ops), [0.0] * (len(self.starts) + 1)
+        delays = [0.0] * (len(self.starts) + 1)
+        host = [OPERATOR_SECONDS * self.turn, OPERATOR_SECONDS * (len(self.tape.ops) - self.turn)]
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
             delays[position + 1] += chain.seconds
-            host += REPLAY_SECONDS * len(chain.ops)
+            host[1] += REPLAY_SECONDS * len(chain.ops) + CHAIN_SECONDS
         times = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # of positions, without waiting
-        rebuild = sum(delays)
         releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
         gone = {s for released in releases.values() for s in released}
         needs = [(begin, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD
                  for begin, _ in (spans if s in gone else spans[1:])]
         prefetches, late = self._copies_in(memory, needs, budget, times)
-        host = (host + COPY_SECONDS * sum(a == OFFLOAD for a in actions.values())) * (self.tape.device == "cuda")
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(self.clock[-1] + stalls + late + rebuild, host), host,
+        host[0] += sum(COPY_SECONDS if action == OFFLOAD else CHAIN_SECONDS for action in actions.values())
+        host[1] += COPY_SECONDS * len(needs)
+        busy = [self.clock[self.turn] + stalls, self.clock[-1] - self.clock[self.turn] + late + sum(delays)]
+        if self.tape.device == "cpu":
+            host = [0.0, 0.0]
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(busy[0], host[0]) + max(busy[1], host[1]), sum(host),
                         releases, prefetches, drops)
 
     def _held(self, actions: Actions) -> dict[int, int]:
@@ -286,6 +295,11 @@ def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
     return _plan(model, _Choice({s: a for s, a in actions.items() if a != KEEP}, NEAR[0]), budget)
 
 
+def least_memory(tape: Tape) -> list[int]:
+    """Returns the bytes that any plan of the tape takes at least during each operator, and after the last one."""
+    return _Model(tape, SMALLEST if tape.device == "cuda" else 0).least()
+
+
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
               policy: str | None = None) -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
@@ -319,8 +333,8 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
     best = min(searches, key=lambda search: search.score)
     plan = _plan(model, best.best, budget)
     if best.score[0]:
-        raise SpillwayError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
-                            f"{floor.bytes:,}): give a larger budget")
+        raise NoPlanError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
+                          f"{floor.bytes:,}): give a larger budget", plan.peak)
     return plan
 
 
@@ -341,7 +355,8 @@ def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | No
 def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, choice.actions, outcome.releases, outcome.prefetches,
-                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape)
+                outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape,
+                outcome.host)
 
 
 class _Search:
@@ -357,7 +372,7 @@ class _Search:
     def consider(self, choice: _Choice) -> float:
         """Returns the bytes that the choice is over the budget, summed over positions."""
         outcome = self.model.simulate(choice, self.budget)
-        score = outcome.excess(self.budget), outcome.seconds, outcome.host
+        score = outcome.excess(self.budget), outcome.seconds, len(choice.actions)
         if score < self.score:
             self.best, self.score = choice, score
         return score[0]

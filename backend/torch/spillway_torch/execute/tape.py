@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
@@ -115,6 +116,7 @@ class Tape:
         self.packs: list[Pack] = []
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
+        self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
         self.storages: dict[int, Storage] = {}
         self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
@@ -126,6 +128,15 @@ class Tape:
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+
+    def gradients(self) -> list[int]:
+        """Returns, for each operator, the bytes that backward made before it and that stay after the step."""
+        made = [0] * (len(self.ops) + 1)
+        for storage in self.storages.values():
+            stays = storage.died is None or storage.died >= len(self.ops)
+            if stays and 0 <= storage.born < len(self.ops) and storage.number not in self.origin and self.ops[storage.born].backward:
+                made[storage.born + 1] += self.rounded(storage.number)
+        return list(itertools.accumulate(made))[:-1]
 
     def rounded(self, storage: int) -> int:
         """Returns the bytes that a storage takes."""
@@ -154,11 +165,13 @@ class TapeRecorder(TorchDispatchMode):
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
         self._calls: RecordedCalls | None = None
+        self._backwards: dict[int, bool] = {}  # by number: has it ended?
 
     # ---- the span of a recording ----
 
     def begin(self) -> None:
-        """Starts to record the calling thread. Raises `SpillwayError` if saved-tensor hooks are active already."""
+        """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
+        self.device.begin()
         refuse_hooks()
         self._closing.enter_context(_refuse_compiled())
         self.tape.graph = Graph()
@@ -190,8 +203,10 @@ class TapeRecorder(TorchDispatchMode):
             host.close()
 
     def finish(self) -> Tape:
-        """Ends the recording. Raises `NotRecordableError` if nothing was saved or backward did not run."""
+        """Ends the recording. Raises `NotRecordableError` if nothing was saved, or backward did not run to its end."""
         self.cancel()
+        if not all(self._backwards.values()):
+            raise NotRecordableError("backward failed")
         tape = self.tape
         if self._events:
             torch.cuda.synchronize()
@@ -383,8 +398,12 @@ class TapeRecorder(TorchDispatchMode):
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed  # backward saved it
-        if torch._C._current_graph_task_id() == -1:
+        backward = torch._C._current_graph_task_id()
+        if backward == -1:
             raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
+        if backward not in self._backwards:
+            self._backwards[backward] = False
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
         with self._silence():
             pack, tensor = packed
             if pack is None:
@@ -397,6 +416,10 @@ class TapeRecorder(TorchDispatchMode):
             self.tape.unpacks.append(unpack)
             self._count(0)
             return tensor if tensor is not None else self._bring_back(unpack)
+
+    def _end_backward(self, number: int) -> None:
+        self._backwards[number] = True
+        self.tape.ended = len(self.tape.ops)
 
     def _bring_back(self, unpack: Unpack) -> torch.Tensor:
         value = unpack.pack.value

@@ -1,0 +1,57 @@
+"""A memory budget for the `Trainer` of Lightning."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    from pytorch_lightning import Callback
+
+from ..errors import SpillwayError
+from ..execute.fit import Fitted, fit, parse_bytes
+
+
+class FitCallback(Callback):
+    """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
+
+    `training_step` is planned up to its first backward. Training raises `SpillwayError` for a strategy that a plan does not
+    allow, and for a budget below the floor.
+    """
+
+    def __init__(self, memory: Union[str, int]) -> None:
+        """memory: as `spillway_torch.fit` takes it. Raises `SpillwayError` if it is none."""
+        self.memory = parse_bytes(memory)
+        self.fitted: Fitted | None = None  # while training runs
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if "SingleDeviceStrategy" not in [kind.__name__ for kind in type(trainer.strategy).__mro__]:
+            raise SpillwayError(f"a Trainer with {type(trainer.strategy).__name__} is not planned: give it one device")
+        if pl_module._compiler_ctx is not None:
+            raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
+        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.fitted is not None:
+            self.fitted.begin()
+
+    def on_before_backward(self, *_: Any) -> None:
+        if self.fitted is not None:
+            self.fitted.end()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self.fitted is not None:
+            self.fitted.before_update(optimizer)  # the optimizer's own hook runs before its closure
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.on_before_backward()  # of a step without one
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.fitted is not None:
+            self.fitted.remove()
+            self.fitted = None
+
+    def on_exception(self, *_: Any) -> None:
+        self.on_train_end()

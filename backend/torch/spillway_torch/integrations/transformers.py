@@ -1,0 +1,37 @@
+"""A memory budget for the `Trainer` of the library transformers."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from transformers import TrainerCallback
+
+from ..errors import SpillwayError
+from ..execute.fit import Fitted, fit, parse_bytes
+
+
+class FitCallback(TrainerCallback):
+    """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
+
+    The model's forward is planned, which includes the loss if the model computes it from `labels`. Training raises
+    `SpillwayError` for arguments that a plan does not allow, and for a budget below the floor.
+    """
+
+    def __init__(self, memory: Union[str, int]) -> None:
+        """memory: as `spillway_torch.fit` takes it. Raises `SpillwayError` if it is none."""
+        self.memory = parse_bytes(memory)
+        self.fitted: Fitted | None = None  # while `train` runs, and after it ended with an error
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_train_end(args, state, control)
+        for refused, name in ((args.world_size > 1 or args.n_gpu > 1, "several processes or GPUs"), (args.deepspeed, "deepspeed"),
+                              (args.fsdp, "fsdp"), (args.torch_compile, "torch_compile")):
+            if refused:
+                raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
+        optimizer = kwargs["optimizer"]
+        self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory)  # accelerate wraps it
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.fitted is not None:
+            self.fitted.remove()
+            self.fitted = None

@@ -1,0 +1,148 @@
+"""Tests what plans do not run, with the real thing: it is refused by name, or keeps its tensors; and that README says so.
+
+A table of README is the list; each of its rows has tests, here or elsewhere.
+"""
+
+import logging
+import pathlib
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import execute_hazards_test as hazards
+import execute_test as equality
+import fit_test as fitting
+from execute_hazards_test import Case, plan_of
+from spillway_torch import NotRecordableError, SpillwayError, fit
+from spillway_torch.execute import CudaDevice, record_tape, step
+from spillway_torch.execute.tape import TapeRecorder
+from stepping import different
+
+README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+
+class LimitsTest(unittest.TestCase):
+    def setUp(self):
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
+        self.addCleanup(lambda: self.assertIsNone(_get_current_dispatch_mode()))
+        self.addCleanup(lambda: self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False)))
+
+    def distributed(self):
+        """Makes this process a group of one, for the test; returns its mesh of devices."""
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        return init_device_mesh("cpu", (1,))
+
+    def test_distributed_modules(self):
+        mesh = self.distributed()
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        for made, text in ((DistributedDataParallel(model), "module '' is a DistributedDataParallel, .* averaged by hooks"),
+                           (nn.Sequential(nn.Linear(8, 8), DistributedDataParallel(nn.Linear(8, 8))), "module '1' is a Distrib"),
+                           (distribute_module(nn.Linear(8, 8), mesh), "parameter 'weight' is a DTensor, which is not planned"),
+                           (fully_shard(nn.Sequential(nn.Linear(8, 8)), mesh=mesh), "module '' is a FSDPModule, .* come and go")):
+            with self.assertRaisesRegex(SpillwayError, text):
+                fit(made)
+        x = torch.randn(4, 8, requires_grad=True)
+        with self.assertRaisesRegex(NotRecordableError, "on DTensor: tensors of special types are not recorded"):
+            record_tape(lambda: torch.exp(distribute_tensor(x, mesh)).to_local().sum().backward(), "cpu")
+
+    def test_a_distributed_tensor_in_a_planned_step(self):
+        mesh = self.distributed()
+
+        def forward(s):
+            h = torch.tanh(s.a(s.x))
+            if s.now:
+                h = torch.exp(DTensor.from_local(h, mesh, [Replicate()])).to_local()
+            return s.c(h).pow(2).sum()
+
+        case = Case(forward, False)
+        for way in ("rebuild", "offload"):
+            plan = plan_of(case.record(), way)
+            for case.now in (False, True, False):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_compiled_parts(self):
+        compiled = torch.compile(lambda x: torch.tanh(x) * 2, backend="aot_eager")
+        case = Case(lambda s: s.c((compiled if s.now else lambda x: torch.tanh(x) * 2)(s.norm(F.gelu(s.a(s.x))))).pow(2).sum(), True)
+        with self.assertRaisesRegex(NotRecordableError, "a region of torch.compile"):
+            case.record()
+        self.assertIsNone(_get_current_dispatch_mode())
+        for way in ("rebuild", "offload"):
+            case.now = False
+            plan = plan_of(case.record(), way)
+            for case.now in (False, True, False):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+        script = fitting.Script()
+        fitted = fit(script.model, script.optimizer, 1 << 40)
+        script.model.blocks[0].compile(backend="aot_eager")
+        with self.assertRaisesRegex(NotRecordableError, "a region of torch.compile"):
+            script.run(1)
+        fitted.remove()
+
+    def test_compiled_models(self):
+        whole = nn.Linear(8, 8)
+        whole.compile(backend="aot_eager")
+        for model in (torch.compile(nn.Linear(8, 8), backend="aot_eager"), whole):
+            with self.assertRaisesRegex(SpillwayError, "module '' is (a OptimizedModule|compiled), which is not planned: a compiled"):
+                fit(model)
+
+    def test_a_captured_graph(self):
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True):
+            with self.assertRaisesRegex(SpillwayError, "a CUDA graph is being captured: a plan cannot run in it"):
+                CudaDevice.begin(mock.Mock(index=0))
+            recorder = TapeRecorder("cpu")
+            recorder.device = mock.Mock(begin=lambda: CudaDevice.begin(mock.Mock(index=0)))
+            with self.assertRaisesRegex(SpillwayError, "a CUDA graph is being captured"):
+                recorder.begin()
+
+
+def tests_of_rows():
+    """Returns the tests of each row, by its first words."""
+    risky, equal, fitted = hazards.HazardTest, equality.EqualityTest, fitting.FitTest
+    return {
+        "random numbers": (equal.test_random_plans_change_nothing, risky.test_random_numbers_drawn_elsewhere,
+                           risky.test_in_evaluation),
+        "a last short batch": (risky.test_a_short_batch, fitted.test_a_short_batch_keeps_its_tensors, risky.test_fewer_and_more_layers,
+                               risky.test_another_operator_of_the_same_shape, risky.test_numbers_that_autograd_saves),
+        "several forwards": (risky.test_two_forwards_before_their_backwards, risky.test_two_forwards_in_one_block),
+        "`retain_graph`": (risky.test_backward_twice, risky.test_backward_of_a_part, risky.test_double_backward),
+        "gradient checkpointing": (risky.test_checkpointing_inside,),
+        "saved-tensor hooks": (risky.test_hooks_inside_the_step, risky.test_hooks_around_the_step_are_refused),
+        "your own `autograd.Function`": (risky.test_functions_of_the_program,),
+        "inference": (risky.test_inference_in_between, fitted.test_a_script_has_the_same_results),
+        "exceptions": (risky.test_exceptions, equal.test_random_deviations_and_exceptions_change_nothing,
+                       fitted.test_an_exception_in_the_first_forward, fitted.test_an_exception_in_the_first_backward),
+        "other threads": (risky.test_threads, risky.test_two_threads_under_one_plan),
+        "another CUDA stream": (risky.test_another_stream,),
+        "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused),
+        "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
+        "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
+        "CUDA graphs": (LimitsTest.test_a_captured_graph,),
+        "a saved tensor changed": (risky.test_a_source_changed_before_backward, risky.test_a_change_before_backward_while_recording),
+        "a parameter changed": (risky.test_a_parameter_changed_before_backward,),
+        "on a CPU, random numbers": (risky.test_a_generator_that_changes_between_two_saved_tensors,),
+    }
+
+
+class ReadmeTest(unittest.TestCase):
+    def test_each_row_has_tests(self):
+        table = README.read_text("utf-8").split("| case | what happens |\n")[1].split("\n\n")[0]
+        rows = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
+        tests = tests_of_rows()
+        self.assertEqual(len(rows), len(tests))
+        for row, begins in zip(rows, tests):
+            self.assertTrue(row.startswith(begins), row)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,170 @@
+"""Tests the curve of memory against time, and the command that prints it."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+import torch
+
+from spillway_torch import SpillwayError, explain, make_plan
+from spillway_torch.__main__ import main
+from spillway_torch.execute import record_tape
+from spillway_torch.execute.curve import Row, _knee
+from stepping import MODELS, Stepping, check_schema
+
+FILE = """
+import torch
+
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh()) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(256, 32)).pow(2).mean().backward()
+    optimizer.step()
+
+
+def fails():
+    model(torch.ones(3))
+
+
+def saves_nothing():
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(9)
+"""
+
+
+class CurveTest(unittest.TestCase):
+    def test_rows_lie_between_the_floor_and_the_peak_without_a_plan(self):
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                tape = Stepping(make).record()
+                eager = make_plan(tape, 1 << 40)
+                curve = explain(tape)
+                rows = curve.rows
+                self.assertEqual((rows[0].budget, rows[-1].budget), (eager.floor.bytes, eager.eager_peak))
+                self.assertEqual(sorted({row.budget for row in rows}), [row.budget for row in rows])
+                self.assertEqual(rows[-1].plan.actions, {})
+                self.assertEqual(rows[-1].times, 1)
+                for row in rows:
+                    if row.plan is None:
+                        self.assertGreater(row.best, row.budget)
+                    else:
+                        self.assertLessEqual(row.plan.peak, row.budget)
+                        self.assertEqual((row.moved("offload"), row.moved("rebuild") > 0), (0, len(row.plan.actions) > 0))
+                self.assertGreaterEqual(curve.moment, 0)
+                self.assertEqual(curve.phase, "backward")
+                self.assertLessEqual(curve.without[0], curve.floor.bytes)
+                self.assertNotEqual(curve.without[1], curve.floor.operator)
+                check_schema(self, "torch-explain", curve.object())
+
+    def test_offloading_reaches_lower(self):
+        tape = Stepping(MODELS["vit"]).record()
+        rebuilt, both = explain(tape), explain(tape, ("offload", "rebuild"))
+        self.assertIsNone(rebuilt.rows[0].plan)
+        self.assertGreater(both.rows[-2].moved("offload") + both.rows[-2].moved("rebuild"), 0)
+        self.assertLess(next(row.plan.peak for row in both.rows if row.plan), next(row.plan.peak for row in rebuilt.rows if row.plan))
+
+    def test_the_knee(self):
+        def rows(*points):
+            return [Row(budget, None if seconds is None else mock.Mock(seconds=seconds)) for budget, seconds in points]
+
+        # A line from (1, 10) to (5, 2): at 2 it is at 8, where 4 lies 4 below, and at 3 it is at 6, where 3 lies 3 below.
+        self.assertEqual(_knee(rows((0, None), (1, 10), (2, 4), (3, 3), (5, 2))), 2)
+        self.assertIsNone(_knee(rows((1, 10), (2, 8), (5, 2))))
+        self.assertIsNone(_knee(rows((1, 2), (2, 2), (5, 2))))
+        self.assertIsNone(_knee(rows((5, 2))))
+
+    def test_a_floor_in_the_update(self):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+
+        record_tape(step, "cpu")
+        curve = explain(record_tape(step, "cpu"))
+        self.assertEqual((curve.phase, curve.object()["floor"]["phase"]), ("update", "update"))
+        self.assertRegex(curve.text(), "It belongs to the update: another optimizer")
+        self.assertNotIn("A smaller batch", curve.text())
+
+    def test_the_text(self):
+        curve = explain(Stepping(MODELS["vit"]).record())
+        text = curve.text()
+        for pattern in ("floor\n", "  knee\n", "  without a plan\n", "no plan was found; the best takes",
+                        "The times of a CPU are estimates",
+                        r"No plan takes less than the floor, [0-9.]+ KiB, which aten::\w+ \(operator \d+ of \d+\) needs:",
+                        r"If aten::\w+ needed less, .* the floor would be [0-9.]+ KiB, held by aten::\w+\."):
+            self.assertRegex(text, pattern)
+        same = dataclasses.replace(curve, without=(curve.floor.bytes, "aten::two"))
+        self.assertIn("aten::two needs as much: a change to one", same.text())
+        curve.rows[-1].plan.host_seconds = curve.rows[-1].plan.seconds
+        self.assertRegex(curve.text(), "without a plan, host-bound\n")
+
+
+class CommandTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.file = pathlib.Path(folder.name) / "train.py"
+        self.file.write_text(FILE, encoding="utf-8")
+
+    def run_command(self, *arguments, code=0):
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            try:
+                self.assertEqual(main(["explain", *map(str, arguments)]), code)
+            except SystemExit as stopped:
+                self.assertEqual(stopped.code, code)
+        return out.getvalue() if code == 0 else error.getvalue()
+
+    def test_a_step_of_a_file(self):
+        text = self.run_command(self.file)
+        self.assertEqual(text, self.run_command(f"{self.file}:step", "--device", "cpu"))
+        self.assertIn("without a plan", text)
+        document = json.loads(self.run_command(self.file, "--format", "json"))
+        check_schema(self, "torch-explain", document)
+        weights = 4 * (32 * 32 + 32) * 4
+        self.assertGreater(document["floor"]["throughout_bytes"], 3 * weights)  # with the optimizer's state
+        self.assertEqual(document["times"], "estimated")
+
+    def test_a_model(self):
+        self.assertIn("without a plan", self.run_command(
+            "gpt2", "--batch", 1, "--layers", 1, "--width", 32, "--heads", 2, "--vocabulary", 50, "--sequence", 16))
+
+    def test_errors(self):
+        for arguments, code, text in (
+                ((f"{self.file}:none",), 3, r"train.py: no function 'none' \(functions: fails, saves_nothing, step\)"),
+                ((f"{self.file}:",), 3, "no function ''"),
+                ((f"{self.file}:fails",), 3, r"train.py:15: RuntimeError: .*shape"),
+                ((f"{self.file}:saves_nothing",), 3, "the step saved no tensor for a backward"),
+                (("none.py",), 3, "none.py: no such file; expected FILE.py or FILE.py:FUNCTION"),
+                (("no_model",), 5, "neither torchvision nor transformers knows it"),
+                ((self.file, "--device", "cuda"), 5, "--device cuda: this machine has no GPU"),
+                ((self.file, "--format", "xml"), 2, "invalid choice: 'xml'"),
+                ((), 2, "the following arguments are required: model")):
+            self.assertRegex(self.run_command(*arguments, code=code), text)
+        for text, error in (("x = (", "train.py:1: SyntaxError"), ("\n1 / 0", "train.py:2: ZeroDivisionError"),
+                            ("raise SystemExit(0)", "train.py:1: SystemExit: 0"),
+                            ("import none_such", "train.py:1: ModuleNotFoundError")):
+            self.file.write_text(text, encoding="utf-8")
+            self.assertRegex(self.run_command(self.file, code=3), error)
+
+    def test_a_tape_without_a_step_is_refused(self):
+        with self.assertRaisesRegex(SpillwayError, "saved no tensor"):
+            explain(record_tape(lambda: None, "cpu"))
+
+
+if __name__ == "__main__":
+    unittest.main()
