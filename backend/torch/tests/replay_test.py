@@ -1,4 +1,4 @@
-"""Tests that the library of replay.cc runs operators again as Python does, and that Python takes over where it cannot be used."""
+"""Tests that the library runs operators again as Python does, and that Python takes over where it cannot be used."""
 
 import contextlib
 import dataclasses
@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import execute_test
 from spillway_torch import SpillwayError, build
 from spillway_torch.execute import assemble, replay, step
+from spillway_torch.execute.device import _Event
 from spillway_torch.execute.replay import Replay
 from stepping import MODELS, Stepping, candidates
 
@@ -113,7 +114,8 @@ class LibraryTest(unittest.TestCase):
         self.assertIs(one[0], RuntimeError)
         self.assertIn("out of bounds for storage of size 4", one[1])
 
-        for at, change in ((0, lambda g: dataclasses.replace(g, stride=g.stride[::-1])), (-1, lambda g: dataclasses.replace(g, offset=3))):
+        for at, change in ((0, lambda g: dataclasses.replace(g, stride=g.stride[::-1])),
+                           (-1, lambda g: dataclasses.replace(g, offset=3))):
             stepping = Stepping(MODELS["vit"])
             tape = stepping.record()
             saved = next(s for s in candidates(tape) if s.chain is not None and len(s.chain.ops) > 1)
@@ -223,13 +225,25 @@ class FallbackTest(unittest.TestCase):
             broken.write_bytes(b"no library")
             self.assertIn("replay.so", self.reason(library_path=lambda: broken))
 
+    @unittest.skipIf(LIBRARY is None, "there is no library")
+    def test_a_chain_that_the_library_does_not_take_runs_in_python(self):
+        def refuse(self, storages):
+            raise RuntimeError("no such argument") if next(iter(storages.values())).is_meta else AssertionError
+
+        stepping = Stepping(MODELS["vit"])
+        tape = stepping.record()
+        saved = next(s for s in candidates(tape) if s.chain is not None)
+        with mock.patch.object(replay._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
+            self.assertIsNone(Replay(tape, saved, saved.chain)._native)
+        self.assertIn("no such argument", logs.output[0])
+
     def test_other_sources_and_versions_have_other_names(self):
         names = {replay.library_path().name}
         with mock.patch.object(torch, "__version__", "2.99.0"):
             names.add(replay.library_path().name)
         with mock.patch.object(torch, "compiled_with_cxx11_abi", lambda: None):
             names.add(replay.library_path().name)
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay.cc")):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay_chains.cc")):
             replay.SOURCE.write_text("int main() {}", encoding="utf-8")
             names.add(replay.library_path().name)
         self.assertEqual(len(names), 4)
@@ -248,6 +262,17 @@ class FallbackTest(unittest.TestCase):
             with mock.patch("sys.argv", ["build", f"{folder}/none"]), contextlib.redirect_stderr(io.StringIO()) as error:
                 self.assertEqual(build.main(), 5)
             self.assertIn("No such file or directory", error.getvalue())
+
+
+class EventTest(unittest.TestCase):
+    def test_an_event_is_used_again_when_nobody_holds_it(self):
+        pool, made = [], iter(range(9))
+        with mock.patch.object(torch._C, "_CudaEventBase", lambda: next(made)):
+            one, two = _Event(pool), _Event(pool)
+            self.assertEqual((one.inner, two.inner), (0, 1))
+            del one
+            three, four = _Event(pool), _Event(pool)
+            self.assertEqual((two.inner, three.inner, four.inner), (1, 0, 2))
 
 
 if __name__ == "__main__":
