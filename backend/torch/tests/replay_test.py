@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import execute_test
 from spillway_torch import SpillwayError, build
-from spillway_torch.execute import assemble, replay, step
+from spillway_torch.execute import CudaDevice, Queue, assemble, replay, step
 from spillway_torch.execute.device import _Event
 from spillway_torch.execute.replay import Replay
 from stepping import MODELS, Stepping, candidates
@@ -264,10 +264,32 @@ class FallbackTest(unittest.TestCase):
             self.assertIn("No such file or directory", error.getvalue())
 
 
-class EventTest(unittest.TestCase):
+class CudaTest(unittest.TestCase):
+    """The device of GPUs, without one."""
+
+    def test_a_copy_leaves_the_stream_and_the_device_as_they_were(self):
+        class Failed(Exception):
+            pass
+
+        def fail(*_, **__):
+            raise Failed
+
+        device = CudaDevice.__new__(CudaDevice)
+        device.index, device._ids = 1, {Queue.OUT: (7, 1, 1)}
+        for current, failing in ((1, False), (0, False), (0, True)):
+            calls = []
+            into = mock.Mock()
+            into.copy_ = fail if failing else lambda source, non_blocking, calls=calls: calls.append("copy")
+            with mock.patch.multiple(torch._C, _cuda_getDevice=lambda current=current: current,
+                                     _cuda_getCurrentStream=lambda at: (3, at, 1), create=True,
+                                     _cuda_setStream=lambda *to, calls=calls: calls.append(to), _cuda_setDevice=calls.append), \
+                    self.assertRaises(Failed) if failing else contextlib.nullcontext():
+                device.copy(Queue.OUT, into, None)
+            self.assertEqual(calls, [(7, 1, 1), *([] if failing else ["copy"]), (3, 1, 1), *([0] if current == 0 else [])])
+
     def test_an_event_is_used_again_when_nobody_holds_it(self):
         pool, made = [], iter(range(9))
-        with mock.patch.object(torch._C, "_CudaEventBase", lambda: next(made)):
+        with mock.patch.object(torch._C, "_CudaEventBase", lambda: next(made), create=True):
             one, two = _Event(pool), _Event(pool)
             self.assertEqual((one.inner, two.inner), (0, 1))
             del one
