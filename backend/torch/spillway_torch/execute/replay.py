@@ -20,8 +20,6 @@ from .tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-
-
 SOURCE = pathlib.Path(__file__).with_name("replay_chains.cc")  # of the library
 
 
@@ -35,17 +33,14 @@ def library_path(folder: pathlib.Path = SOURCE.parent) -> pathlib.Path:
 @functools.cache
 def _library() -> Any:
     """Returns the operators of the library; None if there is none for this PyTorch, or the program wants none."""
-    path = library_path()
     if os.environ.get("SPILLWAY_TORCH_PYTHON_REPLAY", "") not in ("", "0"):
         reason = "SPILLWAY_TORCH_PYTHON_REPLAY is set"
-    elif not path.exists():
-        reason = f"there is no {path}; `python3 -m spillway_torch.build` makes it"
     else:
         try:
-            torch.ops.load_library(path)
+            torch.ops.load_library(library_path())
             return torch.ops.spillway_replay
         except OSError as error:
-            reason = str(error)
+            reason = f"{error}; `python3 -m spillway_torch.build` makes it"
     log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
     return None
 

@@ -144,8 +144,6 @@ class Run {
     return true;
   }
 
-  bool AdvanceToEnd() { return Advance(program_.steps.size()); }
-
   // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it
   // was not made.
   const Tensor& Value() const { return values_[program_.target]; }
@@ -209,9 +207,10 @@ T& Pointed(const IValue& handle) {
 }
 
 void RunChain(torch::jit::Stack& stack) {
-  Run run(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorList());
+  const Program& program = Pointed<const Program>(stack.at(0));
+  Run run(program, stack.at(1).toTensorList());
   stack.clear();
-  stack.emplace_back(run.AdvanceToEnd() ? run.Value() : Tensor());
+  stack.emplace_back(run.Advance(program.steps.size()) ? run.Value() : Tensor());
 }
 
 void StartRun(torch::jit::Stack& stack) {
