@@ -218,6 +218,7 @@ class FallbackTest(unittest.TestCase):
     def test_reasons(self):
         with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "1"}):
             self.assertIn("SPILLWAY_TORCH_PYTHON_REPLAY is set", self.reason())
+        self.enterContext(mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "0"}))
         with mock.patch.object(torch, "__version__", "2.99.0+cu999"):
             self.assertIn("replay-2.99.0-", self.reason())
         with tempfile.TemporaryDirectory() as folder:
