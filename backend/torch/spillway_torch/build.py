@@ -35,9 +35,9 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         compiled, linked = pathlib.Path(scratch, "replay.o"), pathlib.Path(scratch, "replay.so")
-        subprocess.run([*cached, *compiler, "-std=c++20", "-O2", "-fPIC", "-isystem", home / "include",
-                        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-c", SOURCE.name, "-o", compiled.resolve()],
-                       cwd=SOURCE.parent, check=True)
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+        subprocess.run([*cached, *compiler, "-std=c++20", "-O2", "-fPIC", "-isystem", home / "include", abi, "-c", SOURCE.name,
+                        "-o", compiled.resolve()], cwd=SOURCE.parent, check=True)
         subprocess.run([*compiler, "-shared", compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
         linked.replace(library)
     return library

@@ -1,4 +1,4 @@
-"""Tests that the library of replay.cc runs operators again as Python does, and that Python takes over where it cannot be used."""
+"""Tests that the library runs operators again as Python does, and that Python takes over where it cannot be used."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import execute_test
 from spillway_torch import SpillwayError, build
-from spillway_torch.execute import assemble, replay, step
+from spillway_torch.execute import CudaDevice, Queue, assemble, replay, step
+from spillway_torch.execute.device import _Event
 from spillway_torch.execute.replay import Replay
 from stepping import MODELS, Stepping, candidates
 
@@ -113,7 +114,8 @@ class LibraryTest(unittest.TestCase):
         self.assertIs(one[0], RuntimeError)
         self.assertIn("out of bounds for storage of size 4", one[1])
 
-        for at, change in ((0, lambda g: dataclasses.replace(g, stride=g.stride[::-1])), (-1, lambda g: dataclasses.replace(g, offset=3))):
+        for at, change in ((0, lambda g: dataclasses.replace(g, stride=g.stride[::-1])),
+                           (-1, lambda g: dataclasses.replace(g, offset=3))):
             stepping = Stepping(MODELS["vit"])
             tape = stepping.record()
             saved = next(s for s in candidates(tape) if s.chain is not None and len(s.chain.ops) > 1)
@@ -216,6 +218,7 @@ class FallbackTest(unittest.TestCase):
     def test_reasons(self):
         with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "1"}):
             self.assertIn("SPILLWAY_TORCH_PYTHON_REPLAY is set", self.reason())
+        self.enterContext(mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "0"}))
         with mock.patch.object(torch, "__version__", "2.99.0+cu999"):
             self.assertIn("replay-2.99.0-", self.reason())
         with tempfile.TemporaryDirectory() as folder:
@@ -223,13 +226,25 @@ class FallbackTest(unittest.TestCase):
             broken.write_bytes(b"no library")
             self.assertIn("replay.so", self.reason(library_path=lambda: broken))
 
+    @unittest.skipIf(LIBRARY is None, "there is no library")
+    def test_a_chain_that_the_library_does_not_take_runs_in_python(self):
+        def refuse(self, storages):
+            raise RuntimeError("no such argument") if next(iter(storages.values())).is_meta else AssertionError
+
+        stepping = Stepping(MODELS["vit"])
+        tape = stepping.record()
+        saved = next(s for s in candidates(tape) if s.chain is not None)
+        with mock.patch.object(replay._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
+            self.assertIsNone(Replay(tape, saved, saved.chain)._native)
+        self.assertIn("no such argument", logs.output[0])
+
     def test_other_sources_and_versions_have_other_names(self):
         names = {replay.library_path().name}
         with mock.patch.object(torch, "__version__", "2.99.0"):
             names.add(replay.library_path().name)
         with mock.patch.object(torch, "compiled_with_cxx11_abi", lambda: None):
             names.add(replay.library_path().name)
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay.cc")):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay_chains.cc")):
             replay.SOURCE.write_text("int main() {}", encoding="utf-8")
             names.add(replay.library_path().name)
         self.assertEqual(len(names), 4)
@@ -248,6 +263,39 @@ class FallbackTest(unittest.TestCase):
             with mock.patch("sys.argv", ["build", f"{folder}/none"]), contextlib.redirect_stderr(io.StringIO()) as error:
                 self.assertEqual(build.main(), 5)
             self.assertIn("No such file or directory", error.getvalue())
+
+
+class CudaTest(unittest.TestCase):
+    """The device of GPUs, without one."""
+
+    def test_a_copy_leaves_the_stream_and_the_device_as_they_were(self):
+        class Failed(Exception):
+            pass
+
+        def fail(*_, **__):
+            raise Failed
+
+        device = CudaDevice.__new__(CudaDevice)
+        device.index, device._ids = 1, {Queue.OUT: (7, 1, 1)}
+        for current, failing in ((1, False), (0, False), (0, True)):
+            calls = []
+            into = mock.Mock()
+            into.copy_ = fail if failing else lambda source, non_blocking, calls=calls: calls.append("copy")
+            with mock.patch.multiple(torch._C, _cuda_getDevice=lambda current=current: current,
+                                     _cuda_getCurrentStream=lambda at: (3, at, 1), create=True,
+                                     _cuda_setStream=lambda *to, calls=calls: calls.append(to), _cuda_setDevice=calls.append), \
+                    self.assertRaises(Failed) if failing else contextlib.nullcontext():
+                device.copy(Queue.OUT, into, None)
+            self.assertEqual(calls, [(7, 1, 1), *([] if failing else ["copy"]), (3, 1, 1), *([0] if current == 0 else [])])
+
+    def test_an_event_is_used_again_when_nobody_holds_it(self):
+        pool, made = [], iter(range(9))
+        with mock.patch.object(torch._C, "_CudaEventBase", lambda: next(made), create=True):
+            one, two = _Event(pool), _Event(pool)
+            self.assertEqual((one.inner, two.inner), (0, 1))
+            del one
+            three, four = _Event(pool), _Event(pool)
+            self.assertEqual((two.inner, three.inner, four.inner), (1, 0, 2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs recorded operators again, to rebuild a value that was given up: in the library of replay.cc, or in Python."""
+"""Runs recorded operators again, to rebuild a value that was given up: in the library of replay_chains.cc, or in Python."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from .tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-
-
-SOURCE = pathlib.Path(__file__).with_suffix(".cc")  # of the library
+SOURCE = pathlib.Path(__file__).with_name("replay_chains.cc")  # of the library
 
 
 def library_path(folder: pathlib.Path = SOURCE.parent) -> pathlib.Path:
@@ -35,17 +33,14 @@ def library_path(folder: pathlib.Path = SOURCE.parent) -> pathlib.Path:
 @functools.cache
 def _library() -> Any:
     """Returns the operators of the library; None if there is none for this PyTorch, or the program wants none."""
-    path = library_path()
     if os.environ.get("SPILLWAY_TORCH_PYTHON_REPLAY", "") not in ("", "0"):
         reason = "SPILLWAY_TORCH_PYTHON_REPLAY is set"
-    elif not path.exists():
-        reason = f"there is no {path}; `python3 -m spillway_torch.build` makes it"
     else:
         try:
-            torch.ops.load_library(path)
+            torch.ops.load_library(library_path())
             return torch.ops.spillway_replay
         except OSError as error:
-            reason = str(error)
+            reason = f"{error}; `python3 -m spillway_torch.build` makes it"
     log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
     return None
 
@@ -71,7 +66,14 @@ class Replay:
             self._steps.append(step)
         self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
         self.marks = sorted({m for mark, _ in self._drawn for m in (mark - 1, mark)})
-        self._native = None if _library() is None else _Native(_library(), tape, saved, chain, self._steps)
+        self._native = self._in_library(tape, saved)
+
+    def _in_library(self, tape: Tape, saved: Saved) -> _Native | None:
+        try:
+            return None if _library() is None else _Native(_library(), tape, saved, self.chain, self._steps)
+        except (RuntimeError, TypeError, ValueError) as error:
+            log.debug("spillway: a chain that ends in %s runs again in Python, which takes longer: %s", self._steps[-1].name, error)
+            return None
 
     def draws(self, device: Device, marks: dict[int, Any]) -> bool:
         """Returns whether as many random numbers were drawn as in the recorded step, as far as the device can say."""
@@ -109,6 +111,7 @@ class _Native:
 
     def __init__(self, library: Any, tape: Tape, saved: Saved, chain: Chain, steps: list[_Step]) -> None:
         self._library = library
+        self._call = library.run._op  # without the layer of torch.ops
         self._reads = [*(value[0] for value in chain.sources), *chain.parameters]
         self._drawing = [(at, step) for at, step in enumerate(steps) if step.mark is not None]
         self._length = len(steps)
@@ -131,11 +134,12 @@ class _Native:
         sources = [storages[s] for s in self._reads]
         with torch._C.DisableTorchFunction():
             if not self._drawing:
-                return self._library.run(self._handle, sources)
+                return self._call(self._handle, sources)
             run = self._library.start(self._handle, sources)
             try:
-                good = all(self._library.advance(run, at) and step.draw(device, marks, functools.partial(self._library.advance, run, at + 1))
-                           for at, step in self._drawing) and self._library.advance(run, self._length)
+                advance = functools.partial(self._library.advance, run)
+                good = all(advance(at) and step.draw(device, marks, functools.partial(advance, at + 1))
+                           for at, step in self._drawing) and advance(self._length)
             finally:
                 value = self._library.end(run)
             return value if good else None

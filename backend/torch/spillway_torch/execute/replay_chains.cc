@@ -24,27 +24,72 @@ namespace {
 
 using at::Tensor;
 using c10::IValue;
-using Key = const c10::StorageImpl*;  // the storage of a placeholder
 
 // A dispatch key whose kernels go before those of all others, and that nothing but tests of PyTorch
 // uses.
 constexpr c10::DispatchKey kCapture = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-struct Step {
-  c10::OperatorHandle op;
-  std::vector<IValue> arguments;  // with placeholders in the place of tensors
-  std::vector<std::pair<size_t, Tensor>> outputs =
-      {};  // indices of new results, with their placeholders
-  std::vector<Tensor> freed = {};
+struct Output {
+  size_t index;  // among the results
+  size_t slot;
+  Tensor place;
 };
 
-thread_local std::vector<Step>* capturing = nullptr;
+struct Step {
+  c10::OperatorHandle op;
+  std::vector<IValue> arguments;   // with placeholders in the place of tensors
+  std::vector<size_t> slots = {};  // of the placeholders, in order
+  std::vector<Output> outputs = {};
+  std::vector<size_t> freed = {};
+};
 
-Key KeyOf(const Tensor& placeholder) { return placeholder.storage().unsafeGetStorageImpl(); }
+struct Program {
+  std::vector<Step> steps = {};
+  size_t sources = 0;  // the first slots are theirs
+  size_t target = 0;   // the slot of the value
+  std::unordered_map<const c10::StorageImpl*, size_t> slots = {};
+  std::vector<Tensor> placeholders = {};  // one for each slot
+
+  size_t SlotOf(const Tensor& place) {
+    const auto [found, added] =
+        slots.try_emplace(place.storage().unsafeGetStorageImpl(), slots.size());
+    if (added) placeholders.push_back(place);
+    return found->second;
+  }
+};
+
+// Returns an argument of an operator with `replace(placeholder)` in the place of each placeholder.
+template <typename Replace>
+IValue WithTensors(const IValue& argument, Replace replace) {
+  const auto given = [&](const Tensor& t) { return t.defined() && t.is_meta() ? replace(t) : t; };
+  if (argument.isTensor()) return given(argument.toTensor());
+  if (argument.isTensorList()) {
+    c10::List<Tensor> items;
+    for (const Tensor& item : argument.toTensorVector()) items.push_back(given(item));
+    return items;
+  }
+  if (argument.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> items;
+    for (const std::optional<Tensor>& item : argument.toOptionalTensorVector()) {
+      items.push_back(item ? std::optional<Tensor>(given(*item)) : std::nullopt);
+    }
+    return items;
+  }
+  return argument;
+}
+
+thread_local Program* capturing = nullptr;
 
 void Capture(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(capturing != nullptr, "no chain captures operators");
-  capturing->push_back({op, torch::jit::pop(*stack, op.schema().arguments().size())});
+  Step step{op, torch::jit::pop(*stack, op.schema().arguments().size())};
+  for (const IValue& argument : step.arguments) {
+    WithTensors(argument, [&](const Tensor& place) {
+      step.slots.push_back(capturing->SlotOf(place));
+      return place;
+    });
+  }
+  capturing->steps.push_back(std::move(step));
   for (size_t i = 0; i < op.schema().returns().size(); ++i) stack->emplace_back();
 }
 
@@ -59,19 +104,24 @@ struct Guards {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-struct Program {
-  std::vector<Tensor> sources;  // placeholders of the storages that exist before
-  Tensor target;                // one of the value
-  std::vector<Step> steps;
-};
+// Returns a tensor that lies in the storage of `base` as the placeholder lies in its own.
+Tensor View(const Tensor& base, const Tensor& place) {
+  if (SameLayout(base, place) && base.sizes() == place.sizes() && base.dtype() == place.dtype())
+    return base;
+  Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), place.dtype());
+  at::native::setStrided(view, place.sizes(), place.strides(), place.storage_offset());
+  return view;
+}
 
 // One run of a program, which lives longer.
 class Run {
  public:
-  Run(const Program& program, const std::vector<Tensor>& sources) : program_(program) {
-    TORCH_CHECK(sources.size() == program.sources.size(), "the chain reads ",
-                program.sources.size(), " storages");
-    for (size_t i = 0; i < sources.size(); ++i) values_[KeyOf(program.sources[i])] = sources[i];
+  Run(const Program& program, const c10::List<Tensor>& sources)
+      : program_(program), values_(program.slots.size()) {
+    TORCH_CHECK(sources.size() == program.sources, "the chain reads ", program.sources,
+                " storages");
+    for (size_t i = 0; i < sources.size(); ++i) values_[i] = sources.get(i);
   }
 
   // Runs the operators before `end` that have not run. Returns false if one made another layout
@@ -82,79 +132,53 @@ class Run {
     for (; done_ < end; ++done_) {
       const Step& step = program_.steps.at(done_);
       stack.clear();
-      for (const IValue& argument : step.arguments) stack.push_back(Given(argument));
+      size_t next = 0;
+      for (const IValue& argument : step.arguments) {
+        stack.push_back(WithTensors(argument, [&](const Tensor& place) {
+          return View(values_[step.slots[next++]], place);
+        }));
+      }
       step.op.callBoxed(stack);
       if (!Keep(step, stack)) return false;
     }
     return true;
   }
 
-  bool AdvanceToEnd() { return Advance(program_.steps.size()); }
-
   // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it
   // was not made.
-  Tensor Value() const {
-    const auto found = values_.find(KeyOf(program_.target));
-    return found == values_.end() ? Tensor() : found->second;
-  }
+  const Tensor& Value() const { return values_[program_.target]; }
 
  private:
-  // Returns an argument with tensors in the place of placeholders.
-  IValue Given(const IValue& argument) const {
-    if (argument.isTensor()) return At(argument.toTensor());
-    if (argument.isTensorList()) {
-      c10::List<Tensor> items;
-      for (const Tensor& item : argument.toTensorVector()) items.push_back(At(item));
-      return items;
-    }
-    if (argument.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> items;
-      for (const std::optional<Tensor>& item : argument.toOptionalTensorVector()) {
-        items.push_back(item ? std::optional<Tensor>(At(*item)) : std::nullopt);
-      }
-      return items;
-    }
-    return argument;
-  }
-
-  // Returns the tensor that a placeholder stands for. A tensor of another device than "meta" stands
-  // for itself.
-  Tensor At(const Tensor& place) const {
-    if (!place.defined() || !place.is_meta()) return place;
-    const Tensor& base = values_.at(KeyOf(place));
-    if (SameLayout(base, place) && base.sizes() == place.sizes() && base.dtype() == place.dtype())
-      return base;
-    Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), place.dtype());
-    at::native::setStrided(view, place.sizes(), place.strides(), place.storage_offset());
-    return view;
-  }
-
   bool Keep(const Step& step, const torch::jit::Stack& stack) {
     const bool listed = stack.size() == 1 && stack[0].isTensorList();
-    for (const auto& [at, place] : step.outputs) {
-      const Tensor value = listed ? stack[0].toTensorList().get(at) : stack.at(at).toTensor();
-      if (!value.defined() || !SameLayout(value, place)) return false;
-      values_[KeyOf(place)] = value;
+    for (const Output& output : step.outputs) {
+      const Tensor value =
+          listed ? stack[0].toTensorList().get(output.index) : stack.at(output.index).toTensor();
+      if (!value.defined() || !SameLayout(value, output.place)) return false;
+      values_[output.slot] = value;
     }
-    for (const Tensor& place : step.freed) values_.erase(KeyOf(place));
+    for (const size_t slot : step.freed) values_[slot].reset();
     return true;
   }
 
   const Program& program_;
   size_t done_ = 0;
-  std::unordered_map<Key, Tensor> values_;
+  std::vector<Tensor> values_;  // by slot
 };
 
 // Operators that make a value again.
 class Chain : public torch::CustomClassHolder {
  public:
-  Chain(std::vector<Tensor> sources, Tensor target)
-      : program_{std::move(sources), std::move(target), {}} {}
+  // `sources` are placeholders of the storages that exist before, `target` is one of the value.
+  Chain(const std::vector<Tensor>& sources, const Tensor& target) {
+    for (const Tensor& source : sources) program_.SlotOf(source);
+    program_.sources = program_.slots.size();
+    program_.target = program_.SlotOf(target);
+  }
 
   // Starts or ends to add the operators that this thread calls, which then do not run.
   void SetCapture(bool on) {
-    capturing = on ? &program_.steps : nullptr;
+    capturing = on ? &program_ : nullptr;
     c10::impl::tls_set_dispatch_key_included(kCapture, on);
   }
 
@@ -163,9 +187,11 @@ class Chain : public torch::CustomClassHolder {
   void Complete(const std::vector<int64_t>& indices, const std::vector<Tensor>& outputs,
                 const std::vector<Tensor>& freed) {
     Step& step = program_.steps.at(program_.steps.size() - 1);
-    for (size_t i = 0; i < indices.size(); ++i)
-      step.outputs.emplace_back(indices[i], outputs.at(i));
-    step.freed = freed;
+    for (size_t i = 0; i < indices.size(); ++i) {
+      step.outputs.push_back(
+          {static_cast<size_t>(indices[i]), program_.SlotOf(outputs.at(i)), outputs.at(i)});
+    }
+    for (const Tensor& place : freed) step.freed.push_back(program_.SlotOf(place));
   }
 
   // Returns a number for the operators below, valid as long as the chain lives.
@@ -181,15 +207,14 @@ T& Pointed(const IValue& handle) {
 }
 
 void RunChain(torch::jit::Stack& stack) {
-  const auto [chain, sources] = std::pair(stack.at(0), stack.at(1).toTensorVector());
+  const Program& program = Pointed<const Program>(stack.at(0));
+  Run run(program, stack.at(1).toTensorList());
   stack.clear();
-  Run run(Pointed<const Program>(chain), sources);
-  stack.emplace_back(run.AdvanceToEnd() ? run.Value() : Tensor());
+  stack.emplace_back(run.Advance(program.steps.size()) ? run.Value() : Tensor());
 }
 
 void StartRun(torch::jit::Stack& stack) {
-  auto run =
-      std::make_unique<Run>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorVector());
+  auto run = std::make_unique<Run>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorList());
   stack.clear();
   stack.emplace_back(reinterpret_cast<int64_t>(run.release()));
 }
@@ -223,7 +248,7 @@ const torch::jit::RegisterOperators kOperators({
 
 TORCH_LIBRARY(spillway_replay, library) {
   library.class_<Chain>("Chain")
-      .def(torch::init<std::vector<Tensor>, Tensor>())
+      .def(torch::init<const std::vector<Tensor>&, const Tensor&>())
       .def("capture", &Chain::SetCapture)
       .def("complete", &Chain::Complete)
       .def("handle", &Chain::Handle);
