@@ -120,19 +120,21 @@ class AttributesTest(unittest.TestCase):
         self.assert_attributes(
             planes,
             native_batch_norm="elements=128 operands=2 row=32 strided=0 channels_last=1",
-            max_pool2d_with_indices="elements=128 operands=1 row=128 strided=0 channels_last=1")
+            max_pool2d_with_indices="elements=128 operands=1 row=1 strided=0 broadcast=0 channels_last=1")
 
     def test_orders_of_dimensions(self):
-        for call, operands, strided, row in (
-                (lambda x: x + x, 3, 0, 48), (lambda x: x + 1, 2, 0, 48), (lambda x: x.mT + x.mT, 3, 0, 48),
-                (lambda x: x[:6] + x[:6].mT, 3, 1, 1), (lambda x: x[:, ::2] + 1, 2, 1, 1),
-                (lambda x: x[:, :4] + 1, 2, 1, 4), (lambda x: x + x[:1], 2, 0, 6), (lambda x: x + x[:, :1], 2, 0, 6),
-                (lambda x: x + x[:1].expand(8, 6), 3, 0, 6), (lambda x: x.add_(x), 3, 0, 48),
-                (lambda x: x[None, :, :1] + 1, 2, 1, 1), (lambda x: x[:, None] + 1, 2, 0, 48),
-                (lambda x: x.view(2, 4, 3, 2).transpose(1, 2).contiguous() + 1, 2, 0, 48)):
+        for call, *expected in (
+                (lambda x: x + x, 3, 1, 0, 0), (lambda x: x + 1, 2, 1, 0, 0), (lambda x: x.mT + x.mT, 3, 1, 0, 0),
+                (lambda x: x[:6] + x[:6].mT, 3, 1, 1, 0), (lambda x: x[:, ::2] + 1, 2, 1, 1, 0),
+                (lambda x: x[:, :4] + 1, 2, 4, 1, 0), (lambda x: x + x[:1], 2, 1, 0, 2),
+                (lambda x: x + x[0], 2, 1, 0, 2),
+                (lambda x: x + x[:, :1], 2, 1, 0, 1), (lambda x: x + x[:1].expand(8, 6), 3, 1, 0, 2),
+                (lambda x: x.add_(x), 3, 1, 0, 0), (lambda x: x[None, :, :1] + 1, 2, 1, 1, 0),
+                (lambda x: x[:, None] + 1, 2, 1, 0, 0), (lambda x: x + x[0, 0], 2, 1, 0, 0),
+                (lambda x: x.view(2, 4, 3, 2).transpose(1, 2).contiguous() + 1, 2, 1, 0, 0)):
             found = attributes(lambda call=call: call(ones(8, 6)))
             one = found.get("add", found.get("add_"))
-            self.assertEqual((one["operands"], one["strided"], one["row"]), (operands, strided, row))
+            self.assertEqual([one[key] for key in ("operands", "row", "strided", "broadcast")], expected)
         for call, row in ((lambda x: x.transpose(1, 2).contiguous(), 2), (lambda x: x.transpose(2, 3).contiguous(), 1),
                           (lambda x: x.transpose(0, 1).contiguous(), 6)):
             self.assertEqual(attributes(lambda call=call: call(ones(2, 4, 3, 2)))["clone"]["row"], row)
@@ -340,13 +342,15 @@ class TableTest(unittest.TestCase):
         made, _ = self.table(["optimizers"], small=True)
         trace = made.trace()
         shapes = {tensor["name"]: tensor["shape"] for tensor in trace["tensors"]}
-        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"]) if op["attributes"].get("tensors") == 10}
+        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"])
+               if op["attributes"].get("tensors") == 10}
         # a += b * c; a root; the steps of AdamW count in tensors of one number each
         for name, inputs, outputs, traffic in (("_foreach_addcmul_", [1, 2], [1], 4), ("_foreach_sqrt", [1], [1], 2),
                                                ("_fused_adamw_", [4], [4], 8)):
             op, elements = ops[name], ops[name]["attributes"]["elements"]
-            self.assertEqual([shapes[tensor][0] // elements for tensor in op["inputs"] if shapes[tensor][0] > 10], inputs)
-            self.assertEqual([shapes[tensor][0] // elements for tensor in op["outputs"]], outputs)
+            read, written = ([shapes[tensor][0] for tensor in op[side]] for side in ("inputs", "outputs"))
+            self.assertEqual([size // elements for size in read if size > 10], inputs)
+            self.assertEqual([size // elements for size in written], outputs)
             self.assertEqual(op["slots"][0]["traffic"] // (4 * elements), traffic)
 
     def test_the_whole_grid_runs_but_for_what_is_named(self):

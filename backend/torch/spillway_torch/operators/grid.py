@@ -121,8 +121,9 @@ def products(grid: Grid) -> Iterator[Entry]:
             yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, variant), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
         drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
-        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048), (64, 256, 64, 256),
-                                                                     (192, 512, 64, 512), (128, 1024, 64, 1024)])]:
+        drawn += grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048), (64, 256, 64, 256), (192, 512, 64, 512),
+                             (128, 1024, 64, 1024)])
+        for batches, queries, depth, keys in drawn:
             batches = max(min(batches, (1 << 27) // queries // keys), 1)
             keys += batches % 3 == 0  # an odd length
             yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
@@ -489,6 +490,10 @@ def copies(grid: Grid) -> Iterator[Entry]:
         lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(),
         lambda x: x * x[:1], lambda x: x.transpose(1, 2) * x[0, :, 0],
         lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
+    broadcasts: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, heads, length, width)
+        lambda x: x * x[0, 0], lambda x: x * x[..., :1].contiguous(), lambda x: x + x[0, 0, 0],
+        lambda x: x * x[0, :, :1, :1].contiguous(),
+        lambda x: x.view(2, x.shape[2], x.shape[1], 64).transpose(1, 2) * x[0, 0])
     planes: tuple[Callable[[torch.Tensor], Any], ...] = (
         lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(_formed(x, True)),
         lambda x: x + _formed(x, True), lambda x: aten.threshold_backward(x, _formed(x, True), 0),
@@ -498,6 +503,9 @@ def copies(grid: Grid) -> Iterator[Entry]:
             length = max(min(length, (1 << 27) // (batch * heads * width)), 1)
             for call in calls:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
+        for heads, length in grid.draw(5, (8, 64, 1), (512, 16384, 1)):  # broadcasts as of rotary embeddings
+            for call in broadcasts:
+                yield Entry(f"broadcast ({_short(dtype)})", _reduced(call, (2, heads, length, 64), dtype))
         for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
             for call in planes:
