@@ -21,7 +21,7 @@ constexpr size_t kNeighbours = 6;
 // is this many times larger: 2^kOtherWay.
 constexpr std::array kWays = std::to_array<std::string_view>(
     {"transposed", "transposed_a", "transposed_b", "channels_last", "causal", "mask", "dropout",
-     "needs_dx", "needs_dw", "strided", "broadcast"});
+     "needs_dx", "needs_dw", "bias", "strided", "broadcast"});
 constexpr double kOtherWay = 4;
 
 // The weight of `alignment`: matrices whose rows do not begin at multiples of 16 elements are
@@ -40,12 +40,17 @@ std::string KindOf(const Op& op) {
                      Name(slot.arithmetic));
 }
 
-// Returns the kind with the types of the first input and output.
+// Returns the kind with the types of the inputs, each of them once, and of the first output.
 std::string TypedKindOf(const Trace& trace, const Op& op) {
-  const auto type = [&](const std::vector<TensorId>& operands) {
-    return operands.empty() ? "" : Name(trace.tensor(operands[0]).dtype);
-  };
-  return fmt::format("{} {} {}", KindOf(op), type(op.inputs), type(op.outputs));
+  std::vector<DataType> types;
+  for (const TensorId input : op.inputs) {
+    const DataType type = trace.tensor(input).dtype;
+    if (std::ranges::count(types, type) == 0) types.push_back(type);
+  }
+  std::string kind = KindOf(op);
+  for (const DataType type : types) kind += fmt::format(" {}", Name(type));
+  if (!op.outputs.empty()) kind += fmt::format(" to {}", Name(trace.tensor(op.outputs[0]).dtype));
+  return kind;
 }
 
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }

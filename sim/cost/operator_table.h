@@ -3,8 +3,7 @@
 // An operator table is a trace that was recorded on a GPU, with the times of its ops. The time of
 // another op is the time of the roofline on that GPU times a correction: measured time divided by
 // the roofline's, for the nearest measured ops with the same name, arithmetic and, if there are
-// any, types of the first operands. Ops are near if their attributes and traffic differ by small
-// factors.
+// any, types of the operands. Ops are near if their attributes and traffic differ by small factors.
 
 #ifndef SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 #define SPILLWAY_SIM_COST_OPERATOR_TABLE_H_

@@ -73,13 +73,30 @@ def _convolution(named: Named, inputs: Tensors, outputs: Tensors) -> dict[str, i
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
     if "output_mask" in named:
-        found |= {"needs_dx": int(named["output_mask"][0]), "needs_dw": int(named["output_mask"][1])}
-    return found
+        return found | dict(zip(("needs_dx", "needs_dw", "bias"), map(int, named["output_mask"])))
+    return found | {"bias": int(named.get("bias") is not None)}
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
     return (tensor.dim() == 4 and not tensor.is_contiguous()
             and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def grouped_flops(packet: str, attributes: Mapping[str, int]) -> int | None:
+    """Returns the floating-point operations of a convolution in groups, or of attention whose keys have fewer heads.
+
+    Returns None for others. PyTorch's formulas count the gradients of a grouped convolution as if it had one group, and
+    do not know such attention.
+    """
+    a = attributes
+    if a.get("groups", 1) > 1:
+        side = "in" if a["transposed"] else "out"
+        sums = a["batch"] * a[f"{side}_height"] * a[f"{side}_width"] * a["in_channels"] * a["out_channels"] // a["groups"]
+        return 2 * sums * a["kernel_h"] * a["kernel_w"] * (a.get("needs_dx", 1) + a.get("needs_dw", 0))
+    if a.get("heads") != a.get("kv_heads"):
+        products = 5 if packet.endswith("_backward") else 2  # as many multiplications of matrices
+        return 2 * products * a["batch"] * a["heads"] * a["queries"] * a["keys"] * a["head_dim"]
+    return None
 
 
 def _attention(packet: str, named: Named) -> dict[str, int]:
