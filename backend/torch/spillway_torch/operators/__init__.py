@@ -28,7 +28,8 @@ from .like import entries_like, types_of
 
 _CACHE = 64 << 20  # bytes of operands that go around, so that none stays in the GPU's cache
 _SETS = (3, 6)  # the least and the most sets of operands
-_CALLS = 6  # the least calls of an operator
+_CALLS = 6  # the least calls of an operator; half as many suffice for long ones
+_LARGE = 256 << 20  # bytes of all sets of operands of a long one
 _MEMORY = 16 << 30  # bytes that the operands of an entry take at most
 _RESERVED = 4 << 30  # bytes that PyTorch's allocator may keep between entries
 _LONG_LIST = 9  # tensors
@@ -115,7 +116,7 @@ class Runner:
             size += self.meter.peak(lambda: _rotate(sets, _call))
             sets += [entry.make(new) for _ in range(min(wanted, max(_MEMORY // max(size, 1), 1)) - 1)]
             _rotate(sets, _call)  # libraries choose their kernels, and the allocator gets its memory
-            rounds = -(-_CALLS // len(sets))
+            rounds = -(-_CALLS // len(sets) // (1 + (new.bytes > _LARGE)))
         calls: list[list[Tape]] = [[] for _ in sets[0]]  # by stage
 
         def recorded(stage: Stage, given: Any, number: int) -> Any:

@@ -195,7 +195,7 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Make:
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
     cudnn, flash, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-    kinds = ((cudnn, BF16, 112), (cudnn, FP16, 20), (flash, BF16, 36), (flash, FP16, 8), (efficient, FP32, 56),
+    kinds = ((cudnn, BF16, 112), (cudnn, FP16, 12), (flash, BF16, 36), (flash, FP16, 8), (efficient, FP32, 56),
              (efficient, BF16, 12), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
     for backend, dtype, count in kinds:
         for batch, heads, groups, length, odd, width, causal, dropout, masked in grid.pick(
