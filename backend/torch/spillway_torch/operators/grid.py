@@ -195,7 +195,7 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Make:
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
     cudnn, flash, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-    kinds = ((cudnn, BF16, 112), (cudnn, FP16, 12), (flash, BF16, 36), (flash, FP16, 8), (efficient, FP32, 56),
+    kinds = ((cudnn, BF16, 112), (cudnn, FP16, 12), (flash, BF16, 36), (flash, FP16, 8), (efficient, FP32, 64),
              (efficient, BF16, 12), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
     for backend, dtype, count in kinds:
         for batch, heads, groups, length, odd, width, causal, dropout, masked in grid.pick(
@@ -551,17 +551,18 @@ class _Convolution:
         return 2 * self.wide * self.out // self.groups * (self.kernel * side) ** 2
 
 
-def _convolutions(grid: Grid) -> Iterator[tuple[int, bool, _Convolution]]:
+def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
     """Yields batches and convolutions with and without bias, of sizes as in networks for images."""
     sides = (7, 14, 28, 56, 112, 224, 8, 16, 32, 64, 128)
     batches = (6, 12, 24, 48, 96, 192)
-    ways = ((3, 1), (1, 1), (3, 1), (3, 2), (1, 1), (3, 1), (1, 2), (2, 2))  # kernels and strides
-    for batch, bias, breadth, side, ratio, (kernel, stride) in grid.pick(
-            80, batches, (False, True), _BREADTHS, sides, (1, 2, 1, 0.5, 1, 4, 0.25), ways):
-        wide = _nearest(breadth / side)
-        yield batch, bias, _Convolution(wide, round(wide * ratio), side, kernel, stride)
+    for kernel, count, ratios, strides in ((3, 64, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
+                                           (1, 40, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
+        for batch, bias, breadth, side, ratio, stride in grid.pick(
+                count // (1 + few), batches, (False, True), _BREADTHS, sides, ratios, strides):
+            wide = _nearest(breadth / side)
+            yield batch, bias, _Convolution(wide, round(wide * ratio), side, kernel, stride)
     for batch, bias, breadth, side, kernel, stride in grid.pick(  # one channel in each group
-            28, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (3, 7, 5, 7), (1, 1, 1, 2)):
+            32, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (7, 3, 7, 5, 7), (1, 1, 1, 2)):
         wide = _nearest(breadth / side)
         yield batch, bias, _Convolution(wide, wide, side, kernel, stride, wide)
     for batch, bias, breadth, side, groups in grid.pick(6, batches, (False, True), _BREADTHS[2:], sides, (4, 16, 32)):
@@ -584,7 +585,7 @@ def convolutions(grid: Grid) -> Iterator[Entry]:
              (FP32, False, True))
     for dtype, tf32, last in kinds:
         most = 8e11 if dtype == BF16 else 6e11 if tf32 else 2e11
-        for batch, bias, shape in _convolutions(grid):
+        for batch, bias, shape in _convolutions(grid, last and dtype == FP32):
             # Gradients of a convolution with one channel in each group are slow.
             values = 3 << (24 if shape.groups == shape.wide else 26)
             batch = 2 if grid.small else max(min(batch, int(most / shape.flops), values // shape.values), 1)
