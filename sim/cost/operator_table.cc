@@ -24,9 +24,15 @@ constexpr std::array kWays = std::to_array<std::string_view>(
      "needs_dx", "needs_dw", "bias", "strided", "broadcast"});
 constexpr double kOtherWay = 4;
 
-// The weight of `alignment`: matrices whose rows do not begin at multiples of 16 elements are
-// multiplied by other kernels.
-constexpr double kAlignment = 2;
+// Other sizes by which libraries choose kernels. Ops that differ in one are as far apart as ops of
+// which one is the number's power of the ratio larger.
+constexpr std::array kWeights =
+    std::to_array<std::pair<std::string_view, double>>({{"alignment", 6},
+                                                        {"kernel_h", 3},
+                                                        {"kernel_w", 3},
+                                                        {"head_dim", 3},
+                                                        {"groups", 2},
+                                                        {"row", 2}});
 
 // The GPU's time between two operators, which the times of single operators do not have: 0.6 to 2.0
 // us in 18 steps on an H200 (experiments/evidence/pytorch/README.md).
@@ -53,6 +59,12 @@ std::string TypedKindOf(const Trace& trace, const Op& op) {
   return kind;
 }
 
+double WeightOf(std::string_view attribute) {
+  const auto* found =
+      std::ranges::find(kWeights, attribute, &decltype(kWeights)::value_type::first);
+  return found == kWeights.end() ? 1 : found->second;
+}
+
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
 
 }  // namespace
@@ -75,8 +87,8 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
   for (const Attribute& attribute : op.attributes) {
     if (attribute.name == "operators") continue;
     const bool way = std::ranges::count(kWays, attribute.name) != 0;
-    const double weight = attribute.name == "alignment" ? kAlignment : 1;
-    point[attribute.name] = way ? kOtherWay * attribute.value : weight * Log2(attribute.value);
+    point[attribute.name] =
+        way ? kOtherWay * attribute.value : WeightOf(attribute.name) * Log2(attribute.value);
   }
   // An imported op has no attributes that say its sizes.
   if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));
@@ -116,16 +128,27 @@ std::optional<OperatorTable::Entry> OperatorTable::Near(const std::string& kind,
                             &std::pair<double, const Entry*>::first);
   by_distance.resize(count);
   if (by_distance[0].first == 0) return *by_distance[0].second;
+  const QuadraticFit& trend = TrendOf(kind);
   Entry mean;
   double weights = 0;
   for (const auto& [square, entry] : by_distance) {
     weights += 1 / square;
-    mean.correction += entry->correction / square;
+    mean.correction += (entry->correction - trend(entry->at)) / square;
     mean.workspace += entry->workspace / square;
   }
-  mean.correction /= weights;
   mean.workspace /= weights;
+  const auto [least, most] = std::ranges::minmax(found->second, {}, &Entry::correction);
+  mean.correction =
+      std::clamp(trend(here) + mean.correction / weights, least.correction, most.correction);
   return mean;
+}
+
+const QuadraticFit& OperatorTable::TrendOf(const std::string& kind) const {
+  const auto known = trends_.find(kind);
+  if (known != trends_.end()) return known->second;
+  std::vector<std::pair<const Point*, double>> samples;
+  for (const Entry& entry : entries_.at(kind)) samples.emplace_back(&entry.at, entry.correction);
+  return trends_.try_emplace(kind, samples).first->second;
 }
 
 Trace OperatorTable::Timed(Trace trace) const {
