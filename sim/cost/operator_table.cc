@@ -87,8 +87,8 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
   for (const Attribute& attribute : op.attributes) {
     if (attribute.name == "operators") continue;
     const bool way = std::ranges::count(kWays, attribute.name) != 0;
-    point[attribute.name] =
-        way ? kOtherWay * attribute.value : WeightOf(attribute.name) * Log2(attribute.value);
+    point[attribute.name] = way ? kOtherWay * std::clamp(attribute.value, 0.0, 2.0)
+                                : WeightOf(attribute.name) * Log2(attribute.value);
   }
   // An imported op has no attributes that say its sizes.
   if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));
