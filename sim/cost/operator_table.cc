@@ -34,6 +34,10 @@ constexpr std::array kWeights =
                                                         {"groups", 2},
                                                         {"row", 2}});
 
+// Workspaces below this share of the traffic count as none. Others are multiples of each other,
+// since they depend on the algorithm that a library chooses.
+constexpr double kSmallWorkspace = 0.02;
+
 // The GPU's time between two operators, which the times of single operators do not have: 0.6 to 2.0
 // us in 18 steps on an H200 (experiments/evidence/pytorch/README.md).
 constexpr Duration kGap = Duration::Nanoseconds(1500);
@@ -134,9 +138,9 @@ std::optional<OperatorTable::Entry> OperatorTable::Near(const std::string& kind,
   for (const auto& [square, entry] : by_distance) {
     weights += 1 / square;
     mean.correction += (entry->correction - trend(entry->at)) / square;
-    mean.workspace += entry->workspace / square;
+    mean.workspace += std::log(entry->workspace + kSmallWorkspace) / square;
   }
-  mean.workspace /= weights;
+  mean.workspace = std::max(std::exp(mean.workspace / weights) - kSmallWorkspace, 0.0);
   const auto [least, most] = std::ranges::minmax(found->second, {}, &Entry::correction);
   mean.correction =
       std::clamp(trend(here) + mean.correction / weights, least.correction, most.correction);

@@ -181,6 +181,14 @@ TEST_F(OperatorTableTest, Workspaces) {
   EXPECT_EQ(table.Timed(TraceOf({op}, "")).ops[0].recorded->workspace, Bytes::MiB(5));
 }
 
+// Between 1/6 and 64/18 of the traffic lies their geometric mean, 0.77: 7.7 of 10 MiB.
+TEST_F(OperatorTableTest, AWorkspaceBetweenTwo) {
+  const OperatorTable table =
+      TableOf({{1024, 1, false, Bytes::MiB(1)}, {4096, 1, false, Bytes::MiB(64)}});
+  const Bytes workspace = table.Timed(TraceOf({OpOf({2048})}, "")).ops[0].recorded->workspace;
+  EXPECT_NEAR(static_cast<double>(workspace.count()) / (1 << 20), 7.7, 1.5);
+}
+
 // On another GPU, an estimate is scaled as a measured time is: so is what exceeds the roofline.
 TEST_F(OperatorTableTest, ScaledToAnotherGpu) {
   const Device a100 = ReadDevice(testing::InSource("sim/devices/a100.toml"));
