@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -69,6 +70,20 @@ double WeightOf(std::string_view attribute) {
   return found == kWeights.end() ? 1 : found->second;
 }
 
+// Returns the greatest power of two, up to 64, by which a convolution's channels of inputs and of
+// outputs in one group can be divided: kernels work on so many at once. Returns 0 for other ops.
+int64_t CommonChannels(const Op& op) {
+  int64_t common = 0, groups = 1;
+  for (const Attribute& attribute : op.attributes) {
+    const auto value = static_cast<int64_t>(std::clamp(attribute.value, 1.0, 1e9));
+    if (attribute.name == "groups") groups = value;
+    if (attribute.name == "in_channels" || attribute.name == "out_channels") {
+      common = std::gcd(common, value);
+    }
+  }
+  return common == 0 ? 0 : std::gcd(64, std::max<int64_t>(common / groups, 1));
+}
+
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
 
 }  // namespace
@@ -93,6 +108,9 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
     const bool way = std::ranges::count(kWays, attribute.name) != 0;
     point[attribute.name] = way ? kOtherWay * std::clamp(attribute.value, 0.0, 2.0)
                                 : WeightOf(attribute.name) * Log2(attribute.value);
+  }
+  if (const int64_t channels = CommonChannels(op)) {
+    point["common_channels"] = Log2(static_cast<double>(channels));
   }
   // An imported op has no attributes that say its sizes.
   if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));

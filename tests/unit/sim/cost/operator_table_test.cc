@@ -131,6 +131,29 @@ TEST_F(OperatorTableTest, AnUnknownOpHasTheTimeOfTheRoofline) {
   EXPECT_NEAR(SlowerOf(table, op), 1, 1e-5);
 }
 
+// Convolutions of 60 channels are like those of 44, which divide by 4 as well, and not like those
+// of 64, which are nearer.
+TEST_F(OperatorTableTest, ChannelsThatDivideAlike) {
+  const auto measured = [&](double channels, double slower) {
+    Op op = OpOf({1024});
+    op.attributes = {{"in_channels", channels}, {"out_channels", channels}, {"groups", 1}};
+    op.recorded->time =
+        Duration::Picoseconds(std::llround(1e12 * slower * RooflineOf(op, device_)));
+    return op;
+  };
+  std::vector<Op> ops;
+  for (const double channels : {20.0, 44.0, 76.0}) ops.push_back(measured(channels, 2));
+  for (const double channels : {32.0, 64.0, 128.0}) ops.push_back(measured(channels, 1));
+  const OperatorTable table(TraceOf(ops, device_.gpus[0]), device_);
+  const auto asked = [&](double channels) {
+    Op op = measured(channels, 1);
+    op.recorded->time = Duration();
+    return SlowerOf(table, op);
+  };
+  EXPECT_GT(asked(60), 1.6);
+  EXPECT_LT(asked(96), 1.2);
+}
+
 // If the table has ops with the types of the operands, others do not count.
 TEST_F(OperatorTableTest, TypesOfOperands) {
   const auto measured = [&](int64_t rows, double slower, uint32_t input) {
