@@ -14,6 +14,8 @@ constexpr double kRidge = 3;
 
 constexpr double kFarthest = 3;  // standard deviations
 
+constexpr size_t kEnough = 30;  // samples for products of variables
+
 double At(const QuadraticFit::Point& point, const std::string& name) {
   const auto found = point.find(name);
   return found == point.end() ? 0 : found->second;
@@ -45,6 +47,7 @@ std::vector<double> Solve(std::vector<std::vector<double>> matrix, std::vector<d
 
 QuadraticFit::QuadraticFit(const std::vector<std::pair<const Point*, double>>& samples) {
   SPILLWAY_CHECK(!samples.empty());
+  squares_ = samples.size() >= kEnough;
   std::set<std::string> names;
   for (const auto& [point, value] : samples) {
     for (const auto& [name, size] : *point) names.insert(name);
@@ -78,7 +81,7 @@ std::vector<double> QuadraticFit::TermsAt(const Point& point) const {
     const double away = (At(point, variable.name) - variable.mean) / variable.deviation;
     terms.push_back(std::clamp(away, -kFarthest, kFarthest));
   }
-  for (size_t i = 1; i <= variables_.size(); ++i) {
+  for (size_t i = 1; squares_ && i <= variables_.size(); ++i) {
     for (size_t j = i; j <= variables_.size(); ++j) terms.push_back(terms[i] * terms[j]);
   }
   return terms;

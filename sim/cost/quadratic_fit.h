@@ -1,4 +1,5 @@
-// A polynomial of second degree in several variables, fitted to samples by ridge regression.
+// A polynomial in several variables, fitted to samples by ridge regression: of second degree, or of
+// first degree to fewer than 30 samples.
 
 #ifndef SPILLWAY_SIM_COST_QUADRATIC_FIT_H_
 #define SPILLWAY_SIM_COST_QUADRATIC_FIT_H_
@@ -28,11 +29,13 @@ class QuadraticFit {
     double deviation = 0;  // standard; above 0
   };
 
-  // Returns 1, the variables in standard deviations from their means, and all products of two.
+  // Returns 1, the variables in standard deviations from their means, and if `squares_` all
+  // products of two.
   std::vector<double> TermsAt(const Point& point) const;
 
   std::vector<Variable> variables_;  // all that differ between samples
   std::vector<double> factors_;      // of the terms
+  bool squares_ = false;
 };
 
 }  // namespace spillway

@@ -45,6 +45,12 @@ TEST(QuadraticFitTest, StaysWhereItIsFarFromTheSamples) {
   EXPECT_NE(fit({{"x", 14.5 + 25}, {"y", 3}}), fit({{"x", 1000}, {"y", 3}}));
 }
 
+TEST(QuadraticFitTest, FewSamplesGiveALine) {
+  const std::vector<Point> points{{{"x", 1}}, {{"x", 2}}, {{"x", 4}}};
+  const QuadraticFit fit({{&points[0], 1}, {&points[1], 4}, {&points[2], 16}});
+  EXPECT_NEAR(fit({{"x", 3}}) - fit({{"x", 2}}), fit({{"x", 2}}) - fit({{"x", 1}}), 1e-9);
+}
+
 TEST(QuadraticFitTest, OneSampleIsAConstant) {
   const Point point{{"x", 4}};
   EXPECT_DOUBLE_EQ(QuadraticFit({{&point, 2.5}})({{"x", 90}}), 2.5);
