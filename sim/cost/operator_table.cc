@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -21,12 +22,22 @@ constexpr size_t kNeighbours = 6;
 // is this many times larger: 2^kOtherWay.
 constexpr std::array kWays = std::to_array<std::string_view>(
     {"transposed", "transposed_a", "transposed_b", "channels_last", "causal", "mask", "dropout",
-     "needs_dx", "needs_dw", "strided", "broadcast"});
+     "needs_dx", "needs_dw", "bias", "strided", "broadcast"});
 constexpr double kOtherWay = 4;
 
-// The weight of `alignment`: matrices whose rows do not begin at multiples of 16 elements are
-// multiplied by other kernels.
-constexpr double kAlignment = 2;
+// Other sizes by which libraries choose kernels. Ops that differ in one are as far apart as ops of
+// which one is the number's power of the ratio larger.
+constexpr std::array kWeights =
+    std::to_array<std::pair<std::string_view, double>>({{"alignment", 6},
+                                                        {"kernel_h", 3},
+                                                        {"kernel_w", 3},
+                                                        {"head_dim", 3},
+                                                        {"groups", 2},
+                                                        {"row", 2}});
+
+// Workspaces below this share of the traffic count as none. Others are multiples of each other,
+// since they depend on the algorithm that a library chooses.
+constexpr double kSmallWorkspace = 0.02;
 
 // The GPU's time between two operators, which the times of single operators do not have: 0.6 to 2.0
 // us in 18 steps on an H200 (experiments/evidence/pytorch/README.md).
@@ -40,12 +51,37 @@ std::string KindOf(const Op& op) {
                      Name(slot.arithmetic));
 }
 
-// Returns the kind with the types of the first input and output.
+// Returns the kind with the types of the inputs, each of them once, and of the first output.
 std::string TypedKindOf(const Trace& trace, const Op& op) {
-  const auto type = [&](const std::vector<TensorId>& operands) {
-    return operands.empty() ? "" : Name(trace.tensor(operands[0]).dtype);
-  };
-  return fmt::format("{} {} {}", KindOf(op), type(op.inputs), type(op.outputs));
+  std::vector<DataType> types;
+  for (const TensorId input : op.inputs) {
+    const DataType type = trace.tensor(input).dtype;
+    if (std::ranges::count(types, type) == 0) types.push_back(type);
+  }
+  std::string kind = KindOf(op);
+  for (const DataType type : types) kind += fmt::format(" {}", Name(type));
+  if (!op.outputs.empty()) kind += fmt::format(" to {}", Name(trace.tensor(op.outputs[0]).dtype));
+  return kind;
+}
+
+double WeightOf(std::string_view attribute) {
+  const auto* found =
+      std::ranges::find(kWeights, attribute, &decltype(kWeights)::value_type::first);
+  return found == kWeights.end() ? 1 : found->second;
+}
+
+// Returns the greatest power of two, up to 64, by which a convolution's channels of inputs and of
+// outputs in one group can be divided: kernels work on so many at once. Returns 0 for other ops.
+int64_t CommonChannels(const Op& op) {
+  int64_t common = 0, groups = 1;
+  for (const Attribute& attribute : op.attributes) {
+    const auto value = static_cast<int64_t>(std::clamp(attribute.value, 1.0, 1e9));
+    if (attribute.name == "groups") groups = value;
+    if (attribute.name == "in_channels" || attribute.name == "out_channels") {
+      common = std::gcd(common, value);
+    }
+  }
+  return common == 0 ? 0 : std::gcd(64, std::max<int64_t>(common / groups, 1));
 }
 
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
@@ -70,8 +106,11 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
   for (const Attribute& attribute : op.attributes) {
     if (attribute.name == "operators") continue;
     const bool way = std::ranges::count(kWays, attribute.name) != 0;
-    const double weight = attribute.name == "alignment" ? kAlignment : 1;
-    point[attribute.name] = way ? kOtherWay * attribute.value : weight * Log2(attribute.value);
+    point[attribute.name] = way ? kOtherWay * std::clamp(attribute.value, 0.0, 2.0)
+                                : WeightOf(attribute.name) * Log2(attribute.value);
+  }
+  if (const int64_t channels = CommonChannels(op)) {
+    point["common_channels"] = Log2(static_cast<double>(channels));
   }
   // An imported op has no attributes that say its sizes.
   if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));
@@ -111,16 +150,27 @@ std::optional<OperatorTable::Entry> OperatorTable::Near(const std::string& kind,
                             &std::pair<double, const Entry*>::first);
   by_distance.resize(count);
   if (by_distance[0].first == 0) return *by_distance[0].second;
+  const QuadraticFit& trend = TrendOf(kind);
   Entry mean;
   double weights = 0;
   for (const auto& [square, entry] : by_distance) {
     weights += 1 / square;
-    mean.correction += entry->correction / square;
-    mean.workspace += entry->workspace / square;
+    mean.correction += (entry->correction - trend(entry->at)) / square;
+    mean.workspace += std::log(entry->workspace + kSmallWorkspace) / square;
   }
-  mean.correction /= weights;
-  mean.workspace /= weights;
+  mean.workspace = std::max(std::exp(mean.workspace / weights) - kSmallWorkspace, 0.0);
+  const auto [least, most] = std::ranges::minmax(found->second, {}, &Entry::correction);
+  mean.correction =
+      std::clamp(trend(here) + mean.correction / weights, least.correction, most.correction);
   return mean;
+}
+
+const QuadraticFit& OperatorTable::TrendOf(const std::string& kind) const {
+  const auto known = trends_.find(kind);
+  if (known != trends_.end()) return known->second;
+  std::vector<std::pair<const Point*, double>> samples;
+  for (const Entry& entry : entries_.at(kind)) samples.emplace_back(&entry.at, entry.correction);
+  return trends_.try_emplace(kind, samples).first->second;
 }
 
 Trace OperatorTable::Timed(Trace trace) const {

@@ -2,14 +2,13 @@
 //
 // An operator table is a trace that was recorded on a GPU, with the times of its ops. The time of
 // another op is the time of the roofline on that GPU times a correction: measured time divided by
-// the roofline's, for the nearest measured ops with the same name, arithmetic and, if there are
-// any, types of the first operands. Ops are near if their attributes and traffic differ by small
-// factors.
+// the roofline's, for measured ops with the same name, arithmetic and, if there are any, types of
+// the operands. The correction is their trend, a polynomial in the sizes, and the nearest ops'
+// distance from it. Ops are near if their attributes and traffic differ by small factors.
 
 #ifndef SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 #define SPILLWAY_SIM_COST_OPERATOR_TABLE_H_
 
-#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "sim/core/device.h"
+#include "sim/cost/quadratic_fit.h"
 #include "sim/cost/roofline.h"
 #include "traces/trace.h"
 
@@ -35,7 +35,7 @@ class OperatorTable {
   const Device& gpu() const { return gpu_; }
 
  private:
-  using Point = std::map<std::string, double, std::less<>>;  // log2 of sizes, by name
+  using Point = QuadraticFit::Point;  // log2 of sizes, by name
   struct Entry {
     Point at;
     double correction = 0;  // natural logarithm of the measured time over the roofline's
@@ -46,6 +46,8 @@ class OperatorTable {
   double RooflineSeconds(const Op& op) const;
   // Returns the entry that stands for an op, or nullopt if the table has none of its kind.
   std::optional<Entry> Near(const std::string& kind, const Point& here) const;
+  // Returns the trend of the corrections of a kind in the table. REQUIRES: `mutex_` is held.
+  const QuadraticFit& TrendOf(const std::string& kind) const;
   // Returns `Near` for the op, which is computed once for equal ops.
   std::optional<Entry> EntryFor(const Trace& trace, const Op& op) const;
 
@@ -55,6 +57,7 @@ class OperatorTable {
   std::map<std::string, std::vector<Entry>> entries_;  // by kind, with types and without
   mutable std::mutex mutex_;
   mutable std::map<std::pair<std::string, Point>, std::optional<Entry>> known_;
+  mutable std::map<std::string, QuadraticFit> trends_;  // by kind
 };
 
 }  // namespace spillway

@@ -14,11 +14,23 @@ bool IsOne(const Device& device, const std::string& gpu) {
   return std::ranges::count(device.gpus, gpu) != 0;
 }
 
-Duration Scaled(Duration time, Duration here, Duration there) {
-  const Int128 scaled =
-      Int128{time.picoseconds()} * here.picoseconds() / std::max<int64_t>(there.picoseconds(), 1);
-  return Duration::Picoseconds(
-      static_cast<int64_t>(std::min<Int128>(scaled, kLongestIteration.picoseconds())));
+// Returns the instructions that the multiprocessors issue per second, in a unit that all GPUs
+// share. A multiprocessor issues instructions for 128 lanes in each cycle, and computes as many in
+// fp32; on Volta, Turing and Ampere's A100, it computes half as many (CUDA C++ Programming Guide).
+double IssueRate(const Device& device) {
+  const std::string& capability = device.compute_capability;
+  const bool half = capability == "8.0" || capability.starts_with("7.");
+  return static_cast<double>(device.flops_per_second) * (half ? 2 : 1);
+}
+
+// Returns the time on a GPU whose roofline is `here` and which issues instructions `slower` times
+// as slowly, of an op that took `time` where the roofline is `there`. What exceeds the roofline is
+// neither memory's time nor the peak's.
+Duration Scaled(Duration time, Duration here, Duration there, double slower) {
+  const auto ps = [](Duration duration) { return static_cast<double>(duration.picoseconds()); };
+  const double scaled = time > there ? ps(here) + ps(time - there) * slower
+                                     : ps(time) * ps(here) / std::max(ps(there), 1.0);
+  return Duration::Picoseconds(static_cast<int64_t>(std::min(scaled, ps(kLongestIteration))));
 }
 
 }  // namespace
@@ -34,6 +46,7 @@ RecordedCostModel::RecordedCostModel(const Recording& recording, const Device& d
     provenance_ = fmt::format("{}, {}", source, recording.framework);
   } else if (recorded_on) {
     there_.emplace(*recorded_on);
+    slower_ = IssueRate(*recorded_on) / IssueRate(device);
     provenance_ = fmt::format("{}, scaled by the rooflines of the two", source);
   } else {
     provenance_ = fmt::format("{}, for which there is no device file: as they were", source);
@@ -52,8 +65,9 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
   if (!timed_ || there_) {
     const Duration here = here_.Kernels(op, 0, batch)[0].time;
     // In a recording without a GPU, only ops that a policy has inserted have a time.
-    kernel.time = timed_ ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time)
-                         : std::max(recorded.time, here);
+    kernel.time = timed_
+                      ? Scaled(recorded.time, here, there_->Kernels(op, 0, batch)[0].time, slower_)
+                      : std::max(recorded.time, here);
   }
   const std::lock_guard lock(mutex_);
   const std::pair key(kernel.time, kernel.workspace);

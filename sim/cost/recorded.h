@@ -1,8 +1,10 @@
 // The costs of a recorded trace: the measured times of its ops.
 //
-// On another GPU, the time of an op is scaled by the ratio of the rooflines of the two GPUs. A
-// trace recorded without a GPU gets the times of the roofline, unless a table of operators has
-// given it times (operator_table.h). An op has one kernel, without choice, on its whole batch.
+// On another GPU, the time of an op is scaled by the ratio of the rooflines of the two GPUs, as far
+// as it does not exceed the roofline; what exceeds it is scaled by the rates at which they issue
+// instructions. A trace recorded without a GPU gets the times of the roofline, unless a table of
+// operators has given it times (operator_table.h). An op has one kernel, without choice, on its
+// whole batch.
 
 #ifndef SPILLWAY_SIM_COST_RECORDED_H_
 #define SPILLWAY_SIM_COST_RECORDED_H_
@@ -35,7 +37,8 @@ class RecordedCostModel final : public CostModel {
  private:
   const RooflineCostModel here_;
   std::optional<RooflineCostModel> there_;  // the recording's GPU; empty without scaling
-  bool timed_ = true;                       // true if the recording has times
+  double slower_ = 1;  // how many times as fast the recording's GPU issues instructions
+  bool timed_ = true;  // true if the recording has times
   std::string provenance_;
   mutable std::mutex mutex_;
   // By time and workspace. A map is node-based, so the spans stay valid.

@@ -28,7 +28,7 @@ def attributes_of(packet: str, named: Named, lists: Iterable[str], inputs: Tenso
                   outputs: Tensors) -> dict[str, int]:
     """Returns the attributes of one call of the operator `packet`.
 
-    `lists` names those among its arguments that are lists of tensors. `outputs` are new tensors and those that it writes.
+    `lists` names those among its arguments that are lists of tensors. `outputs` are new tensors and all that it writes.
     """
     if packet in table.PRODUCTS or packet == "_grouped_mm":
         return _product(packet, inputs)
@@ -73,13 +73,30 @@ def _convolution(named: Named, inputs: Tensors, outputs: Tensors) -> dict[str, i
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
     if "output_mask" in named:
-        found |= {"needs_dx": int(named["output_mask"][0]), "needs_dw": int(named["output_mask"][1])}
-    return found
+        return found | dict(zip(("needs_dx", "needs_dw", "bias"), map(int, named["output_mask"])))
+    return found | {"bias": int(named.get("bias") is not None)}
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
     return (tensor.dim() == 4 and not tensor.is_contiguous()
             and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def grouped_flops(packet: str, attributes: Mapping[str, int]) -> int | None:
+    """Returns the floating-point operations of a convolution in groups, or of attention whose keys have fewer heads.
+
+    Returns None for others. PyTorch's formulas count the gradients of a grouped convolution as if it had one group, and
+    do not know such attention.
+    """
+    a = attributes
+    if a.get("groups", 1) > 1:
+        side = "in" if a["transposed"] else "out"
+        sums = a["batch"] * a[f"{side}_height"] * a[f"{side}_width"] * a["in_channels"] * a["out_channels"] // a["groups"]
+        return 2 * sums * a["kernel_h"] * a["kernel_w"] * (a.get("needs_dx", 1) + a.get("needs_dw", 0))
+    if a.get("heads") != a.get("kv_heads"):
+        products = 5 if packet.endswith("_backward") else 2  # as many multiplications of matrices
+        return 2 * products * a["batch"] * a["heads"] * a["queries"] * a["keys"] * a["head_dim"]
+    return None
 
 
 def _attention(packet: str, named: Named) -> dict[str, int]:
@@ -112,11 +129,17 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
         strided |= _reduces_apart(named.get("dim"), inputs[0])
     whole = [t.numel() for t in inputs if not t.is_floating_point() and t.dtype != torch.bool]
     chooses = whole and len(whole) < len(inputs)
-    row = _row(packet, named, inputs, outputs)
-    if row is None:
-        row = inputs[0].shape[-1] if chooses and inputs[0].dim() else _run(sorted(tensors, key=lambda t: -t.numel()))
-    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors), "row": row,
+    found = {"elements": elements, "operands": sum(t.numel() == elements for t in tensors), "row": 1,
              "strided": int(strided)}
+    joined = _row(packet, named, inputs, outputs)
+    if joined is not None:
+        found["row"] = joined
+    elif chooses:
+        found["row"] = inputs[0].shape[-1] if inputs[0].dim() else 1
+    else:
+        tensors.sort(key=lambda t: -t.numel())
+        found["row"] = _run(tensors) if strided else 1
+        found["broadcast"] = _broadcast(tensors)
     if chooses:
         found["indices"] = max(whole)
     if any(word in packet for word in ("batch_norm", "group_norm", "layer_norm", "pool", "upsample")):
@@ -145,15 +168,8 @@ def _row(packet: str, named: Named, inputs: Tensors, outputs: Tensors) -> int | 
 
 
 def _run(tensors: Tensors) -> int:
-    """Returns how many elements lie side by side in all tensors that have the shape of the first, or are broadcast to it."""
-    if not tensors:
-        return 1
-    shape = tensors[0].shape
-    strides = []
-    for tensor in tensors:
-        missing = len(shape) - tensor.dim()
-        if missing >= 0 and all(a in (1, b) for a, b in zip(tensor.shape, shape[missing:])):
-            strides.append([0] * missing + [0 if a == 1 else s for a, s in zip(tensor.shape, tensor.stride())])
+    """Returns how many elements lie side by side in all tensors that have the shape of the first or broadcast to it."""
+    shape, strides = tensors[0].shape, _strides(tensors)
     dims = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: (strides[0][d], -d))
     run = 1
     for dim in dims:
@@ -162,6 +178,25 @@ def _run(tensors: Tensors) -> int:
             break
         run *= shape[dim]
     return run
+
+
+def _broadcast(tensors: Tensors) -> int:
+    """Returns 1 if a tensor is repeated along the last dimension of the first, 2 if only along others, otherwise 0."""
+    wide = [d for d, extent in enumerate(tensors[0].shape) if extent > 1] if tensors else []
+    repeated = [[s[d] == 0 for d in wide] for s in _strides(tensors)] if wide else []
+    repeated = [dims for dims in repeated if any(dims) and not all(dims)]  # a number is not read again
+    return 0 if not repeated else 1 if any(dims[-1] for dims in repeated) else 2
+
+
+def _strides(tensors: Tensors) -> list[list[int]]:
+    """Returns the strides, in the first tensor's dimensions, of all that have its shape or broadcast to it."""
+    shape = tensors[0].shape
+    found = []
+    for tensor in tensors:
+        missing = len(shape) - tensor.dim()
+        if missing >= 0 and all(a in (1, b) for a, b in zip(tensor.shape, shape[missing:])):
+            found.append([0] * missing + [0 if a == 1 else s for a, s in zip(tensor.shape, tensor.stride())])
+    return found
 
 
 def _reduces_apart(dims: Any, tensor: torch.Tensor) -> bool:

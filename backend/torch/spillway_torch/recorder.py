@@ -15,7 +15,7 @@ import torch._meta_registrations  # noqa: F401  shapes of results, which PyTorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import table
-from .attributes import attributes_of
+from .attributes import attributes_of, grouped_flops
 from .errors import NotRecordableError, SpillwayError
 from .ledger import Ledger, Storage
 from .meter import Mark, Meter
@@ -335,8 +335,10 @@ class Watch(TorchDispatchMode):
         out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
         named = {**facts.defaults, **dict(zip(facts.arguments, args)), **kwargs}
         attributes = attributes_of(facts.packet, named, facts.lists, inputs, [*made, *written])
-        self.append(func._schema.name, read, [*fresh, *writes],
-                    _flops(func, args, kwargs, out), facts.random, attributes)
+        flops = grouped_flops(facts.packet, attributes)
+        if flops is None:
+            flops = _flops(func, args, kwargs, out)
+        self.append(func._schema.name, read, [*fresh, *writes], flops, facts.random, attributes)
 
     def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
                attributes: dict[str, int]) -> None:

@@ -58,25 +58,26 @@ class AttributesTest(unittest.TestCase):
             return lambda: F.conv2d(x(), w(), **options)
 
         def backward():
-            x, w = ones(2, 4, 8, 6, requires_grad=True), ones(6, 2, 3, 1)
-            F.conv2d(x, w, stride=2, groups=2).sum().backward()
+            x, w, b = ones(2, 4, 8, 6, requires_grad=True), ones(6, 2, 3, 1), ones(6, requires_grad=True)
+            F.conv2d(x, w, b, stride=2, groups=2).sum().backward()
 
         sizes = ("batch=2 in_channels=4 out_channels=6 in_height=8 in_width=6 out_height=3 out_width=3 kernel_h=3 "
                  "kernel_w=1 groups=2 ")
-        self.assert_attributes(backward, convolution=sizes + "channels_last=0 transposed=0",
-                               convolution_backward=sizes + "channels_last=0 transposed=0 needs_dx=1 needs_dw=0")
+        self.assert_attributes(
+            backward, convolution=sizes + "channels_last=0 transposed=0 bias=1",
+            convolution_backward=sizes + "channels_last=0 transposed=0 needs_dx=1 needs_dw=0 bias=1")
         self.assert_attributes(
             forward(lambda: ones(2, 4, 8, 6).to(memory_format=torch.channels_last), lambda: ones(6, 2, 3, 1), stride=2,
                     groups=2),
-            convolution=sizes + "channels_last=1 transposed=0")
+            convolution=sizes + "channels_last=1 transposed=0 bias=0")
         self.assert_attributes(
             lambda: F.conv1d(ones(2, 4, 9), ones(5, 4, 3)),
             convolution="batch=2 in_channels=4 out_channels=5 in_height=1 in_width=9 "
-            "out_height=1 out_width=7 kernel_h=1 kernel_w=3 groups=1 channels_last=0 transposed=0")
+            "out_height=1 out_width=7 kernel_h=1 kernel_w=3 groups=1 channels_last=0 transposed=0 bias=0")
         self.assert_attributes(
             lambda: F.conv_transpose3d(ones(1, 4, 2, 3, 4), ones(4, 5, 2, 2, 2)),
             convolution="batch=1 in_channels=4 out_channels=5 in_height=6 in_width=4 out_height=12 out_width=5 "
-            "kernel_h=4 kernel_w=2 groups=1 channels_last=0 transposed=1")
+            "kernel_h=4 kernel_w=2 groups=1 channels_last=0 transposed=1 bias=0")
 
     def test_attention(self):
         def step(masked=False, **options):
@@ -91,6 +92,20 @@ class AttributesTest(unittest.TestCase):
             self.assert_attributes(lambda options=options: step(**options),
                                    _scaled_dot_product_cudnn_attention=text + more,
                                    _scaled_dot_product_cudnn_attention_backward=text + more)
+
+    def test_operations_of_groups(self):
+        def step(key_heads, groups):
+            x, w = ones(2, 4, 8, 6, requires_grad=True), ones(6, 4 // groups, 3, 1, requires_grad=True)
+            F.conv2d(x, w, stride=2, groups=groups).sum().backward()
+            F.conv_transpose2d(x, w.reshape(4, 6 // groups, 3, 1), groups=groups)
+            q, k, v = (ones(2, heads, 5, 16, dtype=torch.bfloat16, requires_grad=True)
+                       for heads in (4, key_heads, key_heads))
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=True).sum().backward()
+
+        plain, grouped = ({(o.packet, o.attributes.get("transposed")): o.flops for o in record(
+            lambda sizes=sizes: step(*sizes), GPU, warm_up=0).operators if o.flops} for sizes in ((4, 1), (2, 2)))
+        self.assertEqual(len(plain), 5)
+        self.assertEqual(grouped, {key: flops // (1 if "attention" in key[0] else 2) for key, flops in plain.items()})
 
     def test_rows(self):
         def step():
@@ -120,19 +135,21 @@ class AttributesTest(unittest.TestCase):
         self.assert_attributes(
             planes,
             native_batch_norm="elements=128 operands=2 row=32 strided=0 channels_last=1",
-            max_pool2d_with_indices="elements=128 operands=1 row=128 strided=0 channels_last=1")
+            max_pool2d_with_indices="elements=128 operands=1 row=1 strided=0 broadcast=0 channels_last=1")
 
     def test_orders_of_dimensions(self):
-        for call, operands, strided, row in (
-                (lambda x: x + x, 3, 0, 48), (lambda x: x + 1, 2, 0, 48), (lambda x: x.mT + x.mT, 3, 0, 48),
-                (lambda x: x[:6] + x[:6].mT, 3, 1, 1), (lambda x: x[:, ::2] + 1, 2, 1, 1),
-                (lambda x: x[:, :4] + 1, 2, 1, 4), (lambda x: x + x[:1], 2, 0, 6), (lambda x: x + x[:, :1], 2, 0, 6),
-                (lambda x: x + x[:1].expand(8, 6), 3, 0, 6), (lambda x: x.add_(x), 3, 0, 48),
-                (lambda x: x[None, :, :1] + 1, 2, 1, 1), (lambda x: x[:, None] + 1, 2, 0, 48),
-                (lambda x: x.view(2, 4, 3, 2).transpose(1, 2).contiguous() + 1, 2, 0, 48)):
+        for call, *expected in (
+                (lambda x: x + x, 3, 1, 0, 0), (lambda x: x + 1, 2, 1, 0, 0), (lambda x: x.mT + x.mT, 3, 1, 0, 0),
+                (lambda x: x[:6] + x[:6].mT, 3, 1, 1, 0), (lambda x: x[:, ::2] + 1, 2, 1, 1, 0),
+                (lambda x: x[:, :4] + 1, 2, 4, 1, 0), (lambda x: x + x[:1], 2, 1, 0, 2),
+                (lambda x: x + x[0], 2, 1, 0, 2),
+                (lambda x: x + x[:, :1], 2, 1, 0, 1), (lambda x: x + x[:1].expand(8, 6), 3, 1, 0, 2),
+                (lambda x: x.add_(x), 3, 1, 0, 0), (lambda x: x[None, :, :1] + 1, 2, 1, 1, 0),
+                (lambda x: x[:, None] + 1, 2, 1, 0, 0), (lambda x: x + x[0, 0], 2, 1, 0, 0),
+                (lambda x: x.view(2, 4, 3, 2).transpose(1, 2).contiguous() + 1, 2, 1, 0, 0)):
             found = attributes(lambda call=call: call(ones(8, 6)))
             one = found.get("add", found.get("add_"))
-            self.assertEqual((one["operands"], one["strided"], one["row"]), (operands, strided, row))
+            self.assertEqual([one[key] for key in ("operands", "row", "strided", "broadcast")], expected)
         for call, row in ((lambda x: x.transpose(1, 2).contiguous(), 2), (lambda x: x.transpose(2, 3).contiguous(), 1),
                           (lambda x: x.transpose(0, 1).contiguous(), 6)):
             self.assertEqual(attributes(lambda call=call: call(ones(2, 4, 3, 2)))["clone"]["row"], row)
@@ -336,17 +353,25 @@ class TableTest(unittest.TestCase):
             made.write(path)
             self.assertEqual(program("trace", "info", path).returncode, 0)
 
+    def test_types_of_all_inputs_tell_operators_apart(self):
+        made, _ = self.table(["elementwise"], small=True)
+        types = {(*(str(i.dtype)[6:] for i in o.inputs), str(o.outputs[0].dtype)[6:])
+                 for o in made.operators if o.packet == "add" and o.attributes["operands"] == 3}
+        self.assertEqual(types, {("float32", "float32", "float32"), ("float32", "bfloat16", "float32")})
+
     def test_long_lists_are_one_operand(self):
         made, _ = self.table(["optimizers"], small=True)
         trace = made.trace()
         shapes = {tensor["name"]: tensor["shape"] for tensor in trace["tensors"]}
-        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"]) if op["attributes"].get("tensors") == 10}
+        ops = {op["name"].partition(".")[0]: op for op in reversed(trace["ops"])
+               if op["attributes"].get("tensors") == 10}
         # a += b * c; a root; the steps of AdamW count in tensors of one number each
         for name, inputs, outputs, traffic in (("_foreach_addcmul_", [1, 2], [1], 4), ("_foreach_sqrt", [1], [1], 2),
                                                ("_fused_adamw_", [4], [4], 8)):
             op, elements = ops[name], ops[name]["attributes"]["elements"]
-            self.assertEqual([shapes[tensor][0] // elements for tensor in op["inputs"] if shapes[tensor][0] > 10], inputs)
-            self.assertEqual([shapes[tensor][0] // elements for tensor in op["outputs"]], outputs)
+            read, written = ([shapes[tensor][0] for tensor in op[side]] for side in ("inputs", "outputs"))
+            self.assertEqual([size // elements for size in read if size > 10], inputs)
+            self.assertEqual([size // elements for size in written], outputs)
             self.assertEqual(op["slots"][0]["traffic"] // (4 * elements), traffic)
 
     def test_the_whole_grid_runs_but_for_what_is_named(self):

@@ -24,11 +24,12 @@ from ..recording import GRANULE, Recording, peak_of
 from ..target import Target, parse_target
 from ..trace import arithmetic_of
 from .grid import FAMILIES, Entry, Grid, Maker, Stage, Stages, prepared
-from .like import entries_like
+from .like import entries_like, types_of
 
 _CACHE = 64 << 20  # bytes of operands that go around, so that none stays in the GPU's cache
-_SETS = (3, 8)  # the least and the most sets of operands
-_CALLS = 6  # the least calls of an operator
+_SETS = (3, 6)  # the least and the most sets of operands
+_CALLS = 6  # the least calls of an operator; half as many suffice for long ones
+_LARGE = 256 << 20  # bytes of all sets of operands of a long one
 _MEMORY = 16 << 30  # bytes that the operands of an entry take at most
 _RESERVED = 4 << 30  # bytes that PyTorch's allocator may keep between entries
 _LONG_LIST = 9  # tensors
@@ -115,7 +116,7 @@ class Runner:
             size += self.meter.peak(lambda: _rotate(sets, _call))
             sets += [entry.make(new) for _ in range(min(wanted, max(_MEMORY // max(size, 1), 1)) - 1)]
             _rotate(sets, _call)  # libraries choose their kernels, and the allocator gets its memory
-            rounds = -(-_CALLS // len(sets))
+            rounds = -(-_CALLS // len(sets) // (1 + (new.bytes > _LARGE)))
         calls: list[list[Tape]] = [[] for _ in sets[0]]  # by stage
 
         def recorded(stage: Stage, given: Any, number: int) -> Any:
@@ -209,5 +210,5 @@ def _call(stage: Stage, given: Any, _: int) -> Any:
 
 def key_of(operator: Operator) -> Key:
     """Returns what makes an operator of the table unique: its name, attributes, types and arithmetic."""
-    types = tuple(str(side[0].dtype).rpartition(".")[2] if side else "" for side in (operator.inputs, operator.outputs))
+    types = types_of([o.dtype for o in operator.inputs], [o.dtype for o in operator.outputs])
     return operator.name, frozenset(operator.attributes.items()), types, arithmetic_of(operator)

@@ -53,22 +53,43 @@ class Entry:
 
 
 class Grid:
-    """Sizes: quasi-random, the same in every run, and usual ones. A small grid has only the smallest of each kind."""
+    """Sizes: quasi-random, the same in every run, and usual ones. A small grid has only the first or smallest of each kind."""
 
     def __init__(self, small: bool = False) -> None:
         self.small = small
+
+    @staticmethod
+    def _points(count: int, dimensions: int) -> list[list[float]]:
+        engine = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=1)
+        points: list[list[float]] = engine.draw(count).double().cpu().tolist()
+        return points
 
     def draw(self, count: int, *ranges: tuple[int, int, int]) -> list[tuple[int, ...]]:
         """Returns tuples of numbers, spread evenly on a logarithmic scale; a range is (least, most, multiple of)."""
         if self.small:
             return [tuple(low for low, _, _ in ranges)]
-        engine = torch.quasirandom.SobolEngine(len(ranges), scramble=True, seed=1)
-        points = engine.draw(count).double().cpu().tolist()
         return [tuple(max(round(low * (high / low) ** at / step) * step, step)
-                      for at, (low, high, step) in zip(point, ranges)) for point in points]
+                      for at, (low, high, step) in zip(point, ranges)) for point in self._points(count, len(ranges))]
+
+    def pick(self, count: int, *choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Returns tuples with one of each of the choices, spread evenly over all combinations."""
+        if self.small:
+            return [tuple(values[0] for values in choices)]
+        return [tuple(values[int(at * len(values))] for at, values in zip(point, choices))
+                for point in self._points(count, len(choices))]
 
     def usual(self, sizes: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return [] if self.small else list(sizes)
+
+
+def _round(least: int, most: int) -> list[int]:
+    """Returns the powers of two, and three times these, from `least` to `most`."""
+    return sorted(n for k in range(32) for n in (1 << k, 3 << k) if least <= n <= most)
+
+
+def _shortened(length: int, odd: int) -> int:
+    """Returns `length`, or if `odd` is 1 a size that is no round number."""
+    return length - odd * (length // 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,42 +119,38 @@ def _short(dtype: torch.dtype) -> str:
 
 _PRECISIONS = ((BF16, False), (FP32, True), (FP32, False), (FP16, False))
 
+_TOKENS = _round(512, 65536)
+_WIDTHS = _round(256, 8192)
+_RATIOS = ((1, 1), (1, 3), (1, 4), (4, 1), (1, 0.25), (1, 2.67), (2.67, 1))  # depth and columns of layers to their width
+# Vocabularies, whose rows begin at multiples of 1, 2, 4, 8 or 16 elements.
+_WORDS = (32768, 32001, 50002, 50004, 30001, 50008, 30002, 100001, 128000, 50001)
+
 
 def products(grid: Grid) -> Iterator[Entry]:
     """Linear layers with and without bias, forward, gradients of inputs and of weights; and products in batches."""
-    usual = [(4096, a * width, b * width) for width in (768, 1024, 2048, 4096)
-             for a, b in ((1, 1), (1, 3), (1, 4), (4, 1))]
-    words = (50257, 32000, 50265, 30522, 32001, 128256)
     for number, (dtype, tf32) in enumerate(_PRECISIONS):
-        drawn = grid.draw((32, 16, 16, 8)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64))
-        drawn += grid.usual((rows, _part(width, i), _part(width, i, True)) for i, (rows, width) in enumerate(
-            grid.draw((84, 48, 48, 14)[number], (2048, 65536, 8), (512, 8192, 64))))
-        # Rows that do not begin at multiples of 16 bytes, as those of most vocabularies.
-        drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4))
-                       for i, (rows, depth, columns) in enumerate(drawn[3::4])]
-        vocabularies = [(rows, width, words[i % len(words)]) for i, (rows, width) in enumerate(
-            grid.draw((24, 15, 15, 12)[number], (512, 32768, 1), (512, 4096, 256)))]
-        most = 2e12 if dtype != FP32 else 1.5e12 if tf32 else 5e11
-        for i, (rows, depth, columns) in enumerate([*drawn, *grid.usual(usual[::3] if dtype == FP16 else usual),
-                                                    *grid.usual(vocabularies)]):
+        drawn = [(rows, depth, columns, i % 4) for i, (rows, depth, columns) in enumerate(
+            grid.draw((24, 12, 12, 8)[number], (128, 32768, 8), (64, 16384, 64), (64, 16384, 64)))]
+        # Rows that do not begin at multiples of 16 bytes.
+        drawn[3::4] = [(rows, depth + (i % 3 == 2), columns + 2 ** (i % 4), i % 4)
+                       for i, (rows, depth, columns, _) in enumerate(drawn[3::4])]
+        layers = grid.pick((128, 88, 88, 40)[number], _TOKENS, (0, 0, 0, 0, 1), _WIDTHS, _RATIOS, (0, 1, 2, 3))
+        drawn += [(_shortened(rows, odd), round(width * deep / 64) * 64, round(width * broad / 64) * 64, variant)
+                  for rows, odd, width, (deep, broad), variant in layers]
+        drawn += [(rows, width, words, variant) for rows, width, words, variant in grid.usual(
+            grid.pick((40, 24, 24, 24)[number], _TOKENS[:-2], _round(512, 4096), _WORDS, (0, 1)))]
+        most = 1.2e12 if dtype != FP32 else 8e11 if tf32 else 3e11
+        for rows, depth, columns, variant in drawn:
             rows = max(min(rows, int(most / 2 / depth / columns), (1 << 29) // columns), 1)
-            variant = i % 4 if columns not in words else int(i % 4 > 0)
             yield Entry(f"linear ({_short(dtype)})", _linear(rows, depth, columns, dtype, variant), tf32)
     for dtype, tf32 in _PRECISIONS[:3]:
-        drawn = grid.draw(11, (8, 512, 8), (16, 2048, 16), (32, 128, 32), (16, 2048, 16))
-        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048), (64, 256, 64, 256),
-                                                                     (192, 512, 64, 512), (128, 1024, 64, 1024)])]:
+        heads = grid.pick(24, _round(8, 1024), _round(64, 2048), (0, 0, 0, 1), (64, 80, 96, 128), (1, 1, 1, 2))
+        drawn = [(batches, _shortened(length, odd), depth, length // part) for batches, length, odd, depth, part in heads]
+        for batches, queries, depth, keys in [*drawn, *grid.usual([(1, 32, 1, 768), (1, 64, 1, 2048)])]:
             batches = max(min(batches, (1 << 27) // queries // keys), 1)
-            keys += batches % 3 == 0  # an odd length
             yield Entry(f"bmm ({_short(dtype)})", _batched(batches, queries, depth, keys, dtype), tf32)
-    for experts, rows, depth, columns in grid.draw(8, (4, 16, 4), (256, 16384, 64), (128, 4096, 64), (128, 4096, 64)):
-        yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, columns))
-
-
-def _part(width: int, number: int, columns: bool = False) -> int:
-    """Returns the depth or the columns of a layer of a transformer, by the usual ratios to its width."""
-    ratios = ((1, 1), (1, 3), (1, 4), (4, 1), (1, 0.25), (1, 2.67), (2.67, 1))[number % 7]
-    return round(width * ratios[columns] / 64) * 64
+    for experts, rows, depth, ratio in grid.pick(16, (4, 8, 16), _round(1024, 65536), _round(256, 4096), (0.5, 1, 2, 3.5)):
+        yield Entry("_grouped_mm", _grouped(experts, rows // experts, depth, round(depth * ratio)))
 
 
 def _linear(rows: int, depth: int, columns: int, dtype: torch.dtype, variant: int) -> Make:
@@ -178,26 +195,21 @@ def _grouped(experts: int, rows: int, depth: int, columns: int) -> Make:
 def attention(grid: Grid) -> Iterator[Entry]:
     """scaled_dot_product_attention by each of its kernels, forward and backward."""
     cudnn, flash, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-    kinds = ((cudnn, BF16, 64), (cudnn, FP16, 12), (flash, BF16, 28), (flash, FP16, 6), (efficient, FP32, 36),
-             (efficient, BF16, 10), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
-    usual = [(4, 12, 12, 512, 64, 1), (2, 32, 32, 2048, 128, 1), (1, 32, 8, 2048, 128, 1), (16, 12, 12, 197, 64, 0),
-             (8, 12, 12, 384, 64, 0)]
+    kinds = ((cudnn, BF16, 112), (cudnn, FP16, 12), (flash, BF16, 36), (flash, FP16, 8), (efficient, FP32, 64),
+             (efficient, BF16, 12), (SDPBackend.MATH, FP32, 4), (SDPBackend.MATH, BF16, 4))
     for backend, dtype, count in kinds:
-        drawn = [(-(-batches // heads), heads, heads // 4 if i % 4 == 3 and heads % 4 == 0 else heads, length,
-                  (64, 128, 64, 128, 64, 32, 128, 96)[i % 8], i % 2)
-                 for i, (batches, heads, length)
-                 in enumerate(grid.draw(count, (16, 512, 1), (8, 32, 4), (100, 5000, 1)))]
-        for i, sizes in enumerate([*grid.usual(usual if count > 10 else ()), *drawn]):
-            batch, heads, groups, length, width, causal = sizes
-            most = 1 << (28 if backend == SDPBackend.MATH else 32)  # scores
+        for batch, heads, groups, length, odd, width, causal, dropout, masked in grid.pick(
+                count, _round(1, 64), (8, 12, 16, 20, 32), (1, 1, 2, 1, 4, 8), _round(128, 4096), (0, 0, 1),
+                (64, 64, 128, 96, 64, 80, 128, 32), (0, 1), (0, 0, 1), (0, 0, 0, 1)):
+            length = _shortened(length, odd)
+            most = 1e11 if dtype == FP32 else 5e11  # operations
+            most = min(int(most / width / 4), 1 << (28 if backend == SDPBackend.MATH else 32))  # scores
             batch = max(min(batch, (1 << 22) // (heads * length), most // (heads * length ** 2)), 1)
-            if backend not in (cudnn, flash):
-                groups = heads  # the others take repeated keys
-            length = -(-length // 8) * 8 if i % 3 else length
-            masked = not causal and i % 4 == 0 and backend != flash
+            # Some take only repeated keys.
+            keys = heads // math.gcd(heads, groups) if backend in (cudnn, flash) else heads
             yield Entry(f"scaled_dot_product_attention ({backend.name.lower()}, {_short(dtype)})",
-                        attended(backend, dtype, batch, (heads, groups), (length, length), width, bool(causal),
-                                 i % 3 == 1, masked))
+                        attended(backend, dtype, batch, (heads, keys), (length, length), width, bool(causal),
+                                 bool(dropout), bool(masked and not causal and backend != flash)))
 
 
 def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int], lengths: tuple[int, int], width: int,
@@ -223,32 +235,31 @@ def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int
 
 def norms(grid: Grid) -> Iterator[Entry]:
     """Layer, RMS, group and batch norm, forward and backward."""
+    sides = (7, 14, 28, 56, 112, 8, 16, 32, 64, 128, 224)
     for dtype in (FP32, BF16):
-        short = [(images * side * side, width) for images in (16, 64)
-                 for side, width in ((56, 96), (56, 128), (28, 192), (28, 256), (14, 384), (7, 768))]
-        usual = [(2048, 768), (4096, 1024), (2048, 4096), (6304, 768), (50432, 768), (24576, 768), (800000, 96), *short]
-        tall = grid.usual(grid.draw(10, (16384, 400000, 1), (512, 1024, 64)))
-        for rows, width in [*grid.draw(16, (64, 262144, 1), (64, 8192, 8)), *tall, *grid.usual(usual)]:
-            rows = min(rows, (1 << 28) // width)
+        for i, (rows, width) in enumerate([*grid.draw(10, (64, 262144, 1), (64, 8192, 8)),
+                                           *grid.pick(40, _round(1024, 786432), _round(64, 8192))]):
+            rows = min(rows, (1 << 27) // width)
             yield Entry(f"layer_norm ({_short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
-            if (rows, width) in usual:
+            if i % 3 == 1:
                 yield Entry(f"layer_norm ({_short(dtype)})", _turned_norm(rows, width, dtype))
-            if hasattr(F, "rms_norm"):
+            if i % 2 == 0 and hasattr(F, "rms_norm"):
                 yield Entry(f"rms_norm ({_short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
-        planes = grid.draw(10, (1, 64, 1), (32, 1024, 32), (7, 128, 1))
-        wide = [(8, 32, 224), (8, 64, 112), (8, 128, 56), (8, 256, 28), (2, 16, 224), (4, 64, 224), (32, 32, 224),
-                (16, 128, 112)]
-        for i, (batch, channels, side) in enumerate([*planes, *grid.usual(wide)]):
-            batch = max(min(batch, (1 << 27) // channels // side ** 2), 1)
-            groups = 32 if i % 2 and channels > 16 else 8
-            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False, groups))
-        plain = [(16, 64, 112), (16, 64, 56), (16, 256, 56), (16, 512, 28), (16, 1024, 14), (16, 2048, 7),
-                 (64, 128, 28), (64, 256, 14), (128, 64, 112), (128, 64, 56), (128, 256, 56), (128, 512, 28),
-                 (128, 1024, 14), (128, 2048, 7)]
-        for batch, channels, side in [*planes, *grid.usual(plain)]:
+        for batch, breadth, side, groups in grid.pick(24, _round(2, 192), _BREADTHS, sides, (8, 32)):
+            channels = max(_nearest(breadth / side), 32)
             batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
+            yield Entry(f"group_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, False,
+                                                                      groups if channels % groups == 0 else 8))
             for last in (False, True):
                 yield Entry(f"batch_norm ({_short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
+
+
+_BREADTHS = (1792, 2688, 3584, 5376, 7168, 10752, 14336)  # channels times the side of a plane, in networks for images
+
+
+def _nearest(channels: float) -> int:
+    """Returns the round number of channels that is nearest."""
+    return min(_round(16, 2048), key=lambda n: abs(math.log(n / channels)))
 
 
 def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: torch.dtype, biased: bool) -> Make:
@@ -303,8 +314,8 @@ def losses(grid: Grid) -> Iterator[Entry]:
         for rows, width in grid.draw(12, (256, 262144, 1), (4, 8192, 1)):
             rows = max(min(rows, (1 << 27) // width), 1)
             yield Entry(f"softmax ({_short(dtype)})", _softmax(rows, width, dtype))
-        usual = grid.usual([(2048, 50257), (4096, 32000), (2048, 128256)])
-        for rows, classes in [*grid.draw(12, (64, 16384, 1), (2, 131072, 1)), *usual]:
+        words = grid.usual(grid.pick(12, _round(512, 32768), _WORDS))
+        for rows, classes in [*grid.draw(10, (64, 16384, 1), (2, 131072, 1)), *words]:
             rows = max(min(rows, (1 << 28) // classes), 1)
             yield Entry(f"cross_entropy ({_short(dtype)})", _cross_entropy((rows, classes), dtype))
     for batch, classes, side in grid.draw(6, (1, 32, 1), (2, 64, 1), (32, 256, 1)):
@@ -344,8 +355,7 @@ def _mean_squares(size: int) -> Make:
 
 def embeddings(grid: Grid) -> Iterator[Entry]:
     """Embedding forward and backward, and other operators that choose or write rows by number."""
-    usual = grid.usual([(50257, 768, 2048), (1024, 768, 512), (32000, 1024, 4096), (128256, 4096, 2048),
-                        (30522, 768, 4096), (2, 768, 4096)])
+    usual = grid.usual(grid.pick(8, (2, 1024, *_WORDS), _round(512, 4096), _round(512, 32768)))
     for dtype in (FP32, BF16):
         for words, width, count in [*grid.draw(12, (128, 131072, 1), (64, 4096, 8), (64, 65536, 1)), *usual]:
             yield Entry(f"embedding ({_short(dtype)})", _embedded(min(words, (1 << 29) // width), width, count, dtype))
@@ -379,8 +389,9 @@ def _indexed(rows: int, width: int, count: int, dtype: torch.dtype) -> Make:
 
 def elementwise(grid: Grid) -> Iterator[Entry]:
     """Operators that compute each element of their result from one element of each operand."""
-    sizes = [(dtype, bits) for dtype in (FP32, BF16) for bits in (4, 14, 20, 24, 28)] + [(FP16, 20), (FP16, 25)]
-    rows = [row for (row,) in grid.draw(len(sizes), (64, 8192, 64))]
+    sizes = [(dtype, bits) for dtype in (FP32, BF16) for bits in (4, 14, 18, 20, 22, 24, 25, 26, 28)]
+    sizes += [(FP16, 20), (FP16, 25)]
+    rows = [row for (row,) in grid.pick(len(sizes), _round(64, 8192))]
     for (dtype, bits), row in zip([(FP32, 10)] if grid.small else sizes, rows):
         row = min(row, 1 << bits)
         count = (1 << bits) // row
@@ -461,6 +472,8 @@ def reductions(grid: Grid) -> Iterator[Entry]:
             for call in calls:
                 shape: tuple[int, ...] = (min(rows, (1 << 27) // width), width)
                 yield Entry(f"reduction ({_short(dtype)})", _reduced(call, shape, dtype))
+        for shape in grid.pick(20, _round(1024, 65536), _round(256, 8192)):
+            yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.sum(0), shape, dtype))
         for batch, channels, side in grid.draw(4, (1, 64, 1), (16, 1024, 1), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
             yield Entry(f"reduction ({_short(dtype)})", _reduced(lambda x: x.sum((0, 2, 3)), shape, dtype))
@@ -489,6 +502,10 @@ def copies(grid: Grid) -> Iterator[Entry]:
         lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(),
         lambda x: x * x[:1], lambda x: x.transpose(1, 2) * x[0, :, 0],
         lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
+    broadcasts: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, heads, length, width)
+        lambda x: x * x[0, 0], lambda x: x * x[..., :1].contiguous(), lambda x: x + x[0, 0, 0],
+        lambda x: x * x[0, :, :1, :1].contiguous(),
+        lambda x: x.view(2, x.shape[2], x.shape[1], 64).transpose(1, 2) * x[0, 0])
     planes: tuple[Callable[[torch.Tensor], Any], ...] = (
         lambda x: x.to(memory_format=torch.channels_last), lambda x: x.copy_(_formed(x, True)),
         lambda x: x + _formed(x, True), lambda x: aten.threshold_backward(x, _formed(x, True), 0),
@@ -498,6 +515,9 @@ def copies(grid: Grid) -> Iterator[Entry]:
             length = max(min(length, (1 << 27) // (batch * heads * width)), 1)
             for call in calls:
                 yield Entry(f"copy ({_short(dtype)})", _reduced(call, (batch, length, heads, width), dtype))
+        for heads, length in grid.draw(5, (8, 64, 1), (512, 16384, 1)):  # broadcasts as of rotary embeddings
+            for call in broadcasts:
+                yield Entry(f"broadcast ({_short(dtype)})", _reduced(call, (2, heads, length, 64), dtype))
         for batch, channels, side in grid.draw(6, (1, 64, 1), (16, 1024, 8), (7, 128, 1)):
             shape = (min(batch, max((1 << 27) // channels // side ** 2, 1)), channels, side, side)
             for call in planes:
@@ -506,43 +526,70 @@ def copies(grid: Grid) -> Iterator[Entry]:
 
 # ---- convolutions ----
 
-# (channels in, channels out, side, kernel, stride, groups; 1 if transposed)
-_RESNET = ((3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1),
-           (256, 64, 56, 1, 1, 1), (256, 128, 56, 1, 1, 1), (128, 128, 56, 3, 2, 1), (128, 512, 28, 1, 1, 1),
-           (256, 512, 56, 1, 2, 1), (512, 128, 28, 1, 1, 1), (128, 128, 28, 3, 1, 1), (512, 256, 28, 1, 1, 1),
-           (256, 256, 28, 3, 2, 1), (256, 1024, 14, 1, 1, 1), (512, 1024, 28, 1, 2, 1), (1024, 256, 14, 1, 1, 1),
-           (256, 256, 14, 3, 1, 1), (1024, 512, 14, 1, 1, 1), (512, 512, 14, 3, 2, 1), (512, 2048, 7, 1, 1, 1),
-           (1024, 2048, 14, 1, 2, 1), (2048, 512, 7, 1, 1, 1), (512, 512, 7, 3, 1, 1))
-_CONVNEXT = ((3, 96, 224, 4, 4, 1), (96, 96, 56, 7, 1, 96), (96, 192, 56, 2, 2, 1), (192, 192, 28, 7, 1, 192),
-             (192, 384, 28, 2, 2, 1), (384, 384, 14, 7, 1, 384), (384, 768, 14, 2, 2, 1), (768, 768, 7, 7, 1, 768))
-_UNET = ((3, 32, 224, 3, 1, 1), (32, 32, 224, 3, 1, 1), (32, 64, 112, 3, 1, 1), (64, 64, 112, 3, 1, 1),
-         (64, 128, 56, 3, 1, 1), (128, 128, 56, 3, 1, 1), (128, 256, 28, 3, 1, 1), (256, 256, 28, 3, 1, 1),
-         (256, 128, 56, 3, 1, 1), (128, 64, 112, 3, 1, 1), (64, 32, 224, 3, 1, 1), (32, 4, 224, 1, 1, 1),
-         (256, 128, 28, 2, 2, 1, 1), (128, 64, 56, 2, 2, 1, 1), (64, 32, 112, 2, 2, 1, 1), (320, 320, 64, 3, 1, 1),
-         (640, 640, 32, 3, 1, 1), (1280, 1280, 16, 3, 1, 1))
-_OTHERS = ((3, 768, 224, 16, 16, 1), (32, 32, 112, 3, 1, 32), (144, 144, 56, 3, 2, 144), (192, 192, 28, 3, 1, 192),
-           (64, 64, 224, 3, 1, 1), (256, 256, 56, 3, 1, 1), (512, 512, 28, 3, 1, 1), (128, 128, 56, 3, 1, 32),
-           (3, 64, 224, 3, 1, 1), (3, 16, 224, 3, 1, 1), (16, 16, 224, 3, 1, 1), (64, 128, 112, 3, 1, 1),
-           (128, 128, 112, 3, 1, 1), (128, 64, 224, 3, 1, 1), (64, 32, 256, 3, 1, 1), (3, 128, 224, 4, 4, 1),
-           (128, 128, 56, 7, 1, 128), (256, 256, 28, 7, 1, 256), (512, 512, 14, 7, 1, 512), (256, 512, 28, 2, 2, 1))
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """A convolution of planes, padded so that only its stride makes them smaller."""
+
+    wide: int  # channels of the input
+    out: int
+    side: int
+    kernel: int
+    stride: int
+    groups: int = 1
+    transposed: bool = False
+
+    @property
+    def values(self) -> int:
+        """The numbers in the larger of input and output, for one image."""
+        side = self.side * self.stride if self.transposed else self.side // self.stride
+        return max(self.wide * self.side ** 2, self.out * side ** 2)
+
+    @property
+    def flops(self) -> int:
+        """The operations for one image."""
+        side = self.side if self.transposed else self.side // self.stride
+        return 2 * self.wide * self.out // self.groups * (self.kernel * side) ** 2
+
+
+def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields batches and convolutions with and without bias, of sizes as in networks for images."""
+    sides = (7, 14, 28, 56, 112, 224, 8, 16, 32, 64, 128)
+    batches = (6, 12, 24, 48, 96, 192)
+    for kernel, count, ratios, strides in ((3, 64, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
+                                           (1, 40, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
+        for batch, bias, breadth, side, ratio, stride in grid.pick(
+                count // (1 + few), batches, (False, True), _BREADTHS, sides, ratios, strides):
+            wide = _nearest(breadth / side)
+            yield batch, bias, _Convolution(wide, round(wide * ratio), side, kernel, stride)
+    for batch, bias, breadth, side, kernel, stride in grid.pick(  # one channel in each group
+            32, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (7, 3, 7, 5, 7), (1, 1, 1, 2)):
+        wide = _nearest(breadth / side)
+        yield batch, bias, _Convolution(wide, wide, side, kernel, stride, wide)
+    for batch, bias, breadth, side, groups in grid.pick(6, batches, (False, True), _BREADTHS[2:], sides, (4, 16, 32)):
+        wide = max(_nearest(breadth / side), 2 * groups)
+        yield batch, bias, _Convolution(wide, wide, side, 3, 1, groups)
+    for batch, bias, side, out, (kernel, stride) in grid.pick(  # the first of a network
+            12, batches, (True, False), (224, 256), (64, 128, 96, 32), ((3, 1), (7, 2), (4, 4), (3, 2), (16, 16), (14, 14))):
+        yield batch, bias, _Convolution(3, out * 8 if kernel > 7 else out, side, kernel, stride)
+    for batch, side, wide, out in grid.pick(4, batches, (128, 224, 256), (16, 32, 64), (1, 3, 10, 21)):  # the last
+        yield batch, True, _Convolution(wide, out, side, 1, 1)
+    for batch, bias, breadth, side, kernel in grid.pick(10, batches, (True, False), _BREADTHS[2:], sides[:5] + sides[6:],
+                                                        (2, 2, 4)):
+        wide = max(_nearest(breadth / side), 32)
+        yield batch, bias, _Convolution(wide, wide // 2, side, kernel, 2, transposed=True)
 
 
 def convolutions(grid: Grid) -> Iterator[Entry]:
-    """Convolutions of known networks, forward and backward, and max pooling."""
-    shapes = [*_RESNET, *_CONVNEXT, *_UNET, *_OTHERS]
-    if grid.small:
-        shapes = [(3, 8, 16, 3, 1, 1), (8, 8, 16, 3, 1, 8), (8, 4, 8, 2, 2, 1, 1)]
-    kinds = ((FP32, False, False, 2), (FP32, True, False, 2), (BF16, False, False, 2), (BF16, False, True, 2),
-             (FP32, True, True, 1), (FP32, False, True, 1))
-    for number, (dtype, tf32, last, repeats) in enumerate(kinds):
-        depthwise = [shape for shape in shapes if shape[5] > 32]
-        for i, shape in enumerate(shapes if grid.small else [*shapes * repeats, *depthwise]):
-            wide, out, side, kernel, stride, groups, *_ = shape
-            work = 2 * wide * out // groups * (kernel * side // stride) ** 2
-            values = max(wide * side ** 2, out * (side // stride) ** 2)
-            batch = 2 if grid.small else (16, 8, 32, 64, 128, 24, 256)[(2 * i + 3 * number + i // len(shapes)) % 7]
-            batch = max(min(batch, int((3e11 if dtype == FP32 else 1.5e12) / work), (1 << 28) // values), 1)
-            yield Entry(f"convolution ({_short(dtype)})", _convolved(batch, shape, dtype, last), tf32)
+    """Convolutions, forward and backward, and max pooling."""
+    kinds = ((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True), (FP32, True, True),
+             (FP32, False, True))
+    for dtype, tf32, last in kinds:
+        most = 8e11 if dtype == BF16 else 6e11 if tf32 else 2e11
+        for batch, bias, shape in _convolutions(grid, last and dtype == FP32):
+            # Gradients of a convolution with one channel in each group are slow.
+            values = 3 << (24 if shape.groups == shape.wide else 26)
+            batch = 2 if grid.small else max(min(batch, int(most / shape.flops), values // shape.values), 1)
+            yield Entry(f"convolution ({_short(dtype)})", _convolved(batch, shape, dtype, last, bias), tf32)
     for dtype in (FP32, BF16):
         pooled = [*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)),
                   *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)])]
@@ -551,20 +598,20 @@ def convolutions(grid: Grid) -> Iterator[Entry]:
             yield Entry(f"max_pool2d ({_short(dtype)})", _pooled(batch, channels, side, dtype, i % 2))
 
 
-def _convolved(batch: int, shape: Sequence[int], dtype: torch.dtype, last: bool) -> Make:
-    wide, out, side, kernel, stride, groups, *transposed = shape
-
+def _convolved(batch: int, shape: _Convolution, dtype: torch.dtype, last: bool, biased: bool) -> Make:
     def make(new: Maker) -> Stages:
-        x = _formed(new(batch, wide, side, side, dtype=dtype), last).requires_grad_(wide > 3)
-        sizes = (wide, out) if transposed else (out, wide // groups)
-        weight = _formed(new(*sizes, kernel, kernel, dtype=dtype), last).requires_grad_()
+        x = _formed(new(batch, shape.wide, shape.side, shape.side, dtype=dtype), last).requires_grad_(shape.wide > 3)
+        sizes = (shape.wide, shape.out) if shape.transposed else (shape.out, shape.wide // shape.groups)
+        weight = _formed(new(*sizes, shape.kernel, shape.kernel, dtype=dtype), last).requires_grad_()
+        bias = new(shape.out, dtype=dtype, grad=True) if biased else None
 
         def forward(_: Any) -> torch.Tensor:
-            if transposed:
-                return F.conv_transpose2d(x, weight, stride=stride)
-            return F.conv2d(x, weight, stride=stride, padding=kernel // 2 if kernel % 2 else 0, groups=groups)
+            if shape.transposed:
+                return F.conv_transpose2d(x, weight, bias, stride=shape.stride, padding=shape.kernel // 2 - 1)
+            padding = shape.kernel // 2 if shape.kernel % 2 else 0
+            return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, groups=shape.groups)
 
-        return forward, _gradients(x if wide > 3 else None, weight)
+        return forward, _gradients(x if shape.wide > 3 else None, weight, bias)
 
     return make
 

@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -98,8 +98,8 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
         name, *shapes, _ = op["slots"][0]["signature"].split(" ")
         attributes = {key: value for key, value in op["attributes"].items() if key != "operators"}
         inputs, outputs = ([tensors[key] for key in op[side]] for side in ("inputs", "outputs"))
-        types = tuple(str(side[0].dtype).rpartition(".")[2] if side else "" for side in (inputs, outputs))
         arithmetic = op["slots"][0].get("arithmetic", "")
+        types = types_of([t.dtype for t in inputs], [t.dtype for t in outputs])
         key = (name, frozenset(attributes.items()), types, arithmetic)
         if key in seen:
             continue
@@ -109,6 +109,11 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
         made = _Op(name.split("::")[-1], attributes, inputs, outputs)
         for make in _makes(made):
             yield Entry(f"{name} {' '.join(shapes)}", make, arithmetic == "tf32", op["phase"] == "update", key)
+
+
+def types_of(inputs: Iterable[torch.dtype], outputs: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:
+    """Returns the types that tell operators of a table apart: those of the inputs, each once, and the first output's."""
+    return (*dict.fromkeys(inputs), *outputs[:1])
 
 
 def _read(path: pathlib.Path) -> bytes:
@@ -188,11 +193,10 @@ def _convolution(op: _Op) -> Callable[[Maker], Stages]:
         weight = weight.contiguous(memory_format=form)
         rest = stride, padding, [1, 1], bool(a["transposed"]), [0, 0], a["groups"]
         if "needs_dx" in a:
-            biased = len(op.outputs) > a["needs_dx"] + a["needs_dw"]
-            mask = [bool(a["needs_dx"]), bool(a["needs_dw"]), biased]
-            biases = [a["out_channels"]] if biased else None
+            mask = [bool(a["needs_dx"]), bool(a["needs_dw"]), bool(a["bias"])]
+            biases = [a["out_channels"]] if a["bias"] else None
             return (lambda _: aten.convolution_backward(y, x, weight, biases, *rest, mask),)
-        bias = new(a["out_channels"], dtype=dtype) if len(op.inputs) > 2 else None
+        bias = new(a["out_channels"], dtype=dtype) if a["bias"] else None
         return (lambda _: aten.convolution(x, weight, bias, *rest),)
 
     return make

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
@@ -84,6 +85,25 @@ TEST(RecordedCostTest, OnAnotherGpuByTheRooflines) {
   }
   EXPECT_EQ(cost.Provenance(),
             "recorded on " + h200.gpus[0] + ", scaled by the rooflines of the two");
+}
+
+// What exceeds the roofline takes instructions: as long on an H100 as on an H200, which differ in
+// memory alone, and 67 / (2 * 19.5) times as long on an A100, half of whose lanes compute in fp32.
+TEST(RecordedCostTest, OnAnotherGpuBeyondTheRoofline) {
+  const Device h200 = DeviceOf("h200");
+  Trace trace = Recorded(h200.gpus.at(0));
+  const RooflineCostModel there(h200);
+  const Duration excess = Duration::Milliseconds(1);
+  for (Op& op : trace.ops) op.recorded->time = KernelOf(there, op).time + excess;
+  for (const auto& [name, slower] : {std::pair("h100", 1.0), {"a100", 67 / (2 * 19.5)}}) {
+    const Device device = DeviceOf(name);
+    const RecordedCostModel cost(*trace.recording, device, h200);
+    const RooflineCostModel here(device);
+    for (const Op& op : trace.ops) {
+      const Duration beyond = KernelOf(cost, op).time - KernelOf(here, op).time;
+      EXPECT_NEAR(beyond.milliseconds(), slower, 1e-6) << name << " " << op.name;
+    }
+  }
 }
 
 TEST(RecordedCostTest, OfAnUnknownGpuAsItWas) {
