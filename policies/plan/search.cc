@@ -94,17 +94,20 @@ class Search {
   }
 
  private:
-  using Move = std::function<void(JointPlan&)>;
+  struct Move {
+    size_t copies;  // how many storages or ops it changes alike
+    std::function<void(JointPlan&)> apply;
+  };
 
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
 
+  bool IsChoice(TensorId movable) const { return Aligned(movable) * kSmallest >= largest_; }
+
   void FindChoices() {
-    Bytes largest;
-    for (const TensorId id : facts_->movable()) largest = std::max(largest, Aligned(id));
-    for (const TensorId id : facts_->movable()) {
-      if (Aligned(id) * kSmallest >= largest) choices_.push_back(id);
-    }
+    for (const TensorId id : facts_->movable()) largest_ = std::max(largest_, Aligned(id));
+    std::ranges::copy_if(facts_->movable(), std::back_inserter(choices_),
+                         [this](TensorId id) { return IsChoice(id); });
     for (size_t i = 0; i < trace().ops.size(); ++i) {
       least_times_.push_back(LeastTimeOf(static_cast<OpId>(i)));
     }
@@ -457,37 +460,58 @@ class Search {
     return {points[0], *fastest};
   }
 
-  // Returns all changes of a single decision.
+  // Calls `add` with all ids, with each half of them, with each quarter, and so on.
+  template <typename Id>
+  static void Halve(std::span<const Id> ids, const std::function<void(std::span<const Id>)>& add) {
+    add(ids);
+    if (ids.size() < 2) return;
+    Halve(ids.first(ids.size() / 2), add);
+    Halve(ids.subspan(ids.size() / 2), add);
+  }
+
+  // Returns all changes of a single decision on a storage, or an op, and on some of its copies. The
+  // changes of the most copies go first.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
-    if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
-    for (const TensorId id : choices_) {
+    if (!choices_.empty()) {
+      moves.push_back({choices_.size(), [](JointPlan& plan) { plan.apart = !plan.apart; }});
+    }
+    const auto of_storages = [&](std::span<const TensorId> storages) {
       std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
       if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
-      if (options_.recompute && facts_->RebuildTime(id)) {
+      if (options_.recompute && facts_->RebuildTime(storages.front())) {
         others.push_back({Fate::kEvict, OpId{}, false});
         others.push_back({Fate::kEvict, OpId{}, true});
       }
       for (const StoragePlan& other : others) {
-        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
+        moves.push_back({storages.size(), [storages, other](JointPlan& plan) {
+                           for (const TensorId id : storages) plan.storages[Index(id)] = other;
+                         }});
       }
+    };
+    for (const std::vector<TensorId>& copies : facts_->copies().storages) {
+      if (IsChoice(copies.front())) Halve<TensorId>(copies, of_storages);
     }
-    for (size_t i = 0; i < trace().ops.size(); ++i) {
+    const auto of_ops = [&](std::span<const OpId> ops) {
       // This also fills the chooser's cache, which several threads will read.
-      const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
-      if (!options_.kernels || ways.size() < 2) continue;
-      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
+      std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().op(ops.front()));
+      if (!options_.kernels || ways.size() < 2) return;
+      ways.insert(ways.begin(), KernelPlan());
       for (const KernelPlan& way : ways) {
-        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
+        moves.push_back({ops.size(), [ops, way](JointPlan& plan) {
+                           for (const OpId op : ops) plan.kernels[Index(op)] = way;
+                         }});
       }
-    }
+    };
+    for (const std::vector<OpId>& copies : facts_->copies().ops) Halve<OpId>(copies, of_ops);
+    std::ranges::stable_sort(moves, std::ranges::greater(), &Move::copies);
     return moves;
   }
 
   // Returns `from` after some moves, to be scored, or nullopt if they change nothing.
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
     Scored next = from;
-    for (const size_t move : moves) moves_[move](next.plan);
+    for (const size_t move : moves) moves_[move].apply(next.plan);
     if (SameChoices(next.plan, from.plan)) return std::nullopt;
     Adjust(next.profile, from.plan, next.plan);
     return next;
@@ -559,6 +583,7 @@ class Search {
   const Bytes memory_;
   const Duration in_core_;
   const SearchOptions options_;
+  Bytes largest_;                      // of the storages that may move
   std::vector<TensorId> choices_;      // the storages to decide on, in the order of `Gap::written`
   std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;
