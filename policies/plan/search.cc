@@ -94,10 +94,7 @@ class Search {
   }
 
  private:
-  struct Move {
-    size_t copies;  // how many storages or ops it changes alike
-    std::function<void(JointPlan&)> apply;
-  };
+  using Move = std::function<void(JointPlan&)>;
 
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
@@ -460,58 +457,72 @@ class Search {
     return {points[0], *fastest};
   }
 
-  // Calls `add` with all ids, with each half of them, with each quarter, and so on.
+  // Cuts each group into `parts` parts. Returns the first part of each group, then the second of
+  // each, and so on, without parts that are empty or that fewer parts have given alone.
   template <typename Id>
-  static void Halve(std::span<const Id> ids, const std::function<void(std::span<const Id>)>& add) {
-    add(ids);
-    if (ids.size() < 2) return;
-    Halve(ids.first(ids.size() / 2), add);
-    Halve(ids.subspan(ids.size() / 2), add);
+  static std::vector<std::span<const Id>> Cut(const std::vector<std::vector<Id>>& groups,
+                                              size_t parts) {
+    std::vector<std::span<const Id>> cut;
+    for (size_t part = 0; part < parts; ++part) {
+      for (const std::vector<Id>& group : groups) {
+        const auto at = [&](size_t i, size_t of) { return group.size() * i / of; };
+        const size_t from = at(part, parts), to = at(part + 1, parts);
+        const bool known = parts > 1 && at(part / 2 + 1, parts / 2) - at(part / 2, parts / 2) == 1;
+        if (from < to && !known) cut.push_back(std::span(group).subspan(from, to - from));
+      }
+    }
+    return cut;
   }
 
-  // Returns all changes of a single decision on a storage, or an op, and on some of its copies. The
-  // changes of the most copies go first.
+  // Adds the changes of one decision on all of these storages, which are copies.
+  void AddMoves(std::span<const TensorId> storages, std::vector<Move>& moves) const {
+    std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
+    if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
+    if (options_.recompute && facts_->RebuildTime(storages.front())) {
+      others.push_back({Fate::kEvict, OpId{}, false});
+      others.push_back({Fate::kEvict, OpId{}, true});
+    }
+    for (const StoragePlan& other : others) {
+      moves.push_back([storages, other](JointPlan& plan) {
+        for (const TensorId id : storages) plan.storages[Index(id)] = other;
+      });
+    }
+  }
+
+  // Adds the changes of the kernels of all of these ops, which are copies.
+  void AddMoves(std::span<const OpId> ops, std::vector<Move>& moves) const {
+    // This also fills the chooser's cache, which several threads will read.
+    std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().op(ops.front()));
+    if (!options_.kernels || ways.size() < 2) return;
+    ways.insert(ways.begin(), KernelPlan());
+    for (const KernelPlan& way : ways) {
+      moves.push_back([ops, way](JointPlan& plan) {
+        for (const OpId op : ops) plan.kernels[Index(op)] = way;
+      });
+    }
+  }
+
+  // Returns all changes of a single decision, on all copies of a storage or an op first, then on
+  // each half of them, each quarter, and so on.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
-    if (!choices_.empty()) {
-      moves.push_back({choices_.size(), [](JointPlan& plan) { plan.apart = !plan.apart; }});
+    if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
+    const Copies& copies = facts_->copies();
+    for (size_t parts = 1;; parts *= 2) {
+      const auto storages = Cut(copies.storages, parts);
+      const auto ops = Cut(copies.ops, parts);
+      if (storages.empty() && ops.empty()) return moves;
+      for (const auto& part : storages) {
+        if (IsChoice(part.front())) AddMoves(part, moves);
+      }
+      for (const auto& part : ops) AddMoves(part, moves);
     }
-    const auto of_storages = [&](std::span<const TensorId> storages) {
-      std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
-      if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
-      if (options_.recompute && facts_->RebuildTime(storages.front())) {
-        others.push_back({Fate::kEvict, OpId{}, false});
-        others.push_back({Fate::kEvict, OpId{}, true});
-      }
-      for (const StoragePlan& other : others) {
-        moves.push_back({storages.size(), [storages, other](JointPlan& plan) {
-                           for (const TensorId id : storages) plan.storages[Index(id)] = other;
-                         }});
-      }
-    };
-    for (const std::vector<TensorId>& copies : facts_->copies().storages) {
-      if (IsChoice(copies.front())) Halve<TensorId>(copies, of_storages);
-    }
-    const auto of_ops = [&](std::span<const OpId> ops) {
-      // This also fills the chooser's cache, which several threads will read.
-      std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().op(ops.front()));
-      if (!options_.kernels || ways.size() < 2) return;
-      ways.insert(ways.begin(), KernelPlan());
-      for (const KernelPlan& way : ways) {
-        moves.push_back({ops.size(), [ops, way](JointPlan& plan) {
-                           for (const OpId op : ops) plan.kernels[Index(op)] = way;
-                         }});
-      }
-    };
-    for (const std::vector<OpId>& copies : facts_->copies().ops) Halve<OpId>(copies, of_ops);
-    std::ranges::stable_sort(moves, std::ranges::greater(), &Move::copies);
-    return moves;
   }
 
   // Returns `from` after some moves, to be scored, or nullopt if they change nothing.
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
     Scored next = from;
-    for (const size_t move : moves) moves_[move].apply(next.plan);
+    for (const size_t move : moves) moves_[move](next.plan);
     if (SameChoices(next.plan, from.plan)) return std::nullopt;
     Adjust(next.profile, from.plan, next.plan);
     return next;
