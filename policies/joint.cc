@@ -98,8 +98,8 @@ class PlannedPolicy : public ForwardingPolicy {
 constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
 // Another policy is run no further when its kernels alone take this many percent of the best time
-// so far.
-constexpr int64_t kFarBeyond = 150;
+// so far. The sum of these kernels leaves out what kernels in sequence save.
+constexpr int64_t kFarBeyond = 110;
 // The first iteration represents the others if these take longer by at most one part in this many.
 constexpr int64_t kAlike = 500;
 

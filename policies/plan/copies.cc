@@ -12,8 +12,9 @@
 namespace spillway {
 namespace {
 
-// An op is compared with the op before and the op after it, and then with the ops that are three
-// before and three after it, which were compared in the same way: with four ops on either side.
+// Ops are compared with this many ops on either side: with the next ones first, and then with the
+// ops that are three away, which have been compared with their next ones.
+constexpr size_t kAround = 4;
 constexpr std::array<size_t, 2> kReaches{1, 3};
 // Layers repeat if at least `kMostOf` of the storages are in groups of at least `kMany`.
 constexpr size_t kMany = 8;
@@ -34,7 +35,7 @@ std::vector<size_t> NumberOps(const Trace& trace) {
   using Key =
       std::tuple<OpType, Phase, int64_t, bool, std::vector<std::string_view>, std::vector<Bytes>>;
   Numbers<Key> alike;
-  std::vector<size_t> numbers;
+  std::vector<size_t> numbers(kAround);  // 0: there is no op
   for (const Op& op : trace.ops) {
     std::vector<std::string_view> calls;
     for (const Slot& slot : op.slots) calls.push_back(slot.signature);
@@ -46,15 +47,15 @@ std::vector<size_t> NumberOps(const Trace& trace) {
     numbers.push_back(alike.Of(
         {op.type, op.phase, op.batch, op.recomputable, std::move(calls), std::move(sizes)}));
   }
+  numbers.resize(numbers.size() + kAround);
   for (const size_t reach : kReaches) {
     Numbers<std::array<size_t, 3>> around;
-    std::vector<size_t> padded(numbers.size() + 2 * reach);  // 0: there is no op
-    std::ranges::copy(numbers, padded.begin() + static_cast<std::ptrdiff_t>(reach));
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      numbers[i] = around.Of({padded[i], padded[i + reach], padded[i + 2 * reach]});
+    const std::vector<size_t> before = numbers;
+    for (size_t i = reach; i + reach < numbers.size(); ++i) {
+      numbers[i] = around.Of({before[i - reach], before[i], before[i + reach]});
     }
   }
-  return numbers;
+  return {numbers.begin() + kAround, numbers.end() - kAround};
 }
 
 // Adds an id to the group of this number, which is at most one more than there are groups.
@@ -70,8 +71,9 @@ Copies FindCopies(const Trace& trace, const Liveness& liveness,
                   std::span<const TensorId> storages) {
   const std::vector<size_t> numbers = NumberOps(trace);
   Copies copies;
+  Numbers<size_t> copied;
   for (size_t i = 0; i < numbers.size(); ++i) {
-    AddTo(copies.ops, numbers[i], static_cast<OpId>(i));
+    AddTo(copies.ops, copied.Of(numbers[i]), static_cast<OpId>(i));
   }
   Numbers<std::tuple<TensorKind, Bytes, std::ptrdiff_t, std::vector<size_t>>> alike;
   for (const TensorId id : storages) {
