@@ -165,6 +165,15 @@ TEST(CopiesTest, FewLayersAndDifferentLayersDoNotRepeat) {
   ExpectNone(Step(half));
 }
 
+// Long layers, whose first and last ops matter little.
+TEST(CopiesTest, EightLayersRepeatAndSevenDoNot) {
+  std::vector<int> numbers;
+  for (int i = 0; i < 7 * 60; ++i) numbers.push_back(4 * (1 + i % 60));
+  ExpectNone(Step(numbers));
+  for (int i = 0; i < 60; ++i) numbers.push_back(4 * (1 + i % 60));
+  EXPECT_TRUE(Step(numbers).Find().layers_repeat);
+}
+
 TEST(CopiesTest, TimesDoNotMatter) {
   Step step(std::vector<int>(60, 4));
   const Copies before = step.Find();
