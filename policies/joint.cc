@@ -38,14 +38,21 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
 // A trace with n times more ops than this gets n times fewer trials, because a trial takes n times
 // longer.
 constexpr int64_t kManyOps = 5000;
+// The same if layers repeat: the search then decides on many layers at once, and needs fewer
+// trials. It gets at least one part in `kFewest` of them.
+constexpr int64_t kManyOpsOfCopies = 350;
+constexpr int64_t kFewest = 10;
 
 struct Effort {
   int64_t trials = 0;
   bool named = false;
 
-  int64_t TrialsOf(const Trace& trace) const {
-    const auto ops = std::max(kManyOps, static_cast<int64_t>(trace.ops.size()));
-    return named ? std::max<int64_t>(1, trials * kManyOps / ops) : trials;
+  int64_t TrialsOf(const JointFacts& facts) const {
+    if (!named) return trials;
+    const bool repeat = facts.copies().layers_repeat;
+    const int64_t many = repeat ? kManyOpsOfCopies : kManyOps;
+    const auto ops = std::max(many, static_cast<int64_t>(facts.trace().ops.size()));
+    return std::max(trials * many / ops, repeat ? trials / kFewest : 1);
   }
 };
 
@@ -91,8 +98,8 @@ class PlannedPolicy : public ForwardingPolicy {
 constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
 // Another policy is run no further when its kernels alone take this many percent of the best time
-// so far.
-constexpr int64_t kFarBeyond = 150;
+// so far. The sum of these kernels leaves out what kernels in sequence save.
+constexpr int64_t kFarBeyond = 110;
 // The first iteration represents the others if these take longer by at most one part in this many.
 constexpr int64_t kAlike = 500;
 
@@ -139,13 +146,13 @@ class JointPolicy final : public PlannedPolicy {
   Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
                       const TrialRun& trial, const std::string& plan) override {
     if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
-    options_.trials = effort_.TrialsOf(trace);
     if (early_updates_) {
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
       options_.reordered = reordered_;
     }
     FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
+    options_.trials = effort_.TrialsOf(*probe.facts);
     JointPlan best(trace);
     std::optional<Duration> shortest;
     // If later iterations differ from the first, which can be due to the allocator, the search is

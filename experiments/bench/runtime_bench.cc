@@ -89,16 +89,20 @@ void BM_SimulateVgg16Liveness(benchmark::State& state) {
 }
 BENCHMARK(BM_SimulateVgg16Liveness);
 
-// Simulates chains of 3x3 convolutions with about the given number of ops, to show how the time per
-// op grows.
-void BM_SimulateChain(benchmark::State& state) {
+// Returns a chain of 3x3 convolutions with about the given number of ops.
+Trace ChainOf(int64_t ops) {
   Network net("chain", {16, 16, 16});
   LayerNode x = net.image();
-  for (int64_t i = 0; i * 5 < state.range(0); ++i) {
+  for (int64_t i = 0; i * 5 < ops; ++i) {
     x = net.ConvRelu("conv" + std::to_string(i), x, ConvSpec::Square(16, 3, 1, 1));
   }
   net.SoftmaxLoss("softmax", x);
-  Measure(state, Scenario(LowerNetwork(net, {8, "torch", true})), "vdnn-all");
+  return LowerNetwork(net, {8, "torch", true});
+}
+
+// Simulates chains, to show how the time per op grows.
+void BM_SimulateChain(benchmark::State& state) {
+  Measure(state, Scenario(ChainOf(state.range(0))), "vdnn-all");
 }
 BENCHMARK(BM_SimulateChain)
     ->RangeMultiplier(10)
@@ -145,6 +149,25 @@ void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
 BENCHMARK_CAPTURE(BM_TrialOfResNet50, liveness, "liveness")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_TrialOfResNet50, mxnet, "mxnet")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_TrialOfResNet50, superneurons, "superneurons")->Unit(benchmark::kMillisecond);
+
+// Plans training steps of equal layers with about the given number of ops, in a third of the memory
+// that they take in core. The search runs on all cores.
+void BM_PlanEqualLayers(benchmark::State& state) {
+  const Scenario scenario(ChainOf(state.range(0)));
+  const Bytes in_core = scenario.Run("liveness", Bytes::GiB(64)).metrics.peak_reserved;
+  for (auto _ : state) {
+    const Report report = scenario.Run("joint", Bytes(in_core.count() / 3));
+    benchmark::DoNotOptimize(report.metrics.iteration);
+  }
+  state.counters["ops"] = static_cast<double>(scenario.trace.ops.size());
+}
+BENCHMARK(BM_PlanEqualLayers)
+    ->Arg(500)
+    ->Arg(2000)
+    ->Arg(10000)
+    ->Iterations(1)
+    ->MeasureProcessCPUTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace spillway

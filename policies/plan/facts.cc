@@ -45,6 +45,7 @@ JointFacts::JointFacts(const PolicyContext& context)
   }
   std::ranges::sort(movable_, {},
                     [this](TensorId id) { return std::tuple(GapOf(id)->written, id); });
+  copies_ = FindCopies(*trace_, liveness_, movable_);
 }
 
 std::optional<Gap> JointFacts::FindGap(TensorId storage) const {

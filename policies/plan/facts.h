@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "policies/plan/copies.h"
 #include "sim/core/policy.h"
 #include "traces/base/units.h"
 #include "traces/liveness.h"
@@ -56,6 +57,8 @@ class JointFacts {
   const std::optional<Gap>& GapOf(TensorId storage) const { return gaps_[Index(storage)]; }
   // Storages with a gap, in the order of `Gap::written`, then by id.
   const std::vector<TensorId>& movable() const { return movable_; }
+  // The copies among all ops and among `movable()`.
+  const Copies& copies() const { return copies_; }
   // All uses in descending order: uses of big storages first, and of these the latest first.
   const std::vector<Use>& uses() const { return uses_; }
   // Returns the index in `uses()` at which the uses by `op` of storages of this size class begin.
@@ -83,6 +86,7 @@ class JointFacts {
   std::vector<Duration> starts_;  // sums of `times_`
   std::vector<std::optional<Gap>> gaps_;
   std::vector<TensorId> movable_;
+  Copies copies_;
   std::vector<Use> uses_;
   std::array<std::vector<size_t>, 2> ranks_;  // of small and of big storages, by op
 };

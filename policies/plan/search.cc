@@ -88,7 +88,8 @@ class Search {
       Sweep(part);
     }
     Take(beginnings);
-    Sweep(part);
+    // If layers repeat, the sweeps have tried the changes of the most copies by now.
+    Sweep(part, facts_->copies().layers_repeat ? static_cast<size_t>(part) : 0);
     Walk();
     return best_.plan;
   }
@@ -99,12 +100,12 @@ class Search {
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
 
+  bool IsChoice(TensorId movable) const { return Aligned(movable) * kSmallest >= largest_; }
+
   void FindChoices() {
-    Bytes largest;
-    for (const TensorId id : facts_->movable()) largest = std::max(largest, Aligned(id));
-    for (const TensorId id : facts_->movable()) {
-      if (Aligned(id) * kSmallest >= largest) choices_.push_back(id);
-    }
+    for (const TensorId id : facts_->movable()) largest_ = std::max(largest_, Aligned(id));
+    std::ranges::copy_if(facts_->movable(), std::back_inserter(choices_),
+                         [this](TensorId id) { return IsChoice(id); });
     for (size_t i = 0; i < trace().ops.size(); ++i) {
       least_times_.push_back(LeastTimeOf(static_cast<OpId>(i)));
     }
@@ -457,31 +458,66 @@ class Search {
     return {points[0], *fastest};
   }
 
-  // Returns all changes of a single decision.
+  // Cuts each group into `parts` parts. Returns the first part of each group, then the second of
+  // each, and so on, without parts that are empty or that fewer parts have given alone.
+  template <typename Id>
+  static std::vector<std::span<const Id>> Cut(const std::vector<std::vector<Id>>& groups,
+                                              size_t parts) {
+    std::vector<std::span<const Id>> cut;
+    for (size_t part = 0; part < parts; ++part) {
+      for (const std::vector<Id>& group : groups) {
+        const auto at = [&](size_t i, size_t of) { return group.size() * i / of; };
+        const size_t from = at(part, parts), to = at(part + 1, parts);
+        const bool known = parts > 1 && at(part / 2 + 1, parts / 2) - at(part / 2, parts / 2) == 1;
+        if (from < to && !known) cut.push_back(std::span(group).subspan(from, to - from));
+      }
+    }
+    return cut;
+  }
+
+  // Adds the changes of one decision on all of these storages, which are copies.
+  void AddMoves(std::span<const TensorId> storages, std::vector<Move>& moves) const {
+    std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
+    if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
+    if (options_.recompute && facts_->RebuildTime(storages.front())) {
+      others.push_back({Fate::kEvict, OpId{}, false});
+      others.push_back({Fate::kEvict, OpId{}, true});
+    }
+    for (const StoragePlan& other : others) {
+      moves.push_back([storages, other](JointPlan& plan) {
+        for (const TensorId id : storages) plan.storages[Index(id)] = other;
+      });
+    }
+  }
+
+  // Adds the changes of the kernels of all of these ops, which are copies.
+  void AddMoves(std::span<const OpId> ops, std::vector<Move>& moves) const {
+    // This also fills the chooser's cache, which several threads will read.
+    std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().op(ops.front()));
+    if (!options_.kernels || ways.size() < 2) return;
+    ways.insert(ways.begin(), KernelPlan());
+    for (const KernelPlan& way : ways) {
+      moves.push_back([ops, way](JointPlan& plan) {
+        for (const OpId op : ops) plan.kernels[Index(op)] = way;
+      });
+    }
+  }
+
+  // Returns all changes of a single decision, on all copies of a storage or an op first, then on
+  // each half of them, each quarter, and so on.
   std::vector<Move> Moves() const {
     std::vector<Move> moves;
     if (!choices_.empty()) moves.push_back([](JointPlan& plan) { plan.apart = !plan.apart; });
-    for (const TensorId id : choices_) {
-      std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
-      if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
-      if (options_.recompute && facts_->RebuildTime(id)) {
-        others.push_back({Fate::kEvict, OpId{}, false});
-        others.push_back({Fate::kEvict, OpId{}, true});
+    const Copies& copies = facts_->copies();
+    for (size_t parts = 1;; parts *= 2) {
+      const auto storages = Cut(copies.storages, parts);
+      const auto ops = Cut(copies.ops, parts);
+      if (storages.empty() && ops.empty()) return moves;
+      for (const auto& part : storages) {
+        if (IsChoice(part.front())) AddMoves(part, moves);
       }
-      for (const StoragePlan& other : others) {
-        moves.push_back([id, other](JointPlan& plan) { plan.storages[Index(id)] = other; });
-      }
+      for (const auto& part : ops) AddMoves(part, moves);
     }
-    for (size_t i = 0; i < trace().ops.size(); ++i) {
-      // This also fills the chooser's cache, which several threads will read.
-      const std::vector<KernelPlan> ways = options_.chooser.Ways(facts_->cost(), trace().ops[i]);
-      if (!options_.kernels || ways.size() < 2) continue;
-      moves.push_back([i](JointPlan& plan) { plan.kernels[i].clear(); });
-      for (const KernelPlan& way : ways) {
-        moves.push_back([i, way](JointPlan& plan) { plan.kernels[i] = way; });
-      }
-    }
-    return moves;
   }
 
   // Returns `from` after some moves, to be scored, or nullopt if they change nothing.
@@ -493,19 +529,19 @@ class Search {
     return next;
   }
 
-  // Tries every move, and repeats that while a move helped, for at most `trials` trials.
-  void Sweep(int64_t trials) {
+  // Tries every move from the `first` on, and then every move while a move helped, for at most
+  // `trials` trials.
+  void Sweep(int64_t trials, size_t first = 0) {
     const int64_t rest = left_ - trials;
     left_ = trials;
-    while (left_ > 0 && SweepOnce()) {
-    }
+    while (left_ > 0 && SweepOnce(first)) first = 0;
     left_ += rest;
   }
 
-  // Tries every move once. Returns false if no move helped.
-  bool SweepOnce() {
+  // Tries every move from the `first` on once. Returns false if no move helped.
+  bool SweepOnce(size_t first) {
     bool improved = false;
-    for (size_t first = 0; first < moves_.size() && left_ > 0;) {
+    while (first < moves_.size() && left_ > 0) {
       std::vector<Scored> batch;
       for (; first < moves_.size() && batch.size() < kBatch; ++first) {
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
@@ -559,6 +595,7 @@ class Search {
   const Bytes memory_;
   const Duration in_core_;
   const SearchOptions options_;
+  Bytes largest_;                      // of the storages that may move
   std::vector<TensorId> choices_;      // the storages to decide on, in the order of `Gap::written`
   std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;

@@ -17,6 +17,7 @@
 #include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "policies/registry.h"
+#include "tests/testing/files.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -72,14 +73,18 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 
 // With hardly any spare memory, these limits need the whole search. ResNet-50 needs plans that
 // place leaving storages apart from kept ones, and searches that begin from plans for a little less
-// memory. DenseNet-40 needs derived plans that are scheduled by the profile of their origin.
+// memory. DenseNet-40 needs derived plans that are scheduled by the profile of their origin. The
+// Llama of eight layers needs changes of a storage and its copies in other layers together: without
+// them it takes 1.036 times as long as in core.
 TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
   struct Case {
     std::string workload, memory, policy;
     double most;  // as a multiple of the in-core time
   };
-  std::vector<Case> cases{{"resnet50:64", "1100MiB", "joint", 1.185},
-                          {"densenet40:256", "10%", "joint:effort=1000", 1.45}};
+  std::vector<Case> cases{
+      {"resnet50:64", "1100MiB", "joint", 1.185},
+      {"densenet40:256", "10%", "joint:effort=1000", 1.45},
+      {testing::InSource("traces/recorded/pytorch/llama-h200.json.zst"), "30%", "joint", 1.02}};
   if (WholeZoo()) {
     for (const auto& [memory, most] :
          {std::pair("3276MiB", 1.03), {"2608MiB", 1.06}, {"1804MiB", 1.09}, {"1384MiB", 1.13}}) {
