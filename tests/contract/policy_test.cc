@@ -79,7 +79,7 @@ std::vector<Case> Cases() {
                              "superneurons:cache=fifo,recompute=none,workspace=static",
                              "superneurons:offload=none,recompute=speed,workspace=none"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
-      for (const auto network : {testing::Chain, testing::ForkJoin})
+      for (const auto network : {testing::Chain, testing::ForkJoin, testing::Gpt})
         cases.push_back({policy, preset, network});
     }
   }
