@@ -2,12 +2,14 @@
 """Tests transformers on the command line: sweeps over length and depth, attention, optimizers and precision, and
 clear messages for wrong input.
 
-usage: transformer_test.py PATH_OF_SPILLWAY
+usage: transformer_test.py PATH_OF_SPILLWAY     SPILLWAY_WHOLE_ZOO=1 adds a test of GPT-2, which takes minutes
 """
 
 import json
+import os
 import pathlib
 import tempfile
+import unittest
 
 from harness import CommandTest, main
 
@@ -31,6 +33,12 @@ class TransformerTest(CommandTest):
                     self.assertEqual(row["attention"], attention)
                     self.assertEqual(row["optimizer"], "adamw")
                 self.assertEqual(len(digests), 1, (workload, attention))
+
+    @unittest.skipUnless(os.environ.get("SPILLWAY_WHOLE_ZOO"), "takes minutes")
+    def test_gpt2_has_the_same_bits_under_three_policies(self):
+        rows = [json.loads(self.ok("run", "gpt2@64:2", "--backend", "cpu", "--iterations", "1", "--policy", policy, "--memory",
+                                   policy, "--format", "json"))["rows"][0] for policy in ("liveness", "vdnn-all", "mxnet")]
+        self.assertEqual(len({row["weights_digest"] for row in rows}), 1)
 
     def test_longer_sequences_and_deeper_networks_take_longer(self):
         rows = self.rows("gpt(64,2,4,100)@64:2", "gpt(64,2,4,100)@128:2", "gpt(64,4,4,100)@128:2", "--policy", "liveness")

@@ -79,9 +79,10 @@ std::vector<Case> Cases() {
                              "superneurons:cache=fifo,recompute=none,workspace=static",
                              "superneurons:offload=none,recompute=speed,workspace=none"}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
-      for (const auto network : {testing::Chain, testing::ForkJoin, testing::Gpt})
+      for (const auto network : {testing::Chain, testing::ForkJoin})
         cases.push_back({policy, preset, network});
     }
+    cases.push_back({policy, "torch", testing::Gpt});
   }
   for (const std::string& policy : testing::SuperNeuronsCombinations()) {
     cases.push_back({policy, "superneurons", testing::Normalized});

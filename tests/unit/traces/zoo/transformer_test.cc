@@ -218,7 +218,8 @@ TEST(OptimizerTest, AdamHasTwoMomentsAndAStep) {
 
 TEST(MathTest, Bf16HalvesAllButNormsSoftmaxAndLoss) {
   for (const char* preset : {"torch", "vdnn", "vdnnpp", "superneurons"}) {
-    const Trace trace = LowerNetwork(testing::Gpt(), {2, preset, true, std::nullopt, Precision::kBf16});
+    const Trace trace =
+        LowerNetwork(testing::Gpt(), {2, preset, true, std::nullopt, Precision::kBf16});
     const auto type = [&](const char* name) { return FindTensor(trace, name).dtype; };
     for (const char* name : {"wte.weight", "wte.y", "h0.attn.q.y", "h0.attn.scores.y", "lm_head.y",
                              "h0.attn.q.weight", "h0.mlp.gelu.y", "h0.mlp.add.y"}) {
@@ -234,7 +235,8 @@ TEST(MathTest, Bf16HalvesAllButNormsSoftmaxAndLoss) {
 }
 
 TEST(MathTest, ShortWeightsHaveALongCopyForAdam) {
-  const Trace trace = LowerNetwork(testing::Gpt(), {2, "torch", true, OpType::kAdamW, Precision::kBf16});
+  const Trace trace =
+      LowerNetwork(testing::Gpt(), {2, "torch", true, OpType::kAdamW, Precision::kBf16});
   const Op& update = FindOp(trace, "h0.attn.q.update");
   EXPECT_THAT(NamesOf(trace, {update.inputs.begin(), update.inputs.begin() + 6}),
               ElementsAre("h0.attn.q.weight", "h0.attn.q.dweight", "h0.attn.q.weight_master",
