@@ -78,8 +78,7 @@ struct PoolSpec {
 
 struct LinearSpec {
   bool bias = true;
-  std::optional<LayerNode>
-      tied{};  // a layer with a weight of the same shape, which this layer uses
+  std::optional<LayerNode> tied{};  // an earlier layer, whose weight this layer uses as its own
 };
 
 struct PositionSpec {
@@ -92,10 +91,9 @@ struct PositionSpec {
 enum class AttentionKind : uint8_t { kFused, kMath };
 
 struct AttentionSpec {
-  int64_t heads = 1;  // of the queries
-  int64_t kv_heads =
-      1;                // of the keys and values; each serves heads / kv_heads heads of the queries
-  bool causal = false;  // a position attends to itself and the positions before it only
+  int64_t heads = 1;     // of the queries
+  int64_t kv_heads = 1;  // of the keys and values; each serves heads / kv_heads heads of queries
+  bool causal = false;   // a position attends to itself and the positions before it only
   AttentionKind kind = AttentionKind::kFused;
 };
 

@@ -151,8 +151,7 @@ std::optional<std::array<int64_t, kCount>> ParseSpec(
   if (!valid) {
     throw UsageError(
         fmt::format("'{}' is not a network: expected {}({}) with whole numbers from 1, at most {} "
-                    "layers and {} "
-                    "of everything else, for example {}",
+                    "layers and {} of everything else, for example {}",
                     name, family, fmt::join(names, ","), kMostBlocks, kMostFeatures, example));
   }
   return numbers;
