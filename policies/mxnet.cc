@@ -172,10 +172,12 @@ std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
 }  // namespace
 
 void RegisterMxnet(PolicyRegistry& registry) {
-  registry.Add("mxnet",
-               "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
-               "al. 2016)",
-               MakeMxnetPolicy);
+  registry.Add(
+      "mxnet",
+      "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
+      "al. 2016). In transformers, segments end at the sums, where one activation is handed "
+      "on",
+      MakeMxnetPolicy);
 }
 
 }  // namespace spillway

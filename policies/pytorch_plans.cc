@@ -8,6 +8,7 @@
 
 #include "traces/blocks.h"
 #include "traces/liveness.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {
@@ -65,10 +66,7 @@ SavedTensorsPlan SaveOnCpu(const Trace& trace) {
   return plan;
 }
 
-bool IsCostly(const Op& op) {
-  return op.type == OpType::kMatmul || op.type == OpType::kConvolution ||
-         op.type == OpType::kAttention;
-}
+bool IsCostly(const Op& op) { return RowOf(op.type).products; }
 
 SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count, Recomputed recomputed) {
   const std::vector<Storage> storages = FindStorages(trace);

@@ -272,7 +272,9 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
 void RegisterSuperNeurons(PolicyRegistry& registry) {
   registry.Add("superneurons",
                "a tensor cache that moves data when memory is short, recomputation of cheap "
-               "layers, workspaces from what is free (SuperNeurons, section 3)",
+               "layers, workspaces from what is free (SuperNeurons, section 3). In transformers, "
+               "products of matrices count as convolutions; norms, activations, softmax and "
+               "embeddings are cheap layers",
                MakeSuperNeuronsPolicy);
 }
 

@@ -161,8 +161,11 @@ void RegisterVdnn(PolicyRegistry& registry) {
   registry.Add("vdnn-all",
                "offload the inputs of all feature extraction layers (vDNN, section III-C)",
                MakeStatic<OffloadSet::kAll>, {.candidates = PlacementOrders()});
-  registry.Add("vdnn-conv", "offload the inputs of convolutions only (vDNN, section III-C)",
-               MakeStatic<OffloadSet::kConv>, {.candidates = PlacementOrders()});
+  registry.Add(
+      "vdnn-conv",
+      "offload the inputs of convolutions only (vDNN, section III-C), in transformers those "
+      "of matrix products",
+      MakeStatic<OffloadSet::kConv>, {.candidates = PlacementOrders()});
   registry.Add("vdnn-aconv", "offload the inputs of every other convolution (vDNN++, section II-B)",
                MakeStatic<OffloadSet::kAlternateConv>, {.candidates = PlacementOrders()});
   registry.Add("vdnn-dyn",

@@ -31,7 +31,7 @@ ENDINGS = (".pdf", ".png", ".svg")
 MOST_LINES = 8  # as many as there are colours
 # The settings of a cell. Lines are told apart by these columns, and facets are made of them in this order.
 SETTINGS = ("network", "batch", "device", "memory_request", "preset", "mode", "allocator", "backend", "compress",
-            "deterministic", "charge_input", "policy")
+            "attention", "optimizer", "precision", "deterministic", "charge_input", "policy")
 FACETS = ("network", "device", "mode", "memory_request", "preset", "backend", "compress", "allocator", "batch")
 # Columns that follow from others: who draws over the first varies the second with it.
 IMPLIED = {"workload": ("network", "batch"), "memory_bytes": ("memory_request",), "network": ("workload",),

@@ -24,10 +24,13 @@ TensorId WholeOf(const Trace& trace, TensorId id) { return trace.tensor(id).part
 
 SyntheticSource::SyntheticSource(const Trace& trace, uint64_t seed) : trace_(trace), seed_(seed) {
   for (const Op& op : trace.ops) {
-    if (op.type == OpType::kBatchNorm) {
-      for (const Role role : {Role::kWeight, Role::kRunningVar}) {
-        if (const auto id = FindInput(op, role)) scales_.insert(WholeOf(trace, *id));
-      }
+    for (const Role role : {Role::kWeight, Role::kRunningVar}) {
+      const auto id = FindInput(op, role);
+      if (id && trace.tensor(*id).shape.size() == 1) scales_.insert(WholeOf(trace, *id));
+    }
+    if (const auto id = FindInput(op, Role::kIndices)) {
+      classes_.try_emplace(WholeOf(trace, *id),
+                           static_cast<int32_t>(op.IntAttribute("vocabulary")));
     }
     if (const auto id = FindInput(op, Role::kLabels)) {
       classes_.try_emplace(WholeOf(trace, *id), static_cast<int32_t>(op.IntAttribute("elements")));

@@ -33,10 +33,10 @@ struct SyntheticData {
 
 // Chooses the recipe of each tensor of a trace:
 // - Weights have variance 1 / fan-in. Biases are small but not zero, so that they affect results.
-//   The scales of batch normalisations are near 1.
+//   The scales of normalisations are near 1.
 // - Optimizer state is 0, and running variances are 1.
-// - Inputs differ between iterations. They are labels if a loss reads them as labels, and otherwise
-//   uniform in [-1, 1).
+// - Inputs differ between iterations. They are labels if a loss reads them as labels, tokens if an
+//   embedding reads them, and otherwise uniform in [-1, 1).
 // - A part of a tensor has the recipe of the whole tensor, so that it holds the same values as the
 //   whole at its place.
 class SyntheticSource {
@@ -49,8 +49,8 @@ class SyntheticSource {
  private:
   const Trace& trace_;
   const uint64_t seed_;
-  // The keys are whole tensors: `scales_` holds the weights and running variances of batch
-  // normalisations, `classes_` the number of classes of each tensor of labels.
+  // The keys are whole tensors: `scales_` holds the weights and running variances of
+  // normalisations, `classes_` the number of classes of each tensor of labels or tokens.
   std::unordered_set<TensorId> scales_;
   std::unordered_map<TensorId, int32_t> classes_;
 };

@@ -76,23 +76,6 @@ struct Shape {
   }
 };
 
-// Overwrites the gradient of a parameter. If the op has a fused update, writes the updated
-// parameter instead.
-template <typename Scalar>
-void StoreParameterGradient(const Call<Scalar>& call, Role role, const Matrix<Scalar>& gradient) {
-  const int64_t count = gradient.size();
-  Scalar* out = call.Output(GradientOf(role), count);
-  if (!call.op.Flag("fused_update")) {
-    std::copy_n(gradient.data(), count, out);
-    return;
-  }
-  const Scalar* parameter = call.Input(role, count);
-  const auto learning_rate = static_cast<Scalar>(call.op.NumberAttribute("learning_rate"));
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = parameter[i] - learning_rate * gradient.data()[i];
-  }
-}
-
 // Returns the sums of dy over samples and planes, one per channel.
 template <typename Scalar>
 Matrix<Scalar> BiasGradient(const Scalar* dy, int64_t batch, int64_t channels, int64_t plane) {
@@ -156,10 +139,11 @@ class Convolution {
       if (from == 0) dweight_.setZero();
       BackwardFilter(from, to);
     });
-    StoreParameterGradient(call_, kWeight, dweight_);
+    StoreParameterGradient(call_, kWeight, dweight_.data(), dweight_.size());
     if (call_.op.Flag("bias")) {
-      StoreParameterGradient(call_, kBias,
-                             BiasGradient(dy_, call_.op.batch, s_.out_channels, s_.out_plane()));
+      const Matrix<Scalar> dbias =
+          BiasGradient(dy_, call_.op.batch, s_.out_channels, s_.out_plane());
+      StoreParameterGradient(call_, kBias, dbias.data(), dbias.size());
     }
   }
 
@@ -250,20 +234,21 @@ void RunLinear(const Call<Scalar>& call) {
   const Op& op = call.op;
   const int64_t in = op.IntAttribute("in_features", 0);
   const int64_t out = op.IntAttribute("out_features", 0);
-  const int64_t in_total = Product(op, {op.batch, in});
-  const int64_t out_total = Product(op, {op.batch, out});
+  const int64_t rows = Product(op, {op.batch, PositionsOf(op)});
+  const int64_t in_total = Product(op, {rows, in});
+  const int64_t out_total = Product(op, {rows, out});
   const bool bias = op.Flag("bias");
-  const ConstView<Scalar> x(call.Input(kX, in_total), op.batch, in);
+  const ConstView<Scalar> x(call.Input(kX, in_total), rows, in);
   const ConstView<Scalar> weight(call.Input(kWeight, Product(op, {out, in})), out, in);
   if (op.phase == Phase::kForward) {
     Scalar* y = call.Output(kY, out_total);
-    OrderedDots(x.data(), weight.data(), y, op.batch, out, in);
-    if (bias) AddBias(y, call.Input(kBias, out), op.batch, out, 1);
+    OrderedDots(x.data(), weight.data(), y, rows, out, in);
+    if (bias) AddBias(y, call.Input(kBias, out), rows, out, 1);
     return;
   }
-  const ConstView<Scalar> dy(call.Input(kDy, out_total), op.batch, out);
+  const ConstView<Scalar> dy(call.Input(kDy, out_total), rows, out);
   if (op.Flag("needs_dx")) {
-    View<Scalar> dx(call.Output(kDx, in_total), op.batch, in);
+    View<Scalar> dx(call.Output(kDx, in_total), rows, in);
     if (op.Accumulates(0)) {
       dx.noalias() += dy * weight;
     } else {
@@ -271,8 +256,10 @@ void RunLinear(const Call<Scalar>& call) {
     }
   }
   const Matrix<Scalar> dweight = dy.transpose() * x;
-  StoreParameterGradient(call, kWeight, dweight);
-  if (bias) StoreParameterGradient(call, kBias, BiasGradient(dy.data(), op.batch, out, 1));
+  StoreParameterGradient(call, kWeight, dweight.data(), dweight.size());
+  if (!bias) return;
+  const Matrix<Scalar> dbias = BiasGradient(dy.data(), rows, out, 1);
+  StoreParameterGradient(call, kBias, dbias.data(), dbias.size());
 }
 
 }  // namespace

@@ -228,7 +228,7 @@ void CpuBackend::RunKernel(const Command& command) {
     const auto* y =
         reinterpret_cast<const float*>(outputs[OutputIndex(op, Role::kY).value()].data());
     const int64_t classes = op.IntAttribute("elements");
-    top1_ = Top1({y, static_cast<size_t>(op.batch * classes)}, classes);
+    top1_ = Top1({y, static_cast<size_t>(op.batch * PositionsOf(op) * classes)}, classes);
   }
 }
 

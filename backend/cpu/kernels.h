@@ -11,6 +11,7 @@
 // - The loss is the mean over the op's batch.
 // - Dropout masks are `DropoutKeeps(seed, layer, element)`.
 // - SGD is m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
+// - Adam and AdamW are PyTorch's, with corrections of the bias of both moments.
 //
 // The kernels are deterministic on one machine: the same inputs give the same bits wherever the
 // operands lie. In backward, operands must be aligned to 64 bytes for that. A forward op that
@@ -36,14 +37,15 @@ namespace spillway {
 // gradients and later ones add to them, so that any division gives the bits of the whole batch.
 //
 // Operands are in the contract's order. Their elements are `Scalar` (float or double), except that
-// labels are int32. Each span covers exactly the tensor's elements; an sgd op finds the sizes of
-// its parameters from them. An operand that is both an input and an output (accumulated, updated in
-// place, or an alias that the contract allows) is the same memory in both lists. Every element of
-// an output is written. No output element is read before it is written, unless it is also an input.
+// labels and tokens are int32. Each span covers exactly the tensor's elements; an sgd op finds the
+// sizes of its parameters from them. An operand that is both an input and an output (accumulated,
+// updated in place, or an alias that the contract allows) is the same memory in both lists. Every
+// element of an output is written. No output element is read before it is written, unless it is
+// also an input.
 //
 // Throws `InputError` that names the op if its type is unsupported, an operand or an attribute is
-// missing or impossible, an operand is too small, or a label is not a class. Outputs may then be
-// partly written.
+// missing or impossible, an operand is too small, a label is not a class, or a token is not in the
+// vocabulary. Outputs may then be partly written.
 template <typename Scalar>
 void RunOp(const Op& op, std::span<const KernelRun> runs,
            std::span<const std::span<std::byte>> inputs,

@@ -203,21 +203,21 @@ template <typename Scalar>
 void RunSoftmaxLoss(const Call<Scalar>& call) {
   const Op& op = call.op;
   const int64_t classes = op.IntAttribute("elements", 1);
-  const int64_t total = Product(op, {op.batch, classes});
+  const int64_t rows = Product(op, {op.batch, PositionsOf(op)});
+  const int64_t total = Product(op, {rows, classes});
   const bool forward = op.phase == Phase::kForward;
   const Scalar* in = call.Input(forward ? kX : kY, total);
-  const auto* labels = reinterpret_cast<const int32_t*>(TakeOperand(
-      op, call.inputs, InputIndex(op, kLabels), "input", op.batch * int64_t{sizeof(int32_t)}));
+  const int32_t* labels = call.Integers(kLabels, rows);
   Scalar* out = call.Output(forward ? kY : kDx, total);
-  for (int64_t n = 0; n < op.batch; ++n) {
+  for (int64_t n = 0; n < rows; ++n) {
     if (labels[n] < 0 || labels[n] >= classes) {
       throw InputError(fmt::format("op '{}' (softmax_loss): label {} is {}, expected 0 to {}",
                                    op.name, n, labels[n], classes - 1));
     }
   }
-  const auto scale = 1 / static_cast<Scalar>(op.batch);
+  const auto scale = 1 / static_cast<Scalar>(rows);
   if (!forward) {
-    for (int64_t n = 0; n < op.batch; ++n) {
+    for (int64_t n = 0; n < rows; ++n) {
       for (int64_t i = n * classes; i < (n + 1) * classes; ++i) {
         out[i] = scale * (in[i] - Scalar(i - n * classes == labels[n] ? 1 : 0));
       }
@@ -225,7 +225,7 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
     return;
   }
   Scalar loss = 0;
-  for (int64_t n = 0; n < op.batch; ++n) {
+  for (int64_t n = 0; n < rows; ++n) {
     const Scalar* x = in + n * classes;
     Scalar* y = out + n * classes;
     const Scalar largest = *std::max_element(x, x + classes);

@@ -41,6 +41,11 @@ struct Call {
     return reinterpret_cast<const Scalar*>(TakeOperand(
         op, inputs, InputIndex(op, role, part), "input", elements * int64_t{sizeof(Scalar)}));
   }
+  // Returns an operand of labels or tokens.
+  const int32_t* Integers(Role role, int64_t elements) const {
+    return reinterpret_cast<const int32_t*>(TakeOperand(op, inputs, InputIndex(op, role), "input",
+                                                        elements * int64_t{sizeof(int32_t)}));
+  }
   Scalar* Output(Role role, int64_t elements, size_t part = 0) const {
     return reinterpret_cast<Scalar*>(TakeOperand(op, outputs, OutputIndex(op, role, part), "output",
                                                  elements * int64_t{sizeof(Scalar)}));
@@ -53,6 +58,22 @@ void Store(Scalar* out, int64_t i, Scalar value, bool accumulate) {
   out[i] = accumulate ? out[i] + value : value;
 }
 
+// Writes the gradient of a parameter, or adds it if the op accumulates there. If the op has a fused
+// update, writes the updated parameter instead. `gradient` has `count` elements.
+template <typename Scalar>
+void StoreParameterGradient(const Call<Scalar>& call, Role role, const Scalar* gradient,
+                            int64_t count) {
+  Scalar* out = call.Output(GradientOf(role), count);
+  if (!call.op.Flag("fused_update")) {
+    const bool accumulate = call.op.Accumulates(OutputIndex(call.op, GradientOf(role)).value());
+    for (int64_t i = 0; i < count; ++i) Store(out, i, gradient[i], accumulate);
+    return;
+  }
+  const Scalar* parameter = call.Input(role, count);
+  const auto learning_rate = static_cast<Scalar>(call.op.NumberAttribute("learning_rate"));
+  for (int64_t i = 0; i < count; ++i) out[i] = parameter[i] - learning_rate * gradient[i];
+}
+
 // Each function executes the op and returns true if the op's type belongs to its family; otherwise
 // it returns false.
 template <typename Scalar>
@@ -62,7 +83,13 @@ bool RunPooling(const Call<Scalar>& call);  // max_pool2d, avg_pool2d
 template <typename Scalar>
 bool RunNormalization(const Call<Scalar>& call);  // lrn, batch_norm, softmax_loss
 template <typename Scalar>
-bool RunPointwise(const Call<Scalar>& call);  // relu, gelu, dropout, add, fork, concat, rows, sgd
+bool RunSequence(const Call<Scalar>& call);  // layer norm, RMS norm, embeddings, rotary, select
+template <typename Scalar>
+bool RunAttention(const Call<Scalar>& call);  // attention in one op or three, softmax
+template <typename Scalar>
+bool RunPointwise(const Call<Scalar>& call);  // activations, dropout, add, mul, fork, concat, rows
+template <typename Scalar>
+bool RunUpdate(const Call<Scalar>& call);  // sgd, adam, adamw
 
 }  // namespace spillway::cpu
 

@@ -1,4 +1,4 @@
-// Activations, dropout, add, fork, concat, rows and sgd.
+// Activations, dropout, add, mul, fork, concat and rows.
 
 #include <fmt/format.h>
 
@@ -61,6 +61,14 @@ void RunGelu(const Call<Scalar>& call) {
 }
 
 template <typename Scalar>
+void RunSilu(const Call<Scalar>& call) {
+  const auto sigmoid = [](Scalar x) { return 1 / (1 + std::exp(-x)); };
+  RunActivation(
+      call, [=](Scalar x) { return x * sigmoid(x); },
+      [=](Scalar x, Scalar dy) { return dy * sigmoid(x) * (1 + x * (1 - sigmoid(x))); });
+}
+
+template <typename Scalar>
 void RunDropout(const Call<Scalar>& call) {
   const Op& op = call.op;
   const int64_t count = Elements(op);
@@ -99,6 +107,25 @@ void RunAdd(const Call<Scalar>& call) {
     Scalar* dx = call.Output(kDx, count, part);
     const bool accumulate = call.op.Accumulates(part);
     for (int64_t i = 0; i < count; ++i) Store(dx, i, dy[i], accumulate);
+  }
+}
+
+template <typename Scalar>
+void RunMul(const Call<Scalar>& call) {
+  const int64_t count = Elements(call.op);
+  const Scalar* a = call.Input(kX, count);
+  const Scalar* b = call.Input(kX2, count);
+  if (call.op.phase == Phase::kForward) {
+    Scalar* y = call.Output(kY, count);
+    for (int64_t i = 0; i < count; ++i) y[i] = a[i] * b[i];
+    return;
+  }
+  const Scalar* dy = call.Input(kDy, count);
+  Scalar* da = call.Output(kDx, count);
+  Scalar* db = call.Output(kDx2, count);
+  for (int64_t i = 0; i < count; ++i) {
+    Store(da, i, dy[i] * b[i], call.op.Accumulates(0));
+    Store(db, i, dy[i] * a[i], call.op.Accumulates(1));
   }
 }
 
@@ -182,40 +209,6 @@ void RunRows(const Call<Scalar>& call) {
   }
 }
 
-template <typename Scalar>
-void RunSgd(const Call<Scalar>& call) {
-  const Op& op = call.op;
-  const size_t parameters = ParameterCount(op, call.inputs.size(), call.outputs.size());
-  const auto count_of = [&](size_t i) {
-    const std::span<std::byte> parameter = call.inputs[InputIndex(op, kParameter, i).value()];
-    return static_cast<int64_t>(parameter.size() / sizeof(Scalar));
-  };
-  int64_t total = 0;
-  for (size_t i = 0; i < parameters; ++i) total += count_of(i);
-  if (total != op.IntAttribute("elements")) {
-    throw InputError(
-        fmt::format("op '{}' (sgd): the parameters have {} elements, attribute 'elements' is {}",
-                    op.name, total, op.IntAttribute("elements")));
-  }
-  const auto learning_rate = static_cast<Scalar>(op.NumberAttribute("learning_rate"));
-  const auto momentum = static_cast<Scalar>(op.NumberAttribute("momentum"));
-  const auto weight_decay = static_cast<Scalar>(op.NumberAttribute("weight_decay"));
-  for (size_t i = 0; i < parameters; ++i) {
-    const int64_t count = count_of(i);
-    const Scalar* w = call.Input(kParameter, count, i);
-    const Scalar* dw = call.Input(kGradient, count, i);
-    const Scalar* m = call.Input(kMomentum, count, i);
-    Scalar* next_w = call.Output(kParameter, count, i);
-    Scalar* next_m = call.Output(kMomentum, count, i);
-    for (int64_t j = 0; j < count; ++j) {
-      const Scalar old = w[j];
-      const Scalar velocity = momentum * m[j] + (dw[j] + weight_decay * old);
-      next_m[j] = velocity;
-      next_w[j] = old - learning_rate * velocity;
-    }
-  }
-}
-
 }  // namespace
 
 template <typename Scalar>
@@ -225,18 +218,20 @@ bool RunPointwise(const Call<Scalar>& call) {
       return RunRelu(call), true;
     case OpType::kGelu:
       return RunGelu(call), true;
+    case OpType::kSilu:
+      return RunSilu(call), true;
     case OpType::kDropout:
       return RunDropout(call), true;
     case OpType::kAdd:
       return RunAdd(call), true;
+    case OpType::kMul:
+      return RunMul(call), true;
     case OpType::kFork:
       return RunFork(call), true;
     case OpType::kConcat:
       return RunConcat(call), true;
     case OpType::kRows:
       return RunRows(call), true;
-    case OpType::kSgd:
-      return RunSgd(call), true;
     default:
       return false;
   }

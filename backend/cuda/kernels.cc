@@ -535,7 +535,7 @@ static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& 
 
 std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_t batch) {
   SPILLWAY_CHECK(slot < op.slots.size());
-  RequireExecutable(op, "CUDA");
+  RequireExecutableOnGpu(op);
   if (!RowOf(op.type).algorithms) return {{"default", Bytes(0), RowOf(op.type).deterministic}};
   const ConvStep step = ParseConvStep(op.slots[slot].name);
   const ConvDescription shape = ConvShapeOf(op, batch);
@@ -558,7 +558,7 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
 void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* stream) {
   SPILLWAY_CHECK(launch.slot < op.slots.size());
   SPILLWAY_CHECK(launch.first >= 0 && launch.batch >= 1 && launch.first + launch.batch <= op.batch);
-  RequireExecutable(op, "CUDA");
+  RequireExecutableOnGpu(op);
   if (launch.batch != op.batch && Holds(op, StepOf(op).whole_batch)) {
     throw InputError(
         fmt::format("op '{}' ({}): its batch cannot be split", op.name, Name(op.type)));
@@ -593,11 +593,7 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Loss(op, launch, operands);
     case OpType::kSgd:
       return impl_->Sgd(op, launch, operands);
-    case OpType::kInput:
-    case OpType::kConvolution:
-    case OpType::kMatmul:
-    case OpType::kAttention:
-    case OpType::kOther:
+    default:
       break;
   }
 }

@@ -60,7 +60,7 @@ std::string SlotsOf(const OpTypeStep& of) {
 }
 
 std::string AttributesOf(const OpTypeStep& of) {
-  constexpr std::array<std::string_view, 3> kKinds{"", ":number", ":flag"};
+  constexpr std::array<std::string_view, 4> kKinds{"", ":number", ":flag", ":optional"};
   std::string attributes;
   for (const AttributeInfo& info : of.row->attribute_list()) {
     attributes += fmt::format("{}{}{}", attributes.empty() ? "" : " ", info.name,
@@ -96,6 +96,10 @@ Columns<OpTypeStep> OpColumns() {
       {"deterministic", "", "gives the same bits on every run",
        [](const S& of) { return of.row->deterministic; }},
       {"cheap", "", "to rebuild", [](const S& of) { return of.row->cheap; }},
+      {"stays_fp32", "", "true if --precision bf16 leaves what the layer owns in float32",
+       [](const S& of) { return of.row->stays_fp32; }},
+      {"on_gpu", "", "true if the CUDA backend executes it",
+       [](const S& of) { return of.row->on_gpu; }},
       {"whole_batch", "", "condition under which the batch cannot be split",
        [when](const S& of) { return when(of.step().whole_batch); }},
       {"overwrites_x", "", "rules under which the op overwrites x",

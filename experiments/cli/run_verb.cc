@@ -177,7 +177,6 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
   std::shared_ptr<const GivenContents> given;
   if (!options.weights.empty() || !options.images.empty()) {
-    if (trace.training) throw UsageError("--weights and --images need --mode inference");
     given = std::make_shared<const GivenContents>(options.weights, options.images, trace);
   }
   if (options.asked.backend == "cpu") {
@@ -349,12 +348,13 @@ void AddRun(Command& program, Session& session) {
             "weights; exit code 1 if they differ")
       .OnlyFor(backend, real);
   verb.File("--weights", options.weights,
-            "parameters of an inference, from a safetensors file with the names and shapes that "
-            "spillway trace build writes")
+            "initial parameters, from a safetensors file with the names and shapes that spillway "
+            "trace build writes; for training it may lack optimizer state")
       .OnlyFor(backend, real);
   verb.File("--images", options.images,
-            "images of an inference, from a safetensors file with one tensor; prints the class "
-            "that the network finds most probable for each")
+            "images or tokens, the same in each iteration, from a safetensors file with one tensor "
+            "and, if given, their labels; prints the class that the network finds most probable "
+            "for each")
       .OnlyFor(backend, real);
   AddOutput(verb, options.output, options.format);
   const std::vector<std::string> predicted{"sim"};

@@ -212,6 +212,9 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       memory_request(asked.memory ? asked.memory->text() : std::string()),
       cost(inputs.cost()->Provenance()),
       arithmetic(inputs.cost()->ArithmeticFor(trace)),
+      attention(CaseKeyOf("attention").get(asked)),
+      optimizer(CaseKeyOf("optimizer").get(asked)),
+      precision(CaseKeyOf("precision").get(asked)),
       policy(asked.policy.name()) {}
 
 Bytes MissingOf(const OutOfMemory& request) {
@@ -413,6 +416,14 @@ Columns<RunResult> ResultColumns() {
       columns.push_back(std::move(column));
     }
   };
+  for (const auto& [name, help, text] :
+       {std::tuple("attention", "the text of --attention", &RowCase::attention),
+        std::tuple("optimizer", "the text of --optimizer", &RowCase::optimizer),
+        std::tuple("precision", "the text of --precision", &RowCase::precision)}) {
+    Column<RunResult> column{name, "", help, text};
+    column.present = [text](const RunResult& result) { return !(result.*text).empty(); };
+    columns.push_back(std::move(column));
+  }
   append(CompressionColumns(), &RunResult::compresses);
   append(ExecutionColumns(), &RunResult::executed);
   for (Column<RunResult>& column : PoolColumns()) columns.push_back(std::move(column));

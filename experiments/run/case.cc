@@ -26,6 +26,30 @@ void SetMode(Case& asked, const std::string& text) {
   asked.training = text == "training";
 }
 
+constexpr std::array<std::string_view, 2> kAttentionNames{"fused", "math"};
+constexpr std::array<std::string_view, 3> kOptimizerNames{Name(OpType::kSgd), Name(OpType::kAdam),
+                                                          Name(OpType::kAdamW)};
+
+// Returns the index of the text in `names`. Throws `UsageError` if it is not among them.
+template <size_t kCount>
+size_t IndexIn(const std::array<std::string_view, kCount>& names, const char* key,
+               const std::string& text) {
+  const auto* const found = std::ranges::find(names, text);
+  if (found != names.end()) return static_cast<size_t>(found - names.begin());
+  throw UsageError(UnknownName(key, text, {names.begin(), names.end()}));
+}
+
+void SetAttention(Case& asked, const std::string& text) {
+  asked.attention = static_cast<AttentionKind>(IndexIn(kAttentionNames, "attention", text));
+}
+void SetOptimizer(Case& asked, const std::string& text) {
+  static_cast<void>(IndexIn(kOptimizerNames, "optimizer", text));
+  asked.optimizer = ParseOpType(text);
+}
+void SetPrecision(Case& asked, const std::string& text) {
+  asked.precision = static_cast<Precision>(IndexIn(kPrecisionNames, "precision", text));
+}
+
 void SetHost(Case& asked, const std::string& text) {
   std::vector<std::string> names;
   for (const auto& [name, host] : kHostTimes) {
@@ -70,6 +94,24 @@ constexpr CaseKey kKeys[] = {
     {"mode", "mode", Kind::kText, "training", "training|inference", "Kind of iteration", SetMode,
      [](const Case& c) {
        return std::string(!c.training ? "" : *c.training ? "training" : "inference");
+     }},
+    {"attention", "attention", Kind::kText, "", "fused|math",
+     "Attention of transformers: fused (the default) is one op that keeps no scores; math is a "
+     "product, a softmax and a product, whose scores are tensors",
+     SetAttention,
+     [](const Case& c) {
+       return std::string(c.attention ? kAttentionNames[static_cast<size_t>(*c.attention)] : "");
+     }},
+    {"optimizer", "optimizer", Kind::kText, "", "sgd|adam|adamw",
+     "Update rule: SGD with momentum (the default), Adam or AdamW", SetOptimizer,
+     [](const Case& c) { return std::string(c.optimizer ? Name(*c.optimizer) : ""); }},
+    {"precision", "precision", Kind::kText, "", "fp32|tf32|bf16",
+     "Arithmetic of matrix products, of predictions only unless fp32 (the default); bf16 halves "
+     "all tensors but "
+     "those of normalisations, softmax and loss, and Adam then keeps fp32 weights, too",
+     SetPrecision,
+     [](const Case& c) {
+       return std::string(c.precision ? kPrecisionNames[static_cast<size_t>(*c.precision)] : "");
      }},
     {"host", nullptr, Kind::kText, "plain", nullptr,
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "

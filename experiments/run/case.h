@@ -18,6 +18,7 @@
 #include "experiments/run/compression_plan.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/prepared.h"
+#include "traces/lowering/lowering.h"
 
 namespace spillway {
 
@@ -47,6 +48,10 @@ struct Case {
   std::optional<std::string> preset =
       std::nullopt;                             // nullopt: "torch", or the preset of the trace file
   std::optional<bool> training = std::nullopt;  // nullopt: true, or the mode of the trace file
+  // These concern networks of the zoo; nullopt: kFused, the rule of the preset and kFp32.
+  std::optional<AttentionKind> attention = std::nullopt;
+  std::optional<OpType> optimizer = std::nullopt;
+  std::optional<Precision> precision = std::nullopt;
   HostTimes host = {};
   std::string device = "h200";          // a specification for `LoadDevice`
   std::vector<std::string> pools = {};  // specifications for `AddPool`

@@ -12,6 +12,27 @@
 namespace spillway {
 namespace {
 
+// Throws `InputError` if the trace has tensors or products of a type that the backend does not
+// compute with. The ops of a recorded trace have stand-ins, which read bytes of any type.
+void RequireFp32(const Trace& trace, std::string_view backend) {
+  if (trace.recording) return;
+  const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
+    throw InputError(fmt::format(
+        "{} '{}' is of {}; the {} backend computes in fp32 only, so leave --precision out or use "
+        "--backend sim",
+        what, name, type, backend));
+  };
+  for (const Op& op : trace.ops) {
+    for (const Slot& slot : op.slots) {
+      if (slot.arithmetic != Arithmetic::kFp32) fail("op", op.name, Name(slot.arithmetic));
+    }
+  }
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.dtype == DataType::kFloat32 || tensor.dtype == DataType::kInt32) continue;
+    fail("tensor", tensor.name, Name(tensor.dtype));
+  }
+}
+
 // Returns the memory that the run needs on a peer GPU; nullopt if it has no peer. Throws
 // `UsageError` for a pool that can only be simulated.
 std::optional<CudaPeer> PeerOf(const Prepared& prepared) {
@@ -47,6 +68,7 @@ RunBackend Executing(std::unique_ptr<Executor> executor) {
 
 BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
+    RequireFp32(request.trace, "CPU");
     // An address takes memory only when it is touched, and an allocator with segments may use more
     // addresses than there is memory. So the range of addresses has no limit.
     const Device& device = request.run.device;
@@ -62,6 +84,7 @@ BackendFactory CpuFactory(const CpuRun& options) {
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
     const Prepared& prepared = request.run;
+    RequireFp32(request.trace, "CUDA");
     SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
     CudaRunOptions run;
     run.memory = prepared.footprint->device;

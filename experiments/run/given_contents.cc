@@ -8,6 +8,7 @@
 
 #include "traces/base/error.h"
 #include "traces/base/json.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 namespace {
@@ -15,9 +16,14 @@ namespace {
 bool IsWeight(const Tensor& tensor) {
   return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
 }
-// Returns true for images. Labels, the other inputs, have one number for each sample.
-bool IsImage(const Tensor& tensor) {
-  return tensor.kind == TensorKind::kInput && tensor.shape.size() > 1;
+constexpr std::string_view kLabels = "labels";  // in a file of images
+
+// Returns the name of the trace's labels, or an empty text if it has none.
+std::string LabelsOf(const Trace& trace) {
+  for (const Op& op : trace.ops) {
+    if (const auto labels = FindInput(op, Role::kLabels)) return trace.tensor(*labels).name;
+  }
+  return {};
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -25,10 +31,10 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 void CheckShape(const SafetensorsFile& file, std::string_view name, const StoredTensor& stored,
-                const Tensor& tensor) {
-  if (stored.type != "F32" || stored.shape != tensor.shape) {
-    throw InputError(fmt::format("{}: tensor '{}': is {} {}, expected F32 {}", file.origin(),
-                                 JsonExcerpt(name), stored.type, ShapeText(stored.shape),
+                const Tensor& tensor, std::string_view type = "F32") {
+  if (stored.type != type || stored.shape != tensor.shape) {
+    throw InputError(fmt::format("{}: tensor '{}': is {} {}, expected {} {}", file.origin(),
+                                 JsonExcerpt(name), stored.type, ShapeText(stored.shape), type,
                                  ShapeText(tensor.shape)));
   }
 }
@@ -36,7 +42,8 @@ void CheckShape(const SafetensorsFile& file, std::string_view name, const Stored
 }  // namespace
 
 GivenContents::GivenContents(const std::string& weights, const std::string& images,
-                             const Trace& trace) {
+                             const Trace& trace)
+    : labels_(LabelsOf(trace)) {
   if (!weights.empty()) {
     weights_.emplace(weights);
     CheckWeights(trace);
@@ -54,6 +61,7 @@ void GivenContents::CheckWeights(const Trace& trace) const {
     known.insert(tensor.name);
     const auto stored = weights_->tensors().find(tensor.name);
     if (stored == weights_->tensors().end()) {
+      if (trace.training && tensor.kind == TensorKind::kOptimizerState) continue;
       throw InputError(
           fmt::format("{}: there is no tensor '{}', which {} has; are these the weights "
                       "of another network?",
@@ -71,29 +79,45 @@ void GivenContents::CheckWeights(const Trace& trace) const {
 }
 
 void GivenContents::CheckImages(const Trace& trace) const {
-  const auto image = std::ranges::find_if(trace.tensors, IsImage);
+  const auto image = std::ranges::find_if(trace.tensors, [&](const Tensor& tensor) {
+    return tensor.kind == TensorKind::kInput && tensor.name != labels_;
+  });
   if (image == trace.tensors.end()) {
     throw InputError(fmt::format("{}: {} reads no image", images_->origin(), trace.name));
   }
-  if (images_->tensors().size() != 1) {
-    throw InputError(fmt::format("{}: has {} tensors, expected one with all images",
-                                 images_->origin(), images_->tensors().size()));
+  const size_t labels = images_->tensors().count(std::string(kLabels));
+  if (images_->tensors().size() != 1 + labels) {
+    throw InputError(
+        fmt::format("{}: has {} tensors, expected one with all images, and none or one "
+                    "called '{}'",
+                    images_->origin(), images_->tensors().size(), kLabels));
   }
-  const auto& [name, stored] = *images_->tensors().begin();
-  CheckShape(*images_, name, stored, *image);
+  for (const auto& [name, stored] : images_->tensors()) {
+    if (name == kLabels) {
+      const auto wanted = std::ranges::find(trace.tensors, labels_, &Tensor::name);
+      if (wanted == trace.tensors.end()) {
+        throw InputError(fmt::format("{}: {} reads no labels", images_->origin(), trace.name));
+      }
+      CheckShape(*images_, name, stored, *wanted, "I32");
+    } else {
+      CheckShape(*images_, name, stored, *image, image->dtype == DataType::kInt32 ? "I32" : "F32");
+    }
+  }
 }
 
 bool GivenContents::Fill(const Trace& trace, TensorId id, std::span<std::byte> bytes) const {
   const Tensor& tensor = trace.tensor(id);
   const Tensor& whole = tensor.part_of ? trace.tensor(*tensor.part_of) : tensor;
   std::span<const std::byte> from;
-  if (weights_ && IsWeight(tensor)) {
-    from = weights_->tensors().find(whole.name)->second.bytes;
-  } else if (images_ && IsImage(tensor)) {
-    from = images_->tensors().begin()->second.bytes;
-  } else {
-    return false;
-  }
+  const bool is_weight = IsWeight(tensor);
+  const std::optional<SafetensorsFile>& file = is_weight ? weights_ : images_;
+  if (!file || (!is_weight && tensor.kind != TensorKind::kInput)) return false;
+  const auto stored = std::ranges::find_if(file->tensors(), [&](const auto& entry) {
+    if (is_weight) return entry.first == whole.name;
+    return (entry.first == kLabels) == (whole.name == labels_);
+  });
+  if (stored == file->tensors().end()) return false;
+  from = stored->second.bytes;
   if (tensor.part_of) from = from.subspan(static_cast<size_t>(tensor.offset.count()));
   std::ranges::copy(from.first(bytes.size()), bytes.begin());
   return true;

@@ -1,4 +1,4 @@
-// Reads weights and images from files, which replace synthetic data.
+// Reads weights, images and labels from files, which replace synthetic data.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_GIVEN_CONTENTS_H_
 #define SPILLWAY_EXPERIMENTS_RUN_GIVEN_CONTENTS_H_
@@ -12,10 +12,12 @@
 
 namespace spillway {
 
-// Weights and images from files in the safetensors format, all of type F32. The weights file has
-// exactly the parameters, optimizer state and running statistics of the trace, with the names and
-// shapes that the trace gives them ("conv1.weight"). The images file has one tensor of any name,
-// with the shape of the trace's image including the batch.
+// Weights and images from files in the safetensors format, of type F32; tokens and labels are I32.
+// The weights file has exactly the parameters, optimizer state and running statistics of the trace,
+// with the names and shapes that the trace gives them ("conv1.weight"). For training it may lack
+// optimizer state. The images file has one tensor of any name, with the shape of the trace's image
+// or tokens including the batch, and may have the labels of the batch, called "labels". Each
+// iteration gets the same.
 class GivenContents {
  public:
   // Reads the files. An empty path means that no such file is given. Throws the errors of
@@ -33,6 +35,7 @@ class GivenContents {
   void CheckImages(const Trace& trace) const;
 
   std::optional<SafetensorsFile> weights_, images_;
+  std::string labels_;  // the name of the trace's labels; empty if it has none
 };
 
 }  // namespace spillway

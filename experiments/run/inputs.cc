@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -35,6 +36,9 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
   if (operators < 0 || operators > 1e6) return recorded;
   return std::min(recorded, host.per_operator * static_cast<int64_t>(operators));
 }
+
+// The keys of a case that say how a network of the zoo is built, besides preset and mode.
+constexpr std::array kZooKeys{"attention", "optimizer", "precision"};
 
 std::string_view ModeName(bool training) { return training ? "training" : "inference"; }
 
@@ -73,12 +77,20 @@ Trace LoadTrace(const Case& asked) {
     if (asked.training) {
       Expect(asked, "--mode", ModeName(*asked.training), ModeName(trace.training));
     }
+    for (const char* key : kZooKeys) {
+      if (CaseKeyOf(key).get(asked).empty()) continue;
+      throw UsageError(
+          fmt::format("--{}: '{}' is a trace file; the option is for networks that "
+                      "spillway builds",
+                      key, asked.workload));
+    }
     return trace;
   }
   const Workload workload = ParseWorkload(asked.workload);
   return LowerNetwork(
-      BuildNetwork(workload.network),
-      {workload.batch, asked.preset.value_or("torch"), asked.training.value_or(true)});
+      BuildNetwork(workload.network, asked.attention.value_or(AttentionKind::kFused)),
+      {workload.batch, asked.preset.value_or("torch"), asked.training.value_or(true),
+       asked.optimizer, asked.precision.value_or(Precision::kFp32)});
 }
 
 Device LoadMachine(const Case& asked) {
@@ -146,7 +158,8 @@ Prepared Inputs::Undecided(const Case& asked) const {
 }
 
 std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
-  const std::string trace_key = TextOf(asked, {"workload", "preset", "mode", "host"});
+  const std::string trace_key =
+      TextOf(asked, {"workload", "preset", "mode", "attention", "optimizer", "precision", "host"});
   const std::string inputs_key = TextOf(
       asked, {"device", "pool", "cost", "allocator", "compress", "deterministic", "charge-input"});
   if (!trace_ || trace_key != trace_key_) {

@@ -230,7 +230,7 @@ std::unique_ptr<Policy> MakeInferenceVdnnPolicy(Params&) {
 void RegisterMmcnn(PolicyRegistry& registry) {
   registry.Add("mmcnn",
                "inference in little memory: layers in slices, weights through the link while "
-               "earlier layers run (mmCNN, section 3)",
+               "earlier layers run (mmCNN, section 3). The layers of transformers stay whole",
                MakeMmcnnPolicy,
                {.for_inference = true,
                 .divides_ops = true,

@@ -32,6 +32,7 @@ int64_t OutputsOf(const Op& op) { return op.IntAttribute(ChannelAxisOf(op).value
 
 std::optional<ChannelAxis> ChannelAxisOf(const Op& op) {
   if (op.batch != 1 || op.phase != Phase::kForward) return std::nullopt;
+  if (op.type == OpType::kLinear && op.FindAttribute("rows")) return std::nullopt;
   if (op.type == OpType::kLinear) return ChannelAxis{"out_features", "in_features"};
   if (op.type != OpType::kConv2d) return std::nullopt;
   const ChannelAxis axis{"out_channels", "in_channels", op.IntAttribute("groups", 1)};

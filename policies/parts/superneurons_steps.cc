@@ -77,7 +77,7 @@ void SuperNeuronsSteps::FindRoles(const Trace& trace, const Liveness& liveness,
       image.data = true;
       image.leaves = checkpoints;
     }
-    const bool is_conv = RowOf(op.type).convolves && offload != SuperNeuronsOffload::kNone;
+    const bool is_conv = Convolves(op) && offload != SuperNeuronsOffload::kNone;
     const OpStep& step = StepOf(op);  // joins, concatenations and forks have several x or y
     const bool is_other = checkpoints && (step.inputs.repeats || step.outputs.repeats);
     for (size_t i = 0; i < op.outputs.size(); ++i) {
@@ -192,8 +192,8 @@ void SuperNeuronsSteps::FindPreviousConvs(const Trace& trace) {
     if (op.phase != Phase::kBackward) continue;
     const auto id = static_cast<OpId>(i);
     if (!next) next = id;
-    if (RowOf(op.type).convolves || op.type == OpType::kLinear) previous_conv_[i] = next;
-    if (RowOf(op.type).convolves) next = id;
+    if (Convolves(op) || op.type == OpType::kLinear) previous_conv_[i] = next;
+    if (Convolves(op)) next = id;
   }
 }
 

@@ -7,11 +7,11 @@
 namespace spillway {
 namespace {
 
-// Returns true if the set has the inputs of a layer of this type. `ordinal` is the number of
-// convolutions before it.
-bool IsOffloadLayer(OffloadSet set, OpType type, size_t ordinal) {
-  if (!RowOf(type).convolves) {
-    return set == OffloadSet::kAll && RowOf(type).group == LayerGroup::kFeature;
+// Returns true if the set has the inputs of the op's layer. `ordinal` is the number of convolutions
+// before it.
+bool IsOffloadLayer(OffloadSet set, const Op& op, size_t ordinal) {
+  if (!Convolves(op)) {
+    return set == OffloadSet::kAll && RowOf(op.type).group == LayerGroup::kFeature;
   }
   return set == OffloadSet::kAlternateConv ? ordinal % 2 == 0 : set != OffloadSet::kNone;
 }
@@ -57,8 +57,9 @@ void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet s
   for (const Op& op : trace.ops) {
     steps_.push_back({op.phase, static_cast<uint32_t>(Index(op.layer))});
     if (op.phase != Phase::kForward) continue;
-    const size_t ordinal = RowOf(op.type).convolves ? convolutions++ : 0;
-    if (!IsOffloadLayer(set, op.type, ordinal)) continue;
+    if (Convolves(op)) layers_[Index(op.layer)].is_conv = true;
+    const size_t ordinal = Convolves(op) ? convolutions++ : 0;
+    if (!IsOffloadLayer(set, op, ordinal)) continue;
     for (const TensorId input : op.inputs) {
       const TensorId storage = liveness.Root(input);
       if (const auto last = LastForwardUse(trace, liveness, storage)) {

@@ -207,7 +207,16 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
   double start = kPlainStart;
 
   switch (op.type) {
+    case OpType::kAttentionScores:
+    case OpType::kAttentionValues:
+    case OpType::kAttention:
     case OpType::kLinear: {
+      // The fits below are for vectors, whose products wait for the weights. The products of
+      // sequences are large enough for the plain roofline.
+      if (op.type != OpType::kLinear || op.FindAttribute("rows")) {
+        const double rate = Peak(device, slot) * EfficiencyOf(device, "linear.fwd");
+        return TimeOfSeconds(std::max(operations / rate, bytes / Dram(device)) + kLinearStart);
+      }
       const bool forward = op.phase == Phase::kForward;
       const std::string key = forward ? "linear.fwd" : "linear.bwd";
       if (!forward) {
@@ -234,6 +243,8 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
       bytes /= kConcatShare;
       break;
     case OpType::kSgd:
+    case OpType::kAdam:
+    case OpType::kAdamW:
       start = kUpdateStart;
       break;
     case OpType::kSoftmaxLoss:

@@ -54,6 +54,7 @@ SEVERAL = {
     "sweep plan grid": (NETWORKS, (*LIVENESS, *STORE)),
     **{f"sweep plan --{name}": (values, ("alexnet:2", *LIVENESS, *STORE)) for name, values in (
         ("preset", ("torch", "vdnn")), ("mode", ("training", "inference")), ("host", ("plain", "none")),
+        ("attention", ("fused", "math")), ("optimizer", ("sgd", "adam")), ("precision", ("fp32", "tf32")),
         ("device", DEVICES), ("pool", POOLS), ("cost", ("auto", "roofline")), ("allocator", ALLOCATORS),
         ("compress", ("all:density=0.4,codec=csr", "hidden:density=0.4")), ("backend", ("sim", "cpu")), ("memory", MEMORIES),
         ("timeout", ("60s", "600s")))},

@@ -21,12 +21,13 @@ CPU = ("--backend", "cpu")
 
 
 def write_safetensors(path, tensors):
-    """Writes the tensors {name: (shape, floats)} to a safetensors file."""
+    """Writes the tensors {name: (shape, numbers)} to a safetensors file: labels as I32, all others as F32."""
     header, data = {}, b""
     for name, (shape, values) in tensors.items():
-        floats = array.array("f", values).tobytes()
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(floats)]}
-        data += floats
+        kind, dtype = ("i", "I32") if name == "labels" else ("f", "F32")
+        numbers = array.array(kind, values).tobytes()
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(numbers)]}
+        data += numbers
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
@@ -104,9 +105,21 @@ class WeightsTest(Files):
         files[1].write_bytes(whole[:100])
         self.fails(3, "it was cut off", *RUN, *CPU, *files)
 
-    def test_only_an_inference_on_real_bytes_takes_them(self):
+    def test_training_starts_from_them(self):
         files = self.files()
-        self.fails(2, "need --mode inference", "run", NETWORK, *CPU, *files)
+        losses = set()
+        for seed in ("1", "2"):  # of the labels, unless they are given
+            text = self.ok("run", NETWORK, *CPU, "--seed", seed, *files)
+            losses.add(re.search("loss (.*) after", text)[1])
+        self.assertEqual(len(losses), 2)
+        (shape, _), = self.images.values()
+        for labels, code in (([shape[0]], 0), ([shape[0], 1], 3)):
+            self.images["labels"] = (labels, [1] * shape[0])
+            result = run("run", NETWORK, *CPU, "--seed", "1", *self.files())
+            self.assertEqual(result.returncode, code, result.stderr)
+
+    def test_only_a_run_on_real_bytes_takes_them(self):
+        files = self.files()
         self.fails(2, "only with --backend cpu or cuda", *RUN, *files)
 
 

@@ -163,8 +163,9 @@ class DividedInference : public ::testing::Test {
 };
 
 TEST_F(DividedInference, SameBitsOnNarrowNetworks) {
-  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
-                             testing::Normalized, testing::Rectangular, testing::Dense}) {
+  for (const auto network :
+       {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized,
+        testing::Rectangular, testing::Dense, testing::Gpt, testing::Llama, testing::Vit}) {
     const Trace trace = Lower(network());
     ExpectSameBits(trace, Limits(trace, 12), {std::nullopt, 1, 2});
   }

@@ -65,20 +65,24 @@ std::vector<Case> Cases() {
                              "superneurons",
                              "superneurons:cache=none,recompute=memory"}) {
     for (const char* preset : kPresets) {
-      for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
-                                 testing::Normalized, testing::Rectangular, testing::Dense}) {
+      for (const auto network :
+           {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized,
+            testing::Rectangular, testing::Dense, testing::Gpt, testing::Llama}) {
         cases.push_back({policy, preset, network});
       }
     }
   }
   for (const std::string& policy : testing::SuperNeuronsCombinations()) {
-    for (const auto network : {testing::Residual, testing::Normalized}) {
+    for (const auto network : {testing::Residual, testing::Normalized, testing::Gpt}) {
       cases.push_back({policy, "superneurons", network});
     }
   }
+  cases.push_back({"vdnn-all", "torch", testing::Vit});
+  cases.push_back({"superneurons", "superneurons", testing::Vit});
   // One preset is enough, because an integer program is solved for every budget and order.
-  for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
-                             testing::Normalized, testing::Rectangular, testing::Dense}) {
+  for (const auto network :
+       {testing::Chain, testing::ForkJoin, testing::Residual, testing::Normalized,
+        testing::Rectangular, testing::Dense, testing::Gpt, testing::Llama}) {
     cases.push_back({"checkmate:searched=0", "torch", network});
   }
   for (const char* allocator :
@@ -96,7 +100,8 @@ std::vector<Case> Cases() {
   }
   for (const char* policy : {"ucudnn:workspace=4KiB", "ucudnn:mode=wd,workspace=64KiB",
                              "joint:effort=50", "joint:effort=50,micro=all"}) {
-    for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
+    for (const auto network :
+         {testing::Chain, testing::ForkJoin, testing::Normalized, testing::Gpt, testing::Llama}) {
       cases.push_back({policy, "torch", network, "best-fit"});
     }
   }

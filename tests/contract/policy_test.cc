@@ -82,6 +82,7 @@ std::vector<Case> Cases() {
       for (const auto network : {testing::Chain, testing::ForkJoin})
         cases.push_back({policy, preset, network});
     }
+    cases.push_back({policy, "torch", testing::Gpt});
   }
   for (const std::string& policy : testing::SuperNeuronsCombinations()) {
     cases.push_back({policy, "superneurons", testing::Normalized});

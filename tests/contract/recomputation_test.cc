@@ -45,7 +45,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{testing::Chain, "torch"}, Case{testing::ForkJoin, "torch"},
                       Case{testing::Residual, "torch"}, Case{testing::Residual, "vdnn"},
                       Case{testing::Normalized, "torch"}, Case{testing::Normalized, "vdnn"},
-                      Case{testing::Rectangular, "torch"}, Case{testing::Dense, "torch"}),
+                      Case{testing::Rectangular, "torch"}, Case{testing::Dense, "torch"},
+                      Case{testing::Gpt, "torch"}, Case{testing::Gpt, "vdnn"},
+                      Case{testing::Llama, "superneurons"}),
     [](const auto& test) { return test.param.network().name() + "_" + test.param.preset; });
 
 TEST_P(Recomputation, ChangesNoBit) {

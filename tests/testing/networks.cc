@@ -3,6 +3,8 @@
 #include <array>
 #include <string>
 
+#include "traces/zoo/zoo.h"
+
 namespace spillway::testing {
 
 Network Deep() { return DeepOn(24); }
@@ -113,6 +115,18 @@ Network Dense() {
   }
   net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
   return net;
+}
+
+Network Gpt() {
+  return BuildGpt("gpt", 7, {.width = 8, .layers = 2, .heads = 2, .vocabulary = 11, .positions = 9},
+                  AttentionKind::kMath);
+}
+
+Network Llama() { return BuildLlama("llama", 5, {8, 2, 4, 2, 12, 9}, AttentionKind::kFused); }
+
+Network Vit() {
+  return BuildVit("vit", 8, {.width = 6, .layers = 1, .heads = 3, .patch = 4},
+                  AttentionKind::kFused);
 }
 
 std::vector<std::string> SuperNeuronsCombinations() {

@@ -38,6 +38,13 @@ Network DeepOn(int64_t side);
 // Two dense blocks of two layers: each concatenation is forked, normalised and concatenated again.
 Network Dense();
 
+// Small transformers on sequences of odd length. `Gpt` has attention as separate ops and a weight
+// that two layers share, `Llama` fused attention with fewer heads of keys than of queries, `Vit` an
+// image and a class token.
+Network Gpt();
+Network Llama();
+Network Vit();
+
 // Returns the policy `superneurons` with every combination of its parameters.
 std::vector<std::string> SuperNeuronsCombinations();
 

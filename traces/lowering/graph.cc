@@ -30,10 +30,29 @@ int64_t WindowExtent(const std::string& layer, int64_t in, int64_t kernel, int64
 
 double Number(int64_t value) { return static_cast<double>(value); }
 
+// Returns the number of features in each head. Throws `InputError` if the width does not divide.
+int64_t HeadDim(const std::string& layer, int64_t width, int64_t heads) {
+  if (heads < 1 || width % heads != 0) {
+    throw InputError(fmt::format("layer '{}': a width of {} does not divide into {} heads", layer,
+                                 width, heads));
+  }
+  return width / heads;
+}
+
 }  // namespace
 
 Network::Network(std::string name, Shape image) : name_(std::move(name)) {
   AddLayer({.name = "data", .type = OpType::kInput, .output = image}, {});
+}
+
+Network Network::OfTokens(std::string name, int64_t length) {
+  Network network(std::move(name));
+  network.AddLayer({.name = "data",
+                    .type = OpType::kInput,
+                    .output = {.channels = 1, .length = length},
+                    .dtype = DataType::kInt32},
+                   {});
+  return network;
 }
 
 LayerNode Network::AddLayer(LayerSpec spec, std::span<const LayerNode> inputs) {
@@ -45,14 +64,17 @@ LayerNode Network::AddLayer(LayerSpec spec, std::span<const LayerNode> inputs) {
 
 Network Network::InOrder(std::span<const LayerNode> order) const {
   SPILLWAY_CHECK(order.size() == size() && order.front() == image());
-  Network reordered(name_, layer(image()).output);
+  Network reordered(name_);
+  reordered.AddLayer(layer(image()), {});
   std::vector<LayerNode> moved(order.size());
   for (const LayerNode node : order.subspan(1)) {
     std::vector<LayerNode> inputs = Inputs(node);
     for (LayerNode& input : inputs) {
       input = moved[input];
     }
-    moved[node] = reordered.AddLayer(layer(node), inputs);
+    LayerSpec spec = layer(node);
+    if (spec.tied) spec.tied = moved[*spec.tied];
+    moved[node] = reordered.AddLayer(std::move(spec), inputs);
   }
   return reordered;
 }
@@ -89,17 +111,155 @@ LayerNode Network::Conv(std::string name, LayerNode x, const ConvSpec& spec) {
   return AddLayer(std::move(layer), std::array{x});
 }
 
-LayerNode Network::Linear(std::string name, LayerNode x, int64_t features) {
-  const int64_t in = layer(x).output.elements();
-  LayerSpec layer{.name = std::move(name),
-                  .type = OpType::kLinear,
-                  .output = {features},
-                  .attributes = {{"in_features", Number(in)},
-                                 {"out_features", Number(features)},
-                                 {"bias", 1.0}},
-                  .weight_shape = {features, in},
-                  .bias_elements = features};
-  return AddLayer(std::move(layer), std::array{x});
+LayerNode Network::Linear(std::string name, LayerNode x, int64_t features, const LinearSpec& spec) {
+  const Shape shape = layer(x).output;
+  const int64_t in = shape.elements() / shape.positions();
+  LayerSpec made{.name = std::move(name),
+                 .type = OpType::kLinear,
+                 .output = {.channels = features, .length = shape.length},
+                 .attributes = {{"in_features", Number(in)},
+                                {"out_features", Number(features)},
+                                {"bias", spec.bias ? 1.0 : 0.0}},
+                 .weight_shape = {features, in},
+                 .bias_elements = spec.bias ? features : 0,
+                 .tied = spec.tied};
+  if (shape.length > 0) made.attributes.push_back({"rows", Number(shape.length)});
+  if (spec.tied && layer(*spec.tied).weight_shape != made.weight_shape) {
+    throw InputError(fmt::format("layer '{}': its weight is {}, that of '{}' is {}", made.name,
+                                 fmt::join(made.weight_shape, "x"), layer(*spec.tied).name,
+                                 fmt::join(layer(*spec.tied).weight_shape, "x")));
+  }
+  return AddLayer(std::move(made), std::array{x});
+}
+
+LayerNode Network::Norm(OpType type, std::string name, LayerNode x, double epsilon) {
+  const Shape shape = layer(x).output;
+  return AddLayer({.name = std::move(name),
+                   .type = type,
+                   .output = shape,
+                   .attributes = {{"rows", Number(shape.positions())},
+                                  {"features", Number(shape.channels)},
+                                  {"epsilon", epsilon}},
+                   .weight_shape = {shape.channels},
+                   .bias_elements = type == OpType::kLayerNorm ? shape.channels : 0},
+                  std::array{x});
+}
+
+LayerNode Network::Embedding(std::string name, LayerNode tokens, int64_t vocabulary,
+                             int64_t features) {
+  const int64_t length = layer(tokens).output.length;
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kEmbedding,
+                   .output = {.channels = features, .length = length},
+                   .attributes = {{"rows", Number(length)},
+                                  {"vocabulary", Number(vocabulary)},
+                                  {"features", Number(features)}},
+                   .weight_shape = {vocabulary, features}},
+                  std::array{tokens});
+}
+
+LayerNode Network::PositionEmbedding(std::string name, LayerNode x, const PositionSpec& spec) {
+  const Shape shape = layer(x).output;
+  if (spec.span < 1 || (shape.length - 1) / spec.span >= spec.positions) {
+    throw InputError(fmt::format("layer '{}': a table of {} positions is too short for {}", name,
+                                 spec.positions, shape.length));
+  }
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kPositionEmbedding,
+                   .output = shape,
+                   .attributes = {{"rows", Number(shape.length)},
+                                  {"features", Number(shape.channels)},
+                                  {"positions", Number(spec.positions)},
+                                  {"span", Number(spec.span)},
+                                  {"class_token", 0}},
+                   .weight_shape = {spec.positions, shape.channels}},
+                  std::array{x});
+}
+
+LayerNode Network::ClassToken(std::string name, LayerNode map) {
+  const Shape shape = layer(map).output;
+  const int64_t length = shape.height * shape.width + 1;
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kPositionEmbedding,
+                   .output = {.channels = shape.channels, .length = length},
+                   .attributes = {{"rows", Number(length)},
+                                  {"features", Number(shape.channels)},
+                                  {"positions", Number(length)},
+                                  {"span", 1},
+                                  {"class_token", 1}},
+                   .weight_shape = {length, shape.channels},
+                   .bias_elements = shape.channels},
+                  std::array{map});
+}
+
+LayerNode Network::Rotary(std::string name, LayerNode x, int64_t heads, double theta) {
+  const Shape shape = layer(x).output;
+  const int64_t head_dim = HeadDim(name, shape.channels, heads);
+  if (head_dim % 2 != 0) {
+    throw InputError(fmt::format(
+        "layer '{}': heads of {} features have no pairs; the number must be even", name, head_dim));
+  }
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kRotary,
+                   .output = shape,
+                   .attributes = {{"rows", Number(shape.length)},
+                                  {"heads", Number(heads)},
+                                  {"head_dim", Number(head_dim)},
+                                  {"theta", theta}}},
+                  std::array{x});
+}
+
+LayerNode Network::Attention(const std::string& name, LayerNode queries, LayerNode keys,
+                             LayerNode values, const AttentionSpec& spec) {
+  const Shape shape = layer(queries).output;
+  const int64_t head_dim = HeadDim(name, shape.channels, spec.heads);
+  if (spec.kv_heads < 1 || spec.heads % spec.kv_heads != 0) {
+    throw InputError(fmt::format("layer '{}': {} heads do not divide into {} groups", name,
+                                 spec.heads, spec.kv_heads));
+  }
+  for (const LayerNode node : {keys, values}) {
+    const Shape got = layer(node).output;
+    if (got == Shape{.channels = spec.kv_heads * head_dim, .length = shape.length}) continue;
+    throw InputError(fmt::format("layer '{}': '{}' has {} positions of {} features, needs {} of {}",
+                                 name, layer(node).name, got.length, got.channels, shape.length,
+                                 spec.kv_heads * head_dim));
+  }
+  const std::vector<Attribute> heads{{"rows", Number(shape.length)},
+                                     {"heads", Number(spec.heads)},
+                                     {"kv_heads", Number(spec.kv_heads)},
+                                     {"head_dim", Number(head_dim)}};
+  if (spec.kind == AttentionKind::kFused) {
+    LayerSpec made{name, OpType::kAttention, shape, heads};
+    made.attributes.push_back({"causal", spec.causal ? 1.0 : 0.0});
+    return AddLayer(std::move(made), std::array{queries, keys, values});
+  }
+  const Shape square{spec.heads, shape.length, shape.length};
+  const LayerNode scores = AddLayer({name + ".scores", OpType::kAttentionScores, square, heads},
+                                    std::array{queries, keys});
+  const LayerNode softmax = AddLayer({name + ".softmax",
+                                      OpType::kSoftmax,
+                                      square,
+                                      {{"rows", Number(spec.heads * shape.length)},
+                                       {"columns", Number(shape.length)},
+                                       {"causal", spec.causal ? 1.0 : 0.0}}},
+                                     std::array{scores});
+  return AddLayer({name + ".values", OpType::kAttentionValues, shape, heads},
+                  std::array{softmax, values});
+}
+
+LayerNode Network::Select(std::string name, LayerNode x, int64_t index) {
+  const Shape shape = layer(x).output;
+  if (index < 0 || index >= shape.length) {
+    throw InputError(
+        fmt::format("layer '{}': there is no position {} of {}", name, index, shape.length));
+  }
+  return AddLayer({.name = std::move(name),
+                   .type = OpType::kSelect,
+                   .output = {.channels = shape.channels},
+                   .attributes = {{"rows", Number(shape.length)},
+                                  {"features", Number(shape.channels)},
+                                  {"index", Number(index)}}},
+                  std::array{x});
 }
 
 LayerNode Network::Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec) {
@@ -186,7 +346,7 @@ LayerNode Network::Dropout(std::string name, LayerNode x, double ratio) {
                   std::array{x});
 }
 
-LayerNode Network::Add(std::string name, LayerNode a, LayerNode b) {
+LayerNode Network::Binary(OpType type, std::string name, LayerNode a, LayerNode b) {
   const Shape shape = layer(a).output;
   const Shape other = layer(b).output;
   if (shape != other) {
@@ -195,7 +355,7 @@ LayerNode Network::Add(std::string name, LayerNode a, LayerNode b) {
                                  layer(b).name, other.channels, other.height, other.width));
   }
   return AddLayer({.name = std::move(name),
-                   .type = OpType::kAdd,
+                   .type = type,
                    .output = shape,
                    .attributes = {{"elements", Number(shape.elements())}}},
                   std::array{a, b});
@@ -228,11 +388,12 @@ LayerNode Network::Concat(std::string name, std::span<const LayerNode> parts) {
 
 LayerNode Network::SoftmaxLoss(std::string name, LayerNode x) {
   const Shape shape = layer(x).output;
-  return AddLayer({.name = std::move(name),
-                   .type = OpType::kSoftmaxLoss,
-                   .output = shape,
-                   .attributes = {{"elements", Number(shape.elements())}}},
-                  std::array{x});
+  LayerSpec made{.name = std::move(name),
+                 .type = OpType::kSoftmaxLoss,
+                 .output = shape,
+                 .attributes = {{"elements", Number(shape.elements() / shape.positions())}}};
+  if (shape.length > 0) made.attributes.push_back({"rows", Number(shape.length)});
+  return AddLayer(std::move(made), std::array{x});
 }
 
 LayerNode Network::ConvRelu(const std::string& name, LayerNode x, const ConvSpec& spec) {

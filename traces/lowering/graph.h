@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,15 +19,21 @@
 
 namespace spillway {
 
-// The extent of one sample's activation. A vector has height and width 1.
+// The extent of one sample's activation. A vector has height and width 1. A sequence is `length`
+// such vectors, one behind the other; other activations have length 0.
 struct Shape {
   int64_t channels = 0;
   int64_t height = 1;
   int64_t width = 1;
+  int64_t length = 0;
 
-  int64_t elements() const { return channels * height * width; }
+  // Returns the number of vectors: 1 unless the activation is a sequence.
+  int64_t positions() const { return length > 0 ? length : 1; }
+  int64_t elements() const { return positions() * channels * height * width; }
   bool operator==(const Shape&) const = default;
 };
+
+using LayerNode = size_t;
 
 struct LayerSpec {
   std::string name;
@@ -36,9 +43,9 @@ struct LayerSpec {
   // The sizes of the layer's parameters: none, a weight, or a weight and a bias.
   std::vector<int64_t> weight_shape{};
   int64_t bias_elements = 0;
+  std::optional<LayerNode> tied{};      // an earlier layer, whose weight this layer uses as its own
+  DataType dtype = DataType::kFloat32;  // of the output of an input layer
 };
-
-using LayerNode = size_t;
 
 struct ConvSpec {
   int64_t channels = 0;  // of the output
@@ -69,6 +76,27 @@ struct PoolSpec {
   bool ceil = false;  // round the output extent up, so the last window may extend beyond the edge
 };
 
+struct LinearSpec {
+  bool bias = true;
+  std::optional<LayerNode> tied{};  // an earlier layer, whose weight this layer uses as its own
+};
+
+struct PositionSpec {
+  int64_t positions = 0;  // rows of the table
+  int64_t span = 1;       // consecutive positions of the sequence that share a row
+};
+
+// Either one op computes attention and keeps no scores (fused), or a product, a softmax and another
+// product do, so that scores and probabilities are tensors (math).
+enum class AttentionKind : uint8_t { kFused, kMath };
+
+struct AttentionSpec {
+  int64_t heads = 1;     // of the queries
+  int64_t kv_heads = 1;  // of the keys and values; each serves heads / kv_heads heads of queries
+  bool causal = false;   // a position attends to itself and the positions before it only
+  AttentionKind kind = AttentionKind::kFused;
+};
+
 // Builds the graph layer by layer. A node may be the operand of any number of later nodes; the
 // lowering decides whether they share its output or get copies. Every method that adds a layer
 // returns the new node. It throws an `InputError` that names the layer if the geometry is
@@ -76,10 +104,14 @@ struct PoolSpec {
 class Network {
  public:
   Network(std::string name, Shape image);
+  // Returns a network whose input is a sequence of tokens, numbers of rows of a vocabulary.
+  static Network OfTokens(std::string name, int64_t length);
 
+  // Returns the input of the network, which may be a sequence of tokens.
   LayerNode image() const { return 0; }
   LayerNode Conv(std::string name, LayerNode x, const ConvSpec& spec);
-  LayerNode Linear(std::string name, LayerNode x, int64_t features);
+  // Adds a linear layer. On a sequence it acts on each position; it flattens other activations.
+  LayerNode Linear(std::string name, LayerNode x, int64_t features, const LinearSpec& spec = {});
   LayerNode MaxPool(std::string name, LayerNode x, const PoolSpec& spec);
   LayerNode AvgPool(std::string name, LayerNode x, const PoolSpec& spec);
   LayerNode Relu(std::string name, LayerNode x) {
@@ -90,8 +122,36 @@ class Network {
   LayerNode Lrn(std::string name, LayerNode x, const LrnSpec& spec = {});
   LayerNode BatchNorm(std::string name, LayerNode x);
   LayerNode Dropout(std::string name, LayerNode x, double ratio = 0.5);
+  LayerNode LayerNorm(std::string name, LayerNode x, double epsilon = 1e-5) {
+    return Norm(OpType::kLayerNorm, std::move(name), x, epsilon);
+  }
+  LayerNode RmsNorm(std::string name, LayerNode x, double epsilon = 1e-5) {
+    return Norm(OpType::kRmsNorm, std::move(name), x, epsilon);
+  }
+  // Turns tokens into vectors: rows of a table with `vocabulary` rows.
+  LayerNode Embedding(std::string name, LayerNode tokens, int64_t vocabulary, int64_t features);
+  // Adds to each position of a sequence its row of a table.
+  LayerNode PositionEmbedding(std::string name, LayerNode x, const PositionSpec& spec);
+  // Turns the pixels of a map into a sequence, puts a class token before them, which is a
+  // parameter, and adds to each position its row of a table.
+  LayerNode ClassToken(std::string name, LayerNode map);
+  // Rotates pairs of features in each head by an angle that grows with the position (RoFormer, Su
+  // et al. 2021). The pairs are a head's halves.
+  LayerNode Rotary(std::string name, LayerNode x, int64_t heads, double theta);
+  // Adds attention over three sequences. If the kind is `kMath`, the three layers are `name` +
+  // ".scores", ".softmax" and ".values".
+  LayerNode Attention(const std::string& name, LayerNode queries, LayerNode keys, LayerNode values,
+                      const AttentionSpec& spec);
+  // Picks one position of a sequence.
+  LayerNode Select(std::string name, LayerNode x, int64_t index);
   LayerNode Concat(std::string name, std::span<const LayerNode> parts);
-  LayerNode Add(std::string name, LayerNode a, LayerNode b);
+  LayerNode Add(std::string name, LayerNode a, LayerNode b) {
+    return Binary(OpType::kAdd, std::move(name), a, b);
+  }
+  // Multiplies element by element.
+  LayerNode Mul(std::string name, LayerNode a, LayerNode b) {
+    return Binary(OpType::kMul, std::move(name), a, b);
+  }
   LayerNode SoftmaxLoss(std::string name, LayerNode x);
 
   // Add a convolution or a linear layer, followed by a ReLU named `name` + ".relu".
@@ -121,7 +181,11 @@ class Network {
     std::vector<LayerNode> consumers;
   };
 
+  explicit Network(std::string name) : name_(std::move(name)) {}
+
   LayerNode AddLayer(LayerSpec spec, std::span<const LayerNode> inputs);
+  LayerNode Binary(OpType type, std::string name, LayerNode a, LayerNode b);
+  LayerNode Norm(OpType type, std::string name, LayerNode x, double epsilon);
   LayerNode Pool(OpType type, std::string name, LayerNode x, const PoolSpec& spec);
 
   std::string name_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -19,8 +18,17 @@ namespace {
 constexpr int64_t kElementSize = 4;  // fp32
 constexpr std::array kParameters{Role::kWeight, Role::kBias};
 
-int64_t Product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+// Throws `InputError` if the tensor would have more than 2^56 elements.
+int64_t ElementsOf(std::string_view tensor, const std::vector<int64_t>& shape) {
+  constexpr int64_t kMost = int64_t{1} << 56;
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    if (__builtin_mul_overflow(product, extent, &product) || product > kMost) {
+      throw InputError(fmt::format("tensor '{}' of {} has more than 2^56 elements", tensor,
+                                   fmt::join(shape, "x")));
+    }
+  }
+  return product;
 }
 
 TensorKind KindOf(Role role) {
@@ -44,6 +52,8 @@ class Lowering {
   Lowering(const Network& network, const LoweringOptions& options, const Preset& preset)
       : network_(network),
         preset_(preset),
+        update_rule_(options.optimizer.value_or(preset.update_rule)),
+        precision_(options.precision),
         in_place_(network, preset, options.training),
         nodes_(network.size()) {
     trace_.network = network.name();
@@ -98,16 +108,29 @@ class Lowering {
     return values_[nodes_[node].inputs[i]];
   }
 
-  std::vector<int64_t> ActivationShape(const Shape& shape) const {
+  std::vector<int64_t> ActivationShape(const LayerSpec& spec) const {
+    const Shape shape = spec.output;
+    if (spec.dtype == DataType::kInt32) return {trace_.batch, shape.length};
+    if (shape.length > 0) return {trace_.batch, shape.length, shape.channels};
     if (shape.height == 1 && shape.width == 1) return {trace_.batch, shape.channels};
     return {trace_.batch, shape.channels, shape.height, shape.width};
   }
 
-  TensorId AddTensor(std::string name, TensorKind kind, std::vector<int64_t> shape,
+  // Returns the type of the tensors that a layer has for itself, except for statistics and losses.
+  DataType TypeOf(const LayerSpec& spec) const {
+    if (spec.dtype != DataType::kFloat32) return spec.dtype;
+    const bool is_short = precision_ == Precision::kBf16 && !RowOf(spec.type).stays_fp32;
+    return is_short ? DataType::kBfloat16 : DataType::kFloat32;
+  }
+
+  // The tensor is an alias of `alias_of` if this is given and has the same size.
+  TensorId AddTensor(std::string name, TensorKind kind, std::vector<int64_t> shape, DataType dtype,
                      std::optional<TensorId> alias_of = std::nullopt) {
-    const Bytes size(Product(shape) * kElementSize);
+    const Bytes size(ElementsOf(name, shape) * ElementSize(dtype));
+    if (alias_of && trace_.tensor(*alias_of).size != size) alias_of = std::nullopt;
     const auto id = static_cast<TensorId>(trace_.tensors.size());
     trace_.tensors.push_back({std::move(name), kind, std::move(shape), size, alias_of});
+    trace_.tensors.back().dtype = dtype;
     roots_.push_back(alias_of ? roots_[Index(*alias_of)] : id);
     return id;
   }
@@ -141,7 +164,18 @@ class Lowering {
     for (const auto* list : {&op.inputs, &op.outputs}) {
       for (const TensorId id : *list) traffic += trace_.tensor(id).size;
     }
+    if (RowOf(op.type).gathers && op.phase == Phase::kForward) {
+      const Bytes table = trace_.tensor(FindInput(op, Role::kWeight).value()).size;
+      traffic += std::min(table, trace_.tensor(op.outputs.front()).size) - table;
+    }
     return traffic;
+  }
+
+  // Returns the operations of the whole batch. A number that is too large for a trace stays so.
+  static int64_t Flops(const Op& op, const OpSlot& slot) {
+    int64_t flops = 0;
+    const bool overflows = __builtin_mul_overflow(op.batch, slot.flops(op), &flops);
+    return overflows ? int64_t{1} << 61 : flops;
   }
 
   void AddSlots(Op& op) const {
@@ -151,7 +185,7 @@ class Lowering {
       int64_t flops = 0;
       Bytes traffic = OperandTraffic(op);
       if (slot.flops != nullptr) {
-        flops = op.batch * slot.flops(op);
+        flops = Flops(op, slot);
       } else {
         const Bytes size = trace_.tensor(op.inputs.front()).size;
         const int64_t copies = std::ranges::count_if(op.outputs, [&](TensorId output) {
@@ -161,7 +195,13 @@ class Lowering {
         traffic = copies == 0 ? Bytes(0) : size * (1 + copies + added_to);
         signature += fmt::format(" copies={}", copies);
       }
+      constexpr std::array kArithmetic{Arithmetic::kFp32, Arithmetic::kTf32, Arithmetic::kBf16};
+      const bool products = RowOf(op.type).products;
+      if (precision_ == Precision::kBf16 || (precision_ == Precision::kTf32 && products)) {
+        signature += fmt::format(" {}", kPrecisionNames[static_cast<size_t>(precision_)]);
+      }
       op.slots.push_back({std::string(slot.name), std::move(signature), flops, traffic});
+      if (products) op.slots.back().arithmetic = kArithmetic[static_cast<size_t>(precision_)];
     }
   }
 
@@ -178,9 +218,9 @@ class Lowering {
     NodeTensors& tensors = nodes_[node];
     tensors.layer = AddLayer(spec.name, spec.type);
     if (spec.type == OpType::kInput) {
-      tensors.output =
-          AddValue(AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec.output)),
-                   spec.name + ".dy");
+      tensors.output = AddValue(
+          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec), TypeOf(spec)),
+          spec.name + ".dy");
       return;
     }
     for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
@@ -200,9 +240,9 @@ class Lowering {
     if (const auto overwritten = in_place_.OverwrittenInput(node)) {
       alias = InputValue(node, *overwritten).tensor;
     }
-    tensors.output = AddValue(
-        AddTensor(spec.name + ".y", TensorKind::kActivation, ActivationShape(spec.output), alias),
-        spec.name + ".dy");
+    tensors.output = AddValue(AddTensor(spec.name + ".y", TensorKind::kActivation,
+                                        ActivationShape(spec), TypeOf(spec), alias),
+                              spec.name + ".dy");
     AddOperands(node, op, row.forward.inputs, op.inputs);
     AddOperands(node, op, row.forward.outputs, op.outputs);
     // Creates the state that backward updates next to the tensors of forward.
@@ -215,19 +255,34 @@ class Lowering {
     trace_.ops.push_back(std::move(op));
   }
 
+  // Returns the shape of a layer's tensor that is neither an activation nor a gradient.
+  std::vector<int64_t> ShapeOf(const LayerSpec& spec, Role role) const {
+    if (role == Role::kWeight) return spec.weight_shape;
+    if (role == Role::kBias) return {spec.bias_elements};
+    if (role == Role::kLoss) return {1};
+    if (role == Role::kLogSumExp) {
+      const auto heads = std::ranges::find(spec.attributes, "heads", &Attribute::name);
+      return {trace_.batch, static_cast<int64_t>(heads->value), spec.output.length};
+    }
+    if (std::ranges::count(spec.attributes, "rows", &Attribute::name) != 0) {
+      return {trace_.batch, spec.output.positions()};
+    }
+    if (role == Role::kLabels) return {trace_.batch};
+    return {spec.output.channels};
+  }
+
   // Returns the layer's tensor of a role. The first call creates it.
   TensorId Own(LayerNode node, Role role) {
     const LayerSpec& spec = layer(node);
     std::optional<TensorId>& tensor = nodes_[node].tensors[Index(role)];
+    if (!tensor && role == Role::kWeight && spec.tied) tensor = Own(*spec.tied, role);
     if (!tensor) {
       const std::string name(Name(role));
       const bool global = role == Role::kLabels || role == Role::kLoss;
-      tensor = AddTensor(global ? name : fmt::format("{}.{}", spec.name, name), KindOf(role),
-                         role == Role::kWeight   ? spec.weight_shape
-                         : role == Role::kBias   ? std::vector{spec.bias_elements}
-                         : role == Role::kLabels ? std::vector{trace_.batch}
-                         : role == Role::kLoss   ? std::vector<int64_t>{1}
-                                                 : std::vector{spec.output.channels});
+      const TensorKind kind = KindOf(role);
+      tensor = AddTensor(global ? name : fmt::format("{}.{}", spec.name, name), kind,
+                         ShapeOf(spec, role),
+                         kind == TensorKind::kParameter ? TypeOf(spec) : DataType::kFloat32);
     }
     return *tensor;
   }
@@ -236,10 +291,18 @@ class Lowering {
   void AddOperands(LayerNode node, const Op& op, const OperandList& list,
                    std::vector<TensorId>& to) {
     const NodeTensors& tensors = nodes_[node];
+    constexpr std::array kInputs{Role::kX, Role::kX2, Role::kX3};
+    constexpr std::array kInputGradients{Role::kDx, Role::kDx2, Role::kDx3};
     for (const Operand& operand : list.span()) {
-      if (operand.role == Role::kDx || !Holds(op, operand.when)) continue;
-      if (operand.role == Role::kX) {
-        for (const ValueId input : tensors.inputs) to.push_back(values_[input].tensor);
+      const bool written = std::ranges::count(kInputGradients, operand.role) != 0;
+      if (written || !Holds(op, operand.when)) continue;
+      const auto* const input = std::ranges::find(kInputs, operand.role);
+      if (operand.role == Role::kX && list.repeats) {
+        for (const ValueId value : tensors.inputs) to.push_back(values_[value].tensor);
+      } else if (input != kInputs.end()) {
+        to.push_back(InputValue(node, static_cast<size_t>(input - kInputs.begin())).tensor);
+      } else if (operand.role == Role::kIndices) {
+        to.push_back(InputValue(node, 0).tensor);
       } else if (operand.role == Role::kY) {
         to.push_back(values_[tensors.output].tensor);
       } else if (operand.role == Role::kDy) {
@@ -267,7 +330,7 @@ class Lowering {
       std::optional<TensorId> alias;
       if (i == 0 && preset_.forks == Forks::kShareOne) alias = op.inputs.front();
       op.outputs.push_back(AddTensor(fmt::format("{}.y{}", name, i + 1), TensorKind::kActivation,
-                                     ActivationShape(layer(node).output), alias));
+                                     ActivationShape(layer(node)), TypeOf(layer(node)), alias));
       tensors.copies.push_back(AddValue(op.outputs.back(), fmt::format("{}.dy{}", name, i + 1)));
     }
     AddSlots(op);
@@ -294,8 +357,9 @@ class Lowering {
   TensorId Gradient(ValueId id, std::optional<TensorId> alias_of = std::nullopt) {
     Value& value = values_[id];
     if (!value.gradient) {
-      value.gradient = AddTensor(value.gradient_name, TensorKind::kGradient,
-                                 trace_.tensor(value.tensor).shape, alias_of);
+      value.gradient =
+          AddTensor(value.gradient_name, TensorKind::kGradient, trace_.tensor(value.tensor).shape,
+                    trace_.tensor(value.tensor).dtype, alias_of);
     }
     return *value.gradient;
   }
@@ -314,7 +378,7 @@ class Lowering {
     std::vector<bool> begun;
     for (const ValueId input : tensors.inputs) begun.push_back(values_[input].gradient_written);
     const std::vector<bool> shared = in_place_.SharedGradients(node, begun);
-    for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t i = 0; i < inputs.size() && row.backward.outputs.Has(Role::kDx); ++i) {
       if (layer(inputs[i]).type == OpType::kInput && !preset_.image_gradient) continue;
       Value& value = values_[tensors.inputs[i]];
       std::optional<TensorId> alias;
@@ -327,7 +391,10 @@ class Lowering {
       value.gradient_written = true;
       gradients.push_back(gradient);
     }
-    AddParameterGradients(node, op);
+    if (AddParameterGradients(node, op)) {
+      accumulate |= int64_t{1} << gradients.size();
+      added_to.push_back(tensors.tensors[Index(Role::kDweight)].value());
+    }
     op.attributes.push_back({"needs_dx", gradients.empty() ? 0.0 : 1.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
     AddOperands(node, op, row.backward.inputs, op.inputs);
@@ -356,72 +423,100 @@ class Lowering {
   }
 
   // Creates the gradients of the parameters. With a fused update, the parameter itself takes the
-  // place of its gradient among the outputs.
-  void AddParameterGradients(LayerNode node, Op& op) {
+  // place of its gradient among the outputs. Returns true iff the op adds to the gradient of a
+  // weight that an earlier op has begun.
+  bool AddParameterGradients(LayerNode node, Op& op) {
     auto& tensors = nodes_[node].tensors;
-    if (!tensors[Index(Role::kWeight)]) return;
+    if (!tensors[Index(Role::kWeight)]) return false;
     const bool fused = preset_.update != Update::kSeparate;
     op.attributes.push_back({"fused_update", fused ? 1.0 : 0.0});
     if (fused) {
-      const auto rule = RowOf(preset_.update_rule).attribute_list();
+      const auto rule = RowOf(update_rule_).attribute_list();
       const auto rate = std::ranges::find(rule, "learning_rate", &AttributeInfo::name);
       SPILLWAY_CHECK(rate != rule.end());
       op.attributes.push_back({"learning_rate", rate->initial});
     }
+    bool adds = false;
     for (const Role role : kParameters) {
       const std::optional<TensorId> parameter = tensors[Index(role)];
       if (!parameter) continue;
-      std::optional<TensorId>& gradient = tensors[Index(GradientOf(role))];
-      if (preset_.update != Update::kFused) {
-        gradient = AddTensor(fmt::format("{}.{}", layer(node).name, Name(GradientOf(role))),
-                             fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
-                             trace_.tensor(*parameter).shape);
+      // A tied weight has the gradient of the layer that it belongs to.
+      const LayerNode owner = role == Role::kWeight ? layer(node).tied.value_or(node) : node;
+      std::optional<TensorId>& gradient = nodes_[owner].tensors[Index(GradientOf(role))];
+      if (gradient && !fused) {
+        adds = true;
+      } else if (preset_.update != Update::kFused) {
+        gradient = AddTensor(
+            fmt::format("{}.{}", layer(fused ? node : owner).name, Name(GradientOf(role))),
+            fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
+            trace_.tensor(*parameter).shape, trace_.tensor(*parameter).dtype);
         if (fused) op.scratch.push_back(*gradient);
       }
       if (fused) gradient = parameter;
+      tensors[Index(GradientOf(role))] = gradient;
     }
+    return adds;
   }
 
   void UpdateParameters(LayerNode node) {
     const NodeTensors& tensors = nodes_[node];
     if (!tensors.tensors[Index(Role::kWeight)]) return;
-    const OpRow& rule = RowOf(preset_.update_rule);
+    const OpRow& rule = RowOf(update_rule_);
     Op op = MakeOp(tensors.layer, Phase::kUpdate, "update", {});
     op.type = rule.type;
     op.batch = 1;
+    std::vector<Role> updated;
     int64_t elements = 0;
+    bool is_short = false;
     for (const Role role : kParameters) {
       const std::optional<TensorId> parameter = tensors.tensors[Index(role)];
-      if (!parameter) continue;
-      const std::vector<int64_t> shape = trace_.tensor(*parameter).shape;
-      std::array<std::optional<TensorId>, kRoleNames.size()> operands;
-      operands[Index(Role::kParameter)] = parameter;
-      operands[Index(Role::kGradient)] = tensors.tensors[Index(GradientOf(role))];
-      for (const Operand& input : rule.update.inputs.span()) {
-        std::optional<TensorId>& operand = operands[Index(input.role)];
-        if (!operand) {
-          operand =
-              AddTensor(fmt::format("{}.{}_{}", layer(node).name, Name(role), Name(input.role)),
-                        TensorKind::kOptimizerState, shape);
-        }
-        op.inputs.push_back(*operand);
-      }
-      for (const Operand& output : rule.update.outputs.span()) {
-        op.outputs.push_back(operands[Index(output.role)].value());
-      }
-      elements += Product(shape);
+      if (!parameter || (role == Role::kWeight && layer(node).tied)) continue;
+      updated.push_back(role);
+      elements += ElementsOf(trace_.tensor(*parameter).name, trace_.tensor(*parameter).shape);
+      is_short = trace_.tensor(*parameter).dtype != DataType::kFloat32;
     }
+    if (updated.empty()) return;
     for (const AttributeInfo& info : rule.attribute_list()) {
-      const bool count = info.name == "elements";
-      op.attributes.push_back(
-          {std::string(info.name), count ? static_cast<double>(elements) : info.initial});
+      const double value = info.name == "elements" ? static_cast<double>(elements)
+                           : info.name == "master" ? (is_short ? 1.0 : 0.0)
+                                                   : info.initial;
+      op.attributes.push_back({std::string(info.name), value});
     }
+    for (const Role role : updated) AddUpdate(node, role, op);
     AddSlots(op);
     trace_.ops.push_back(std::move(op));
   }
 
+  // Appends the operands of the update of one parameter. Creates its state.
+  void AddUpdate(LayerNode node, Role role, Op& op) {
+    const NodeTensors& tensors = nodes_[node];
+    const OpStep& step = RowOf(op.type).update;
+    const TensorId parameter = tensors.tensors[Index(role)].value();
+    std::array<std::optional<TensorId>, kRoleNames.size()> operands;
+    operands[Index(Role::kParameter)] = parameter;
+    operands[Index(Role::kGradient)] = tensors.tensors[Index(GradientOf(role))];
+    const bool has_master = step.inputs.Has(Role::kMaster);
+    for (const Operand& input : step.inputs.span()) {
+      if (!Holds(op, input.when)) continue;
+      std::optional<TensorId>& operand = operands[Index(input.role)];
+      if (!operand) {
+        const Tensor& of = trace_.tensor(parameter);
+        operand = AddTensor(fmt::format("{}.{}_{}", layer(node).name, Name(role), Name(input.role)),
+                            TensorKind::kOptimizerState,
+                            input.role == Role::kStep ? std::vector<int64_t>{1} : of.shape,
+                            has_master ? DataType::kFloat32 : of.dtype);
+      }
+      op.inputs.push_back(*operand);
+    }
+    for (const Operand& output : step.outputs.span()) {
+      if (Holds(op, output.when)) op.outputs.push_back(operands[Index(output.role)].value());
+    }
+  }
+
   const Network& network_;
   const Preset& preset_;
+  const OpType update_rule_;
+  const Precision precision_;
   const InPlaceRules in_place_;
   Trace trace_;
   std::vector<TensorId> roots_;  // `Trace::Root` of each tensor, cached for long chains
@@ -453,6 +548,13 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options) {
 }
 
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset) {
+  if (options.optimizer && preset.update != Update::kSeparate &&
+      *options.optimizer != preset.update_rule) {
+    throw UsageError(
+        fmt::format("the preset '{}' updates parameters inside backward, by plain {}; "
+                    "the optimizer {} needs another preset, for example torch",
+                    preset.name, Name(preset.update_rule), Name(*options.optimizer)));
+  }
   if (preset.order == Order::kConstruction) return Lowering(network, options, preset).Run();
   const Network ordered = network.InOrder(ExecutionOrder(network, preset.order));
   return Lowering(ordered, options, preset).Run();

@@ -7,8 +7,11 @@
 #ifndef SPILLWAY_TRACES_LOWERING_LOWERING_H_
 #define SPILLWAY_TRACES_LOWERING_LOWERING_H_
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "traces/base/units.h"
 #include "traces/lowering/graph.h"
@@ -17,10 +20,26 @@
 
 namespace spillway {
 
+// The types of tensors and the arithmetic of matrix products.
+enum class Precision : uint8_t {
+  kFp32,
+  kTf32,  // float32 tensors, products in tf32
+  // Automatic mixed precision: normalisations, softmax and the loss keep their outputs, parameters
+  // and statistics in float32; all other tensors are bfloat16, and products are in bf16. An
+  // optimizer with moments keeps parameters of bfloat16 in float32, too.
+  kBf16,
+};
+inline constexpr std::array kPrecisionNames =
+    std::to_array<std::string_view>({"fp32", "tf32", "bf16"});
+
 struct LoweringOptions {
   int64_t batch = 1;
   std::string preset = "torch";
   bool training = true;  // false: forward ops only
+  // The row of the update rule; nullopt: the preset's. Only a preset whose updates are ops of their
+  // own can have another one.
+  std::optional<OpType> optimizer = std::nullopt;
+  Precision precision = Precision::kFp32;
 };
 
 // Returns the trace of one iteration: forward in the preset's order, backward in reverse, then the
@@ -34,7 +53,10 @@ struct LoweringOptions {
 // later consumers in backward order add. If the preset says so, the gradient of the image is
 // computed, although no op reads it.
 //
-// Throws `UsageError` for an unknown preset.
+// Layers that share a weight add to one gradient, and one op updates the weight.
+//
+// Throws `UsageError` for an unknown preset, or an optimizer that the preset cannot have. Throws
+// `InputError` if a tensor is of impossible size.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options);
 // Lowers under `preset`; `options.preset` is ignored.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset);

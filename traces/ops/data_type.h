@@ -38,6 +38,11 @@ enum class Arithmetic : uint8_t { kFp32, kTf32, kBf16, kFp16, kFp8 };
 inline constexpr std::array kArithmeticNames =
     std::to_array<std::string_view>({"fp32", "tf32", "bf16", "fp16", "fp8"});
 
+// The bytes of one element of each type.
+inline constexpr std::array<int64_t, kDataTypeNames.size()> kElementSizes{4, 8, 2, 2, 1, 1, 8,
+                                                                          4, 2, 1, 1, 1, 8, 16};
+constexpr int64_t ElementSize(DataType type) { return kElementSizes[static_cast<size_t>(type)]; }
+
 constexpr std::string_view Name(DataType type) { return kDataTypeNames[static_cast<size_t>(type)]; }
 constexpr std::string_view Name(Arithmetic arithmetic) {
   return kArithmeticNames[static_cast<size_t>(arithmetic)];

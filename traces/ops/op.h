@@ -87,8 +87,8 @@ struct Op {
                        int64_t most = std::numeric_limits<int32_t>::max()) const;
   // Returns true iff the op has the attribute and its value is not 0.
   bool Flag(std::string_view attribute) const;
-  // Returns true iff the op adds to outputs[output] instead of overwriting it. Such an output is
-  // the gradient of an activation, or the output of a convolution.
+  // Returns true iff the op adds to outputs[output] instead of overwriting it. Such an output is a
+  // gradient, or the output of a convolution.
   bool Accumulates(size_t output) const;
 
   bool operator==(const Op&) const = default;

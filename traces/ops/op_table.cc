@@ -20,10 +20,15 @@ constexpr AttributeInfo Flag(const char* name) { return {name, AttributeKind::kF
 
 // --- Floating-point operations of one sample
 
+// Returns at most 2^59, so that a sum of several products does not overflow. `Trace::Validate`
+// refuses such a number.
 int64_t Product(const Op& op, std::initializer_list<std::string_view> attributes) {
+  constexpr int64_t kMost = int64_t{1} << 59;
   int64_t product = 1;
-  for (const std::string_view attribute : attributes) product *= op.IntAttribute(attribute);
-  return product;
+  for (const std::string_view attribute : attributes) {
+    if (__builtin_mul_overflow(product, op.IntAttribute(attribute), &product)) return kMost;
+  }
+  return std::min(product, kMost);
 }
 int64_t Nothing(const Op&) { return 0; }
 int64_t Elements(const Op& op) { return op.IntAttribute("elements"); }
@@ -34,13 +39,32 @@ int64_t Convolution(const Op& op) {
          (op.IntAttribute("in_channels") / op.IntAttribute("groups")) *
          Product(op, {"kernel_h", "kernel_w"});
 }
-int64_t Linear(const Op& op) { return 2 * Product(op, {"out_features", "in_features"}); }
+int64_t Linear(const Op& op) {
+  return op.FindAttribute("rows") ? 2 * Product(op, {"rows", "out_features", "in_features"})
+                                  : 2 * Product(op, {"out_features", "in_features"});
+}
 int64_t LinearBackward(const Op& op) { return (op.Flag("needs_dx") ? 2 : 1) * Linear(op); }
 int64_t Lrn(const Op& op) { return Plane(op) * (2 * op.IntAttribute("size") + 4); }
 // Forward sums x and x^2, then multiplies and adds; backward does as many operations.
 int64_t BatchNorm(const Op& op) { return 8 * Plane(op); }
 int64_t Join(const Op& op) { return Elements(op) * (op.IntAttribute("parts") - 1); }
 int64_t Momentum(const Op& op) { return 4 * Elements(op); }
+int64_t Adam(const Op& op) { return 12 * Elements(op); }
+int64_t Sequence(const Op& op) { return Product(op, {"rows", "features"}); }
+int64_t Norm(const Op& op) { return 8 * Sequence(op); }
+int64_t Rotary(const Op& op) { return 3 * Product(op, {"rows", "heads", "head_dim"}); }
+int64_t SoftmaxRows(const Op& op) { return 5 * Product(op, {"rows", "columns"}); }
+int64_t SoftmaxLoss(const Op& op) { return PositionsOf(op) * Elements(op); }
+// One product of queries and keys, or of probabilities and values.
+int64_t Scores(const Op& op) { return 2 * Product(op, {"heads", "rows", "rows", "head_dim"}); }
+int64_t ScoresBackward(const Op& op) { return 2 * Scores(op); }
+// The fused kernels skip keys behind the query. Backward computes the probabilities again.
+int64_t FusedProduct(const Op& op) {
+  return op.Flag("causal") ? (Scores(op) + 2 * Product(op, {"heads", "rows", "head_dim"})) / 2
+                           : Scores(op);
+}
+int64_t Attention(const Op& op) { return 2 * FusedProduct(op); }
+int64_t AttentionBackward(const Op& op) { return 5 * FusedProduct(op); }
 
 constexpr std::string_view kParametersDetail = " dx={needs_dx} fused={fused_update}";
 
@@ -58,6 +82,38 @@ constexpr OpRow Pool(OpType type, OperandList backward, Rules holds_x, Rules hol
           .holds_x = holds_x,
           .holds_y = holds_y};
 }
+
+constexpr OpRow Activation(OpType type) {
+  return {.type = type,
+          .attributes = {"elements"},
+          .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+          .backward = {.inputs = {{kX, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+          .cheap = true,
+          .group = LayerGroup::kFeature,
+          .on_gpu = type == OpType::kGelu,
+          .overwrites_dy = kGradientsInPlace};
+}
+
+constexpr OpRow AdamRow(OpType type, double weight_decay) {
+  return {
+      .type = type,
+      .attributes = {"elements", Number("learning_rate", 1e-3), Number("beta1", 0.9),
+                     Number("beta2", 0.999), Number("epsilon", 1e-8),
+                     Number("weight_decay", weight_decay), Flag("master")},
+      .geometry = "elements={elements} master={master}",
+      .update =
+          {.inputs = {{kParameter, kGradient, {kMaster, "master"}, kMomentum, kSecondMoment, kStep},
+                      true},
+           .outputs = {{kParameter, {kMaster, "master"}, kMomentum, kSecondMoment, kStep}, true},
+           .slots = {{"update", Adam}},
+           .whole_batch = ""},
+      .on_gpu = false};
+}
+
+constexpr std::string_view kHeadsGeometry =
+    "rows={rows} heads={heads} kv_heads={kv_heads} head_dim={head_dim}";
+constexpr std::string_view kCausalGeometry =
+    "rows={rows} heads={heads} kv_heads={kv_heads} head_dim={head_dim} causal={causal}";
 
 }  // namespace
 
@@ -85,8 +141,9 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .products = true,
      .holds_y = kHoldsOutputs},
     {.type = OpType::kLinear,
-     .attributes = {"in_features", "out_features", Flag("bias")},
-     .geometry = "in={in_features} out={out_features} bias={bias}",
+     .attributes =
+         {"in_features", "out_features", Flag("bias"), {"rows", AttributeKind::kOptional}},
+     .geometry = "in={in_features} out={out_features} bias={bias}{?rows}",
      .forward = {.inputs = {{kX, kWeight, {kBias, "bias"}}},
                  .outputs = {{kY}},
                  .slots = {{"fwd", Linear}}},
@@ -108,13 +165,8 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .overwrites_x = kReluInPlace,
      .overwrites_dy = kGradientsInPlace,
      .holds_x = kHoldsOperands},
-    {.type = OpType::kGelu,
-     .attributes = {"elements"},
-     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
-     .backward = {.inputs = {{kX, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
-     .cheap = true,
-     .group = LayerGroup::kFeature,
-     .overwrites_dy = kGradientsInPlace},
+    Activation(OpType::kGelu),
+    Activation(OpType::kSilu),
     {.type = OpType::kLrn,
      .attributes = {"channels", "height", "width", "size", Number("alpha"), Number("beta"),
                     Number("k")},
@@ -147,7 +199,49 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .whole_batch = ""},
      .library = Library::kConvolution,
      .cheap = true,
-     .group = LayerGroup::kFeature},
+     .group = LayerGroup::kFeature,
+     .stays_fp32 = true},
+    {.type = OpType::kLayerNorm,
+     .attributes = {"rows", "features", Number("epsilon")},
+     .geometry = "rows={rows} features={features}",
+     .forward = {.inputs = {{kX, kWeight, kBias}},
+                 .outputs = {{kY, {kMean, "training"}, {kInvStd, "training"}}},
+                 .slots = {{"fwd", Norm, "", " training={training}"}},
+                 .mode = "training"},
+     .backward = {.inputs = {{kX, kWeight, kDy, kMean, kInvStd, {kBias, "fused_update"}}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight, kDbias}},
+                  .slots = {{"bwd", Norm, "", kParametersDetail}},
+                  .whole_batch = ""},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .stays_fp32 = true,
+     .on_gpu = false},
+    {.type = OpType::kRmsNorm,
+     .attributes = {"rows", "features", Number("epsilon")},
+     .geometry = "rows={rows} features={features}",
+     .forward = {.inputs = {{kX, kWeight}},
+                 .outputs = {{kY, {kInvStd, "training"}}},
+                 .slots = {{"fwd", Norm, "", " training={training}"}},
+                 .mode = "training"},
+     .backward = {.inputs = {{kX, kWeight, kDy, kInvStd}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight}},
+                  .slots = {{"bwd", Norm, "", kParametersDetail}},
+                  .whole_batch = ""},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .stays_fp32 = true,
+     .on_gpu = false},
+    {.type = OpType::kSoftmax,
+     .attributes = {"rows", "columns", Flag("causal")},
+     .geometry = "rows={rows} columns={columns} causal={causal}",
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", SoftmaxRows}}},
+     .backward = {.inputs = {{kY, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", SoftmaxRows}}},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .stays_fp32 = true,
+     .on_gpu = false,
+     .overwrites_x = kSoftmaxInPlace,
+     .overwrites_dy = kGradientsInPlace},
     {.type = OpType::kDropout,
      .attributes = {"elements", Number("ratio")},
      .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
@@ -155,6 +249,87 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .cheap = true,
      .training_only = true,
      .group = LayerGroup::kFeature},
+    {.type = OpType::kEmbedding,
+     .attributes = {"rows", "vocabulary", "features"},
+     .geometry = "rows={rows} vocabulary={vocabulary} features={features}",
+     .forward = {.inputs = {{kIndices, kWeight}}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
+     .backward = {.inputs = {{kIndices, kDy, {kWeight, "fused_update"}}},
+                  .outputs = {{kDweight}},
+                  .slots = {{"bwd", Sequence, "", " fused={fused_update}"}},
+                  .whole_batch = ""},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .gathers = true,
+     .on_gpu = false},
+    {.type = OpType::kPositionEmbedding,
+     .attributes = {"rows", "features", "positions", "span", Flag("class_token")},
+     .geometry = "rows={rows} features={features} positions={positions} span={span} "
+                 "class_token={class_token}",
+     .forward = {.inputs = {{kX, kWeight, {kBias, "class_token"}}},
+                 .outputs = {{kY}},
+                 .slots = {{"fwd", Sequence}}},
+     .backward = {.inputs = {{kDy, {kWeight, "fused_update"}, {kBias, "fused_update&class_token"}}},
+                  .outputs = {{{kDx, "needs_dx"}, kDweight, {kDbias, "class_token"}}},
+                  .slots = {{"bwd", Sequence, "", kParametersDetail}},
+                  .whole_batch = ""},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .gathers = true,
+     .on_gpu = false},
+    {.type = OpType::kRotary,
+     .attributes = {"rows", "heads", "head_dim", Number("theta")},
+     .geometry = "rows={rows} heads={heads} head_dim={head_dim}",
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Rotary}}},
+     .backward = {.inputs = {{kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Rotary}}},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .on_gpu = false,
+     .overwrites_dy = kGradientsInPlace},
+    {.type = OpType::kAttentionScores,
+     .attributes = {"rows", "heads", "kv_heads", "head_dim"},
+     .geometry = kHeadsGeometry,
+     .forward = {.inputs = {{kX, kX2}}, .outputs = {{kY}}, .slots = {{"fwd", Scores}}},
+     .backward = {.inputs = {{kX, kX2, kDy}},
+                  .outputs = {{kDx, kDx2}},
+                  .slots = {{"bwd", ScoresBackward}}},
+     .library = Library::kBlas,
+     .group = LayerGroup::kFeature,
+     .convolves = true,
+     .products = true,
+     .on_gpu = false},
+    {.type = OpType::kAttentionValues,
+     .attributes = {"rows", "heads", "kv_heads", "head_dim"},
+     .geometry = kHeadsGeometry,
+     .forward = {.inputs = {{kX, kX2}}, .outputs = {{kY}}, .slots = {{"fwd", Scores}}},
+     .backward = {.inputs = {{kX, kX2, kDy}},
+                  .outputs = {{kDx, kDx2}},
+                  .slots = {{"bwd", ScoresBackward}}},
+     .library = Library::kBlas,
+     .group = LayerGroup::kFeature,
+     .convolves = true,
+     .products = true,
+     .on_gpu = false},
+    {.type = OpType::kAttention,
+     .attributes = {"rows", "heads", "kv_heads", "head_dim", Flag("causal")},
+     .geometry = kCausalGeometry,
+     .forward = {.inputs = {{kX, kX2, kX3}},
+                 .outputs = {{kY, {kLogSumExp, "training"}}},
+                 .slots = {{"fwd", Attention, "", " training={training}"}},
+                 .mode = "training"},
+     .backward = {.inputs = {{kX, kX2, kX3, kY, kDy, kLogSumExp}},
+                  .outputs = {{kDx, kDx2, kDx3}},
+                  .slots = {{"bwd", AttentionBackward}}},
+     .group = LayerGroup::kFeature,
+     .products = true,
+     .on_gpu = false},
+    {.type = OpType::kSelect,
+     .attributes = {"rows", "features", "index"},
+     .geometry = "rows={rows} features={features}",
+     .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
+     .backward = {.inputs = {{kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Nothing}}},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .on_gpu = false},
     {.type = OpType::kConcat,
      .attributes = {"parts", "height", "width", "channels_*"},
      .geometry = "plane={height}x{width} channels={channels_*}",
@@ -167,6 +342,15 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .backward = {.inputs = {{kDy}}, .outputs = {{kDx}, true}, .slots = {"bwd"}},
      .group = LayerGroup::kFeature,
      .overwrites_x = kAddInPlace},
+    {.type = OpType::kMul,
+     .attributes = {"elements"},
+     .forward = {.inputs = {{kX, kX2}}, .outputs = {{kY}}, .slots = {{"fwd", Elements}}},
+     .backward = {.inputs = {{kX, kX2, kDy}},
+                  .outputs = {{kDx, kDx2}},
+                  .slots = {{"bwd", Elements}}},
+     .cheap = true,
+     .group = LayerGroup::kFeature,
+     .on_gpu = false},
     {.type = OpType::kFork,
      .attributes = {"elements", "parts"},
      .geometry = "elements={elements} parts={parts}",
@@ -179,10 +363,14 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .forward = {.inputs = {{kX}, true}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
      .cheap = true},
     {.type = OpType::kSoftmaxLoss,
-     .attributes = {"elements"},
-     .forward = {.inputs = {{kX, kLabels}}, .outputs = {{kY, kLoss}}, .slots = {{"fwd", Elements}}},
-     .backward = {.inputs = {{kY, kLabels}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
+     .attributes = {"elements", {"rows", AttributeKind::kOptional}},
+     .geometry = "elements={elements}{?rows}",
+     .forward = {.inputs = {{kX, kLabels}},
+                 .outputs = {{kY, kLoss}},
+                 .slots = {{"fwd", SoftmaxLoss}}},
+     .backward = {.inputs = {{kY, kLabels}}, .outputs = {{kDx}}, .slots = {{"bwd", SoftmaxLoss}}},
      .group = LayerGroup::kInPlace,
+     .stays_fp32 = true,
      .overwrites_x = kSoftmaxInPlace,
      .overwrites_dy = kGradientsInPlace},
     {.type = OpType::kSgd,
@@ -192,12 +380,13 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                 .outputs = {{kParameter, kMomentum}, true},
                 .slots = {{"update", Momentum}},
                 .whole_batch = ""}},
+    AdamRow(OpType::kAdam, 0),
+    AdamRow(OpType::kAdamW, 0.01),
     {.type = OpType::kConvolution,
      .group = LayerGroup::kFeature,
      .convolves = true,
      .products = true},
     {.type = OpType::kMatmul, .group = LayerGroup::kFeature, .convolves = true, .products = true},
-    {.type = OpType::kAttention, .group = LayerGroup::kFeature, .products = true},
     {.type = OpType::kOther, .cheap = true, .group = LayerGroup::kFeature},
 }};
 static_assert(std::ranges::equal(
@@ -207,11 +396,17 @@ static_assert(std::ranges::equal(
 
 namespace {
 
+// Returns how many operands of the list the op has, counting a list that repeats once.
+size_t CountOf(const Op& op, const OperandList& list) {
+  return static_cast<size_t>(std::ranges::count_if(
+      list.span(), [&](const Operand& operand) { return Holds(op, operand.when); }));
+}
+
 std::optional<size_t> IndexOf(const Op& op, const OperandList& list, Role role, size_t part) {
   size_t index = 0;
   for (const Operand& operand : list.span()) {
     if (!Holds(op, operand.when)) continue;
-    if (operand.role == role) return index + part * list.span().size();
+    if (operand.role == role) return index + part * CountOf(op, list);
     ++index;
   }
   return std::nullopt;
@@ -229,6 +424,12 @@ std::string Fill(const Op& op, std::string_view text) {
     const std::string_view name = text.substr(open + 1, close - open - 1);
     filled += text.substr(0, open);
     text.remove_prefix(close + 1);
+    if (name.starts_with('?')) {
+      const std::string_view optional = name.substr(1);
+      if (!op.FindAttribute(optional)) continue;
+      filled += fmt::format(" {}={}", optional, op.IntAttribute(optional));
+      continue;
+    }
     if (!name.ends_with('*')) {
       filled += fmt::format("{}", op.IntAttribute(name));
       continue;
@@ -261,6 +462,19 @@ const OpStep& OpRow::step(Phase phase) const {
   return phase == Phase::kForward ? forward : phase == Phase::kBackward ? backward : update;
 }
 
+const OpStep& StepOf(const Op& op) {
+  static constexpr OpStep kNone{};
+  return op.recorded ? kNone : RowOf(op.type).step(op.phase);
+}
+
+bool Convolves(const Op& op) {
+  return RowOf(op.type).convolves || (op.type == OpType::kLinear && op.FindAttribute("rows"));
+}
+
+int64_t PositionsOf(const Op& op) {
+  return op.FindAttribute("rows") ? op.IntAttribute("rows", 1) : 1;
+}
+
 bool Holds(const Op& op, std::string_view when) {
   while (!when.empty()) {
     const std::string_view one = when.substr(0, when.find('&'));
@@ -289,7 +503,7 @@ std::optional<TensorId> FindOutput(const Op& op, Role role) {
 
 Role OutputRole(const Op& op, size_t i) {
   const OperandList& list = StepOf(op).outputs;
-  if (list.repeats) return list.operands[i % list.span().size()].role;
+  if (list.repeats) i %= std::max<size_t>(CountOf(op, list), 1);
   for (const Operand& operand : list.span()) {
     if (Holds(op, operand.when) && i-- == 0) return operand.role;
   }
@@ -313,8 +527,17 @@ void RequireExecutable(const Op& op, std::string_view backend) {
                   Name(op.type), fmt::join(types, ", ")));
 }
 
+void RequireExecutableOnGpu(const Op& op) {
+  RequireExecutable(op, "CUDA");
+  const bool sequence = op.type == OpType::kLinear || op.type == OpType::kSoftmaxLoss;
+  if (RowOf(op.type).on_gpu && !(sequence && op.FindAttribute("rows"))) return;
+  throw InputError(fmt::format(
+      "op '{}': the CUDA backend has no kernel for {} ops{}; the backends sim and cpu run it",
+      op.name, Name(op.type), sequence ? " on sequences" : ""));
+}
+
 size_t ParameterCount(const Op& op, size_t inputs, size_t outputs) {
-  const size_t in = StepOf(op).inputs.span().size(), out = StepOf(op).outputs.span().size();
+  const size_t in = CountOf(op, StepOf(op).inputs), out = CountOf(op, StepOf(op).outputs);
   if (inputs % in != 0 || outputs * in != inputs * out) {
     throw InputError(
         fmt::format("op '{}' ({}) has {} inputs and {} outputs, needs {} and {} per parameter",

@@ -24,27 +24,60 @@ namespace spillway {
 // The role of an operand in its op. The role of a gradient follows the role of its operand.
 enum class Role : uint8_t {
   kNone,
-  kX,  // the layer's input
+  kX,  // the layer's input; the layer's first input if the list also names the next two
   kDx,
+  kX2,
+  kDx2,
+  kX3,
+  kDx3,
   kY,  // the layer's output
   kDy,
   kWeight,
   kDweight,  // the parameter itself if the update is fused; also for kDbias
   kBias,
   kDbias,
-  kMean,  // of the batch; this role and the three below have one value per channel
+  kMean,  // this role and the three below have one value per channel, or per position of a sequence
   kInvStd,
   kRunningMean,
   kRunningVar,
+  kLogSumExp,  // of the scores of each head and position
+  kIndices,    // the layer's input if it chooses rows of the weight
   kLabels,
   kLoss,
   kParameter,  // of an update; its gradient is kGradient
   kGradient,
+  kMaster,  // the parameter in float32, if its own type is shorter
   kMomentum,
+  kSecondMoment,
+  kStep,  // the number of updates so far, one value
 };
-inline constexpr std::array kRoleNames = std::to_array<std::string_view>(
-    {"", "x", "dx", "y", "dy", "weight", "dweight", "bias", "dbias", "mean", "inv_std",
-     "running_mean", "running_var", "labels", "loss", "parameter", "gradient", "momentum"});
+inline constexpr std::array kRoleNames = std::to_array<std::string_view>({"",
+                                                                          "x",
+                                                                          "dx",
+                                                                          "x2",
+                                                                          "dx2",
+                                                                          "x3",
+                                                                          "dx3",
+                                                                          "y",
+                                                                          "dy",
+                                                                          "weight",
+                                                                          "dweight",
+                                                                          "bias",
+                                                                          "dbias",
+                                                                          "mean",
+                                                                          "inv_std",
+                                                                          "running_mean",
+                                                                          "running_var",
+                                                                          "log_sum_exp",
+                                                                          "indices",
+                                                                          "labels",
+                                                                          "loss",
+                                                                          "parameter",
+                                                                          "gradient",
+                                                                          "master",
+                                                                          "momentum",
+                                                                          "second_moment",
+                                                                          "step"});
 
 constexpr size_t Index(Role role) { return static_cast<size_t>(role); }
 constexpr std::string_view Name(Role role) { return kRoleNames[Index(role)]; }
@@ -61,9 +94,9 @@ struct Operand {
   constexpr Operand(Role r, std::string_view w = {}) : role(r), when(w) {}
 };
 
-// The operands of one direction, in order. Further inputs of a backward op follow the list: each dx
-// that the op adds to, x if it has `holds_x`, and y if it has `holds_y`. No backend reads them by
-// index.
+// The operands of one direction, in order. Further inputs of a backward op follow the list: each
+// gradient that the op adds to, x if it has `holds_x`, and y if it has `holds_y`. No backend reads
+// them by index.
 struct OperandList {
   Operand operands[8];
   bool repeats = false;  // the whole list occurs once for each part or parameter
@@ -91,7 +124,8 @@ struct OpStep {
   bool exists() const { return !slots[0].name.empty(); }
 };
 
-enum class AttributeKind : uint8_t { kInteger, kNumber, kFlag };
+// An optional attribute is an integer that some ops of the type lack.
+enum class AttributeKind : uint8_t { kInteger, kNumber, kFlag, kOptional };
 
 struct AttributeInfo {
   std::string_view name{};  // "channels_*" means one attribute for each part
@@ -125,8 +159,10 @@ inline constexpr Rules kReluInPlace = 1, kAddInPlace = 2, kSoftmaxInPlace = 4,
 
 struct OpRow {
   OpType type = OpType::kOther;
-  AttributeInfo attributes[14] = {};                  // of every op of the type, in order
-  std::string_view geometry = "elements={elements}";  // of a signature; {NAME} is an attribute
+  AttributeInfo attributes[14] = {};  // of every op of the type, in order
+  // Of a signature. {NAME} stands for the value of an attribute, {?NAME} for " NAME=VALUE", or for
+  // nothing if the op lacks the attribute.
+  std::string_view geometry = "elements={elements}";
   OpStep forward{}, backward{}, update{};
 
   Library library = Library::kNone;
@@ -135,8 +171,12 @@ struct OpRow {
   bool cheap = false;          // to recompute; not a checkpoint of SuperNeurons (section 3.4)
   bool training_only = false;  // in inference the layer passes on its input
   LayerGroup group = LayerGroup::kNone;
-  bool convolves = false;  // a convolution for policies that offload only convolutions
+  bool convolves = false;  // see `Convolves`
   bool products = false;   // multiplies matrices, in the arithmetic of its slots
+  bool gathers = false;    // forward reads only as much of the weight as y is large
+  // Automatic mixed precision leaves the layer's output, parameters and statistics in float32.
+  bool stays_fp32 = false;
+  bool on_gpu = true;  // the CUDA backend has a kernel
 
   // The rules under which forward writes y over x, backward writes dx over the incoming gradient,
   // and backward keeps x or y alive without reading it. Backward always keeps the tensors that it
@@ -145,14 +185,25 @@ struct OpRow {
 
   std::span<const AttributeInfo> attribute_list() const;
   const OpStep& step(Phase phase) const;
-  // Returns true iff backends execute ops of this type. Ops of other types have at most recorded
+  // Returns true iff a backend executes ops of this type. Ops of other types have at most recorded
   // costs.
   bool executable() const { return forward.exists() || update.exists(); }
 };
 
 extern const std::array<OpRow, kOpTypeCount> kOpTable;  // by type
 inline const OpRow& RowOf(OpType type) { return kOpTable[Index(type)]; }
-inline const OpStep& StepOf(const Op& op) { return RowOf(op.type).step(op.phase); }
+// Returns the step of the op, which does not exist if no backend executes it. The ops of recorded
+// traces have other operands than the rows say, and costs in place of kernels.
+const OpStep& StepOf(const Op& op);
+
+// Returns true iff the op is a convolution for policies that offload only convolutions. Products of
+// matrices on sequences take the place of convolutions: linear layers, and the products of
+// attention unless it is one op.
+bool Convolves(const Op& op);
+
+// Returns the number of positions in each sample that the op treats alike: 1 unless it works on
+// sequences.
+int64_t PositionsOf(const Op& op);
 
 // Returns true iff the condition holds for the op.
 bool Holds(const Op& op, std::string_view when);
@@ -175,6 +226,8 @@ std::string SignatureOf(const Op& op, const OpSlot& slot);
 // Throws an `InputError` that lists the executable types if no backend executes ops of this type
 // and phase. `backend` is the name of the backend in the message.
 void RequireExecutable(const Op& op, std::string_view backend);
+// Throws an `InputError` if the CUDA backend has no kernel for this op.
+void RequireExecutableOnGpu(const Op& op);
 
 // Returns the number of parameters of an update with this many operands. Throws `InputError` if the
 // operands do not make up a whole number of parameters.

@@ -10,8 +10,8 @@
 
 namespace spillway {
 
-// The function that a layer or an op computes; ops/op_table.h has a row for each. The last four are
-// for ops of imported traces, which have recorded costs but no implementation in the backends.
+// The function that a layer or an op computes; ops/op_table.h has a row for each. The last three
+// are for ops of imported traces, which have recorded costs but no implementation in the backends.
 enum class OpType : uint8_t {
   kInput,
   kConv2d,
@@ -20,24 +20,66 @@ enum class OpType : uint8_t {
   kAvgPool2d,
   kRelu,
   kGelu,
+  kSilu,
   kLrn,
   kBatchNorm,
+  kLayerNorm,
+  kRmsNorm,
+  kSoftmax,
   kDropout,
+  kEmbedding,
+  kPositionEmbedding,
+  kRotary,
+  kAttentionScores,
+  kAttentionValues,
+  kAttention,
+  kSelect,
   kConcat,
   kAdd,
+  kMul,
   kFork,
   kRows,
   kSoftmaxLoss,
   kSgd,
+  kAdam,
+  kAdamW,
   kConvolution,
   kMatmul,
-  kAttention,
   kOther,
 };
-inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>(
-    {"input",        "conv2d",    "linear",      "maxpool2d", "avgpool2d", "relu", "gelu",
-     "lrn",          "batchnorm", "dropout",     "concat",    "add",       "fork", "rows",
-     "softmax_loss", "sgd",       "convolution", "matmul",    "attention", "other"});
+inline constexpr std::array kOpTypeNames = std::to_array<std::string_view>({"input",
+                                                                            "conv2d",
+                                                                            "linear",
+                                                                            "maxpool2d",
+                                                                            "avgpool2d",
+                                                                            "relu",
+                                                                            "gelu",
+                                                                            "silu",
+                                                                            "lrn",
+                                                                            "batchnorm",
+                                                                            "layernorm",
+                                                                            "rmsnorm",
+                                                                            "softmax",
+                                                                            "dropout",
+                                                                            "embedding",
+                                                                            "position_embedding",
+                                                                            "rotary",
+                                                                            "attention_scores",
+                                                                            "attention_values",
+                                                                            "attention",
+                                                                            "select",
+                                                                            "concat",
+                                                                            "add",
+                                                                            "mul",
+                                                                            "fork",
+                                                                            "rows",
+                                                                            "softmax_loss",
+                                                                            "sgd",
+                                                                            "adam",
+                                                                            "adamw",
+                                                                            "convolution",
+                                                                            "matmul",
+                                                                            "other"});
 inline constexpr size_t kOpTypeCount = kOpTypeNames.size();
 
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };

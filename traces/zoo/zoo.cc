@@ -15,17 +15,27 @@ namespace {
 
 constexpr int64_t kLargestImage = 4096;
 
+// Limits of transformers.
+constexpr int64_t kLongestSequence = 1 << 20;
+constexpr int64_t kMostFeatures = 1 << 20;  // also of heads, and of words in a vocabulary
+constexpr int64_t kPatternLength = 64;      // of gpt(...) and llama(...), unless they say another
+
 // Limits of a densely connected network: the number of blocks, and the channels that a layer adds.
 constexpr size_t kMostDenseBlocks = 16;
 constexpr int64_t kMostGrowth = 1024;
 
-// The parsed name of a network. Exactly one of `entry`, `blocks`, `dense` and `repetitions` is set.
+// The parsed name of a network. Exactly one of the members but the last is set.
 struct NetworkName {
   const ZooEntry* entry = nullptr;
   std::optional<std::array<int, 4>> blocks;
   std::optional<DenseNetSpec> dense;
   std::optional<int> repetitions;
-  std::optional<int64_t> image;
+  std::optional<GptSpec> gpt;
+  std::optional<LlamaSpec> llama;
+  std::optional<int64_t> extent;  // of the image or the sequence
+
+  bool has_spec() const { return blocks || dense || repetitions || gpt || llama; }
+  bool on_images() const { return !gpt && !llama && (entry == nullptr || entry->on_images); }
 };
 
 std::vector<std::string> Names() {
@@ -118,6 +128,52 @@ std::optional<int> ParseRepetitions(std::string_view name) {
   return count;
 }
 
+// Parses "FAMILY(n1,n2,...)" with one number for each of the given names, of which the second is a
+// number of layers. Returns nullopt if the name does not begin with the family and "(".
+template <size_t kCount>
+std::optional<std::array<int64_t, kCount>> ParseSpec(
+    std::string_view name, std::string_view family,
+    const std::array<std::string_view, kCount>& names, std::string_view example) {
+  if (!name.starts_with(family) || !name.substr(family.size()).starts_with('(')) {
+    return std::nullopt;
+  }
+  std::string_view rest = name.substr(family.size() + 1);
+  std::array<int64_t, kCount> numbers{};
+  bool valid = rest.ends_with(')');
+  for (size_t i = 0; valid && i < kCount; ++i) {
+    const size_t end = i + 1 < kCount ? std::min(rest.find(','), rest.size()) : rest.size() - 1;
+    const auto number = ParseCount(rest.substr(0, end), i == 1 ? kMostBlocks : kMostFeatures);
+    valid = number && end < rest.size();
+    if (!valid) break;
+    numbers[i] = *number;
+    rest.remove_prefix(end + 1);
+  }
+  if (!valid) {
+    throw UsageError(
+        fmt::format("'{}' is not a network: expected {}({}) with whole numbers from 1, at most {} "
+                    "layers and {} of everything else, for example {}",
+                    name, family, fmt::join(names, ","), kMostBlocks, kMostFeatures, example));
+  }
+  return numbers;
+}
+
+std::optional<GptSpec> ParseGpt(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kNames{"width", "layers", "heads", "vocabulary"};
+  const auto numbers = ParseSpec(name, "gpt", kNames, "gpt(64,2,4,100)");
+  if (!numbers) return std::nullopt;
+  const auto [width, layers, heads, vocabulary] = *numbers;
+  return GptSpec{width, layers, heads, vocabulary, /*positions=*/1};
+}
+
+std::optional<LlamaSpec> ParseLlama(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kNames{"width",    "layers", "heads",
+                                                   "kv_heads", "ffn",    "vocabulary"};
+  const auto numbers = ParseSpec(name, "llama", kNames, "llama(64,2,4,2,128,100)");
+  if (!numbers) return std::nullopt;
+  const auto [width, layers, heads, kv_heads, ffn, vocabulary] = *numbers;
+  return LlamaSpec{width, layers, heads, kv_heads, ffn, vocabulary};
+}
+
 // Families of models that are often trained with PyTorch and are not built in.
 constexpr std::array kImported = std::to_array<std::string_view>(
     {"bert",      "bloom", "clip",  "convnext", "deit",    "efficientnet",
@@ -127,12 +183,16 @@ constexpr std::array kImported = std::to_array<std::string_view>(
 
 [[noreturn]] void FailUnknown(std::string_view network) {
   const auto is_of = [&](std::string_view family) { return network.starts_with(family); };
-  if (std::ranges::any_of(kImported, is_of)) {
+  const auto family = std::ranges::find_if(kImported, is_of);
+  if (family != kImported.end()) {
+    std::vector<std::string> relatives = Names();
+    std::erase_if(relatives, [&](const std::string& name) { return !name.starts_with(*family); });
     throw UsageError(fmt::format(
-        "'{0}' is not built in; import it: record a step with scripts/record_pytorch.py, "
+        "'{0}' is not built in{1}; import it: record a step with scripts/record_pytorch.py, "
         "make a trace of it with spillway trace import, and give that file "
         "({0}.json.zst) as the workload",
-        network));
+        network,
+        relatives.empty() ? "" : fmt::format(" (built in are {})", fmt::join(relatives, ", "))));
   }
   throw UsageError(UnknownName("network", network, Names()));
 }
@@ -142,22 +202,49 @@ NetworkName Parse(std::string_view text) {
   NetworkName name;
   const size_t at = text.find('@');
   const std::string_view base = text.substr(0, at);
-  if (at != std::string_view::npos) {
-    name.image = ParseCount(text.substr(at + 1), kLargestImage);
-    if (!name.image) {
-      throw UsageError(fmt::format("'{}': the image size '{}' is not a whole number from 1 to {}",
-                                   text, text.substr(at + 1), kLargestImage));
-    }
-  }
   name.blocks = ParseBlocks(base);
   name.dense = ParseDenseNet(base);
   name.repetitions = ParseRepetitions(base);
-  if (name.blocks || name.dense || name.repetitions) return name;
+  name.gpt = ParseGpt(base);
+  name.llama = ParseLlama(base);
   for (const ZooEntry& entry : Zoo()) {
     if (entry.name == base) name.entry = &entry;
   }
-  if (name.entry == nullptr) FailUnknown(base);
+  if (name.entry == nullptr && !name.has_spec()) FailUnknown(base);
+  if (at == std::string_view::npos) return name;
+  const int64_t most = name.on_images() ? kLargestImage : kLongestSequence;
+  name.extent = ParseCount(text.substr(at + 1), most);
+  if (!name.extent) {
+    throw UsageError(fmt::format("'{}': the {} '{}' is not a whole number from 1 to {}", text,
+                                 name.on_images() ? "image size" : "length", text.substr(at + 1),
+                                 most));
+  }
   return name;
+}
+
+template <int64_t kWidth, int64_t kLayers, int64_t kHeads>
+Network Gpt2(std::string name, int64_t length, AttentionKind kind) {
+  return BuildGpt(std::move(name), length, {kWidth, kLayers, kHeads}, kind);
+}
+
+template <int64_t kWidth, int64_t kLayers, int64_t kHeads>
+Network Bert(std::string name, int64_t length, AttentionKind kind) {
+  return BuildBert(std::move(name), length, {kWidth, kLayers, kHeads, 30522, 512}, kind);
+}
+
+template <int64_t kWidth, int64_t kLayers, int64_t kHeads>
+Network Vit(std::string name, int64_t image, AttentionKind kind) {
+  return BuildVit(std::move(name), image, {kWidth, kLayers, kHeads}, kind);
+}
+
+Network Llama1B(std::string name, int64_t length, AttentionKind kind) {
+  LlamaSpec spec{.width = 2048, .layers = 16, .ffn = 8192};
+  spec.tied = true;
+  return BuildLlama(std::move(name), length, spec, kind);
+}
+
+Network Llama8B(std::string name, int64_t length, AttentionKind kind) {
+  return BuildLlama(std::move(name), length, {}, kind);
 }
 
 template <int... kConvs>
@@ -240,6 +327,22 @@ const std::vector<ZooEntry>& Zoo() {
       {"densenet161", "DenseNet-161, growth 48 (Huang et al. 2017)", 224,
        DenseNet<48, 6, 12, 36, 24>},
       {"densenet40", "DenseNet-40, growth 40, no bottlenecks, 32x32 (u-cuDNN)", 32, DenseNet40},
+      {"gpt2", "GPT-2, 124M parameters, 1024 tokens (Radford et al. 2019)", 1024, nullptr,
+       Gpt2<768, 12, 12>, false},
+      {"gpt2-medium", "GPT-2, 355M parameters", 1024, nullptr, Gpt2<1024, 24, 16>, false},
+      {"gpt2-large", "GPT-2, 774M parameters", 1024, nullptr, Gpt2<1280, 36, 20>, false},
+      {"gpt2-xl", "GPT-2, 1558M parameters", 1024, nullptr, Gpt2<1600, 48, 25>, false},
+      {"bert-base", "BERT, masked language model, 512 tokens (Devlin et al. 2019)", 512, nullptr,
+       Bert<768, 12, 12>, false},
+      {"bert-large", "BERT, masked language model, 24 layers", 512, nullptr, Bert<1024, 24, 16>,
+       false},
+      {"vit-b16", "Vision transformer, base, 16x16 patches (Dosovitskiy et al. 2021)", 224, nullptr,
+       Vit<768, 12, 12>},
+      {"vit-l16", "Vision transformer, large, 16x16 patches", 224, nullptr, Vit<1024, 24, 16>},
+      {"llama-1b", "Llama 3.2 1B, tied embeddings, 2048 tokens (Grattafiori et al. 2024)", 2048,
+       nullptr, Llama1B, false},
+      {"llama-8b", "Llama 3 8B, 2048 tokens (Grattafiori et al. 2024)", 2048, nullptr, Llama8B,
+       false},
   };
   return zoo;
 }
@@ -252,24 +355,31 @@ const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
       {"constructed(n)",
        "n pairs of a 1x1 and a 5x5 convolution: fast and long layers alternate (vDNN++, Table "
        "III)"},
+      {"gpt(width,layers,heads,vocabulary)", "GPT-2 of any size, 64 tokens"},
+      {"llama(width,layers,heads,kv_heads,ffn,vocabulary)",
+       "Llama of any size, 64 tokens, embeddings not tied"},
       {"NETWORK@IMAGE", "any of these for images of another size: resnet50@227, vgg16@227"},
+      {"NETWORK@LENGTH", "GPT, BERT and Llama for sequences of another length: gpt2@512"},
   };
   return patterns;
 }
 
-Network BuildNetwork(std::string_view name) {
-  const NetworkName parsed = Parse(name);
-  if (parsed.repetitions) {
-    return BuildConstructed(std::string(name), parsed.image.value_or(224), *parsed.repetitions);
-  }
+Network BuildNetwork(std::string_view text, AttentionKind kind) {
+  const NetworkName parsed = Parse(text);
+  std::string name(text);
+  const int64_t image = parsed.extent.value_or(224);
+  const int64_t length = parsed.extent.value_or(kPatternLength);
+  if (parsed.repetitions) return BuildConstructed(std::move(name), image, *parsed.repetitions);
   if (parsed.blocks) {
-    return BuildResNet(std::string(name), parsed.image.value_or(224), ResidualBlock::kBottleneck,
-                       *parsed.blocks);
+    return BuildResNet(std::move(name), image, ResidualBlock::kBottleneck, *parsed.blocks);
   }
-  if (parsed.dense) {
-    return BuildDenseNet(std::string(name), parsed.image.value_or(224), *parsed.dense);
-  }
-  return parsed.entry->build(std::string(name), parsed.image.value_or(parsed.entry->image));
+  if (parsed.dense) return BuildDenseNet(std::move(name), image, *parsed.dense);
+  if (parsed.gpt) return BuildGpt(std::move(name), length, *parsed.gpt, kind);
+  if (parsed.llama) return BuildLlama(std::move(name), length, *parsed.llama, kind);
+  const ZooEntry& entry = *parsed.entry;
+  const int64_t extent = parsed.extent.value_or(entry.extent);
+  if (entry.build != nullptr) return entry.build(std::move(name), extent);
+  return entry.build_transformer(std::move(name), extent, kind);
 }
 
 std::string Workload::Name() const { return fmt::format("{}:{}", network, batch); }

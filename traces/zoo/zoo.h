@@ -1,4 +1,4 @@
-// The network zoo: the architectures that the papers evaluate, by name.
+// The network zoo: the architectures that the papers evaluate, and transformers, by name.
 
 #ifndef SPILLWAY_TRACES_ZOO_ZOO_H_
 #define SPILLWAY_TRACES_ZOO_ZOO_H_
@@ -18,11 +18,14 @@ namespace spillway {
 inline constexpr int64_t kLargestBatch = 65536;
 inline constexpr int64_t kMostBlocks = 10'000;
 
+// An entry has one of the two builders, which fits its kind.
 struct ZooEntry {
   std::string name;
   std::string description;  // variant and source
-  int64_t image = 224;      // height and width
-  Network (*build)(std::string name, int64_t image);
+  int64_t extent = 224;     // height and width of images, or length of a sequence
+  Network (*build)(std::string name, int64_t image) = nullptr;
+  Network (*build_transformer)(std::string name, int64_t extent, AttentionKind kind) = nullptr;
+  bool on_images = true;  // false: on sequences of tokens
 };
 
 // Returns all networks in the order in which they are listed.
@@ -32,13 +35,15 @@ const std::vector<ZooEntry>& Zoo();
 // - "resnet(3,4,6,3)": residual networks of any depth
 // - "densenet(6,12,24,16,k=32)": densely connected networks of any depth and growth
 // - "constructed(5)": the network that vDNN++ constructs, with any number of repetitions
+// - "gpt(64,2,4,100)", "llama(64,2,4,2,128,100)": transformers of any width and depth
 // - NAME@IMAGE: any network for square images of another size, such as "vgg16@227"
+// - NAME@LENGTH: a network for sequences of another length, such as "gpt2@512"
 const std::vector<std::pair<std::string, std::string>>& ZooPatterns();
 
-// Builds a network by name. If the name is unknown, throws a `UsageError` with a suggestion and the
-// valid names. Throws an `InputError` that names a layer if the network cannot be built for the
-// image size.
-Network BuildNetwork(std::string_view name);
+// Builds a network by name. The kind of attention concerns transformers only. If the name is
+// unknown, throws a `UsageError` with a suggestion and the valid names. Throws an `InputError` that
+// names a layer if the network cannot be built for the image size, or has heads of no whole width.
+Network BuildNetwork(std::string_view name, AttentionKind kind = AttentionKind::kFused);
 
 // A network and a batch size: "vgg19:256".
 struct Workload {
@@ -94,6 +99,47 @@ struct DenseNetSpec {
   int64_t classes = 1000;
 };
 Network BuildDenseNet(std::string name, int64_t image, const DenseNetSpec& spec);
+
+// The transformers below have no dropout. The projections to queries, keys and values are three
+// linear layers, whose parameters some of the originals keep in one. GELU is the exact form.
+
+// GPT-2 (Radford et al. 2019) and BERT (Devlin et al. 2019). The table of positions has `positions`
+// rows, or as many as the sequence is long if it is longer. The last linear layer shares the weight
+// of the embedding.
+struct GptSpec {
+  int64_t width = 768;
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t vocabulary = 50257;
+  int64_t positions = 1024;
+};
+Network BuildGpt(std::string name, int64_t length, const GptSpec& spec, AttentionKind kind);
+// Builds BERT with the head for masked language modelling, and a loss of each token. The first half
+// of the sequence is one segment, the second half another.
+Network BuildBert(std::string name, int64_t length, const GptSpec& spec, AttentionKind kind);
+
+// The vision transformer (Dosovitskiy et al. 2021) with a class token and 1000 classes.
+struct VitSpec {
+  int64_t width = 768;
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t patch = 16;
+};
+Network BuildVit(std::string name, int64_t image, const VitSpec& spec, AttentionKind kind);
+
+// Llama (Touvron et al. 2023; Grattafiori et al. 2024), without the scaling of rotary frequencies
+// for long contexts.
+struct LlamaSpec {
+  int64_t width = 4096;
+  int64_t layers = 32;
+  int64_t heads = 32;
+  int64_t kv_heads = 8;
+  int64_t ffn = 14336;
+  int64_t vocabulary = 128256;
+  double theta = 500'000;
+  bool tied = false;  // the last linear layer shares the weight of the embedding
+};
+Network BuildLlama(std::string name, int64_t length, const LlamaSpec& spec, AttentionKind kind);
 
 }  // namespace spillway
 

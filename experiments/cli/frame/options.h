@@ -68,7 +68,8 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format,
 void CheckEnding(const std::filesystem::path& path, const std::vector<std::string>& valid);
 
 // The keys of a case that say how a network is lowered, and where the case runs.
-inline constexpr std::string_view kLoweringKeys[] = {"preset", "mode", "host"};
+inline constexpr std::string_view kLoweringKeys[] = {"preset",    "mode",      "attention",
+                                                     "optimizer", "precision", "host"};
 inline constexpr std::string_view kMachineKeys[] = {
     "device",        "pool",         "allocator", "compress", "cost",
     "deterministic", "charge-input", "check",     "timeout",  "in-process"};

@@ -105,16 +105,20 @@ std::vector<std::vector<ResultRow>> CasesOf(const StoreKind& kind,
   return cases;
 }
 
-// Returns the title of a case: "vgg16:64 (torch, training) on h200 with 7.31 GiB (60%)".
+// Returns the title of a case: "vgg16:64 (torch, training) on h200 with 7.31 GiB (60%)". Attention,
+// optimizer and precision follow the mode if they were given.
 std::string TitleOfCase(const ResultRow& row) {
   const auto text = [&](std::string_view name) {
     return FormatCell(Named(SweepKind().columns, name).get(row), "");
   };
   const Value memory = Named(SweepKind().columns, "memory_bytes").get(row);
   const std::string asked = text("memory_request");
+  std::string built = fmt::format("{}, {}", text("preset"), text("mode"));
+  for (const char* name : {"attention", "optimizer", "precision"}) {
+    if (text(name) != "-") built += fmt::format(", {} {}", name, text(name));
+  }
   return fmt::format(
-      "{} ({}, {}) on {} with {}{}\n", text("workload"), text("preset"), text("mode"),
-      text("device"),
+      "{} ({}) on {} with {}{}\n", text("workload"), built, text("device"),
       memory == Value() ? "unlimited memory" : FormatBytes(Bytes(std::get<int64_t>(memory))),
       asked == "-" ? "" : fmt::format(" ({})", asked));
 }

@@ -140,7 +140,8 @@ const StoreKind& SweepKind() {
                    "spillway.results/v1",
                    {"policy", "best", "fits", "iteration_ms", "slowdown", "peak_allocated_bytes",
                     "allocator", "offloaded_bytes", "stall_ms"},
-                   {"workload", "device", "memory_request", "preset", "mode"}};
+                   {"workload", "device", "memory_request", "preset", "mode", "attention",
+                    "optimizer", "precision"}};
     for (Column<ResultRow>& column : made.columns) {
       if (column.header.empty() && std::ranges::count(made.shown, column.name) +
                                            std::ranges::count(made.cases, column.name) >

@@ -16,6 +16,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "tests/testing/kernel_cases.h"
+#include "traces/ops/op_table.h"
 
 namespace spillway {
 
@@ -34,14 +35,15 @@ struct Buffer {
   std::span<std::byte> span;
 };
 
-// Runs the op in `Scalar` and returns its outputs. Labels are passed as numbers.
+// Runs the op in `Scalar` and returns its outputs. Labels and tokens are passed as numbers.
 template <typename Scalar>
 std::vector<Array> Execute(const Op& op, const std::vector<Array>& inputs,
                            const std::vector<KernelCase::Output>& outputs, size_t skip = 0) {
   std::vector<Buffer> buffers;
   std::vector<std::span<std::byte>> in, out;
   for (const Array& values : inputs) {
-    const bool labels = op.type == OpType::kSoftmaxLoss && in.size() == 1;
+    const bool labels =
+        in.size() == InputIndex(op, Role::kLabels) || in.size() == InputIndex(op, Role::kIndices);
     buffers.emplace_back(values.size() * (labels ? sizeof(int32_t) : sizeof(Scalar)), skip);
     in.push_back(buffers.back().span);
     for (size_t i = 0; i < values.size(); ++i) {

@@ -557,6 +557,9 @@ std::vector<float> Train(const Trace& trace, int iterations) {
     for (size_t j = 0; j < storage[i].span.size() / sizeof(float); ++j) {
       if (width > 0) values[j] = uniform(random);
       if (kind == TensorKind::kOptimizerState) values[j] = 0;
+      if (trace.tensors[i].dtype == DataType::kInt32) {
+        reinterpret_cast<int32_t*>(values)[j] = static_cast<int32_t>(j % 5);  // tokens
+      }
     }
   }
   std::vector<float> losses;
@@ -572,7 +575,8 @@ std::vector<float> Train(const Trace& trace, int iterations) {
       const bool loss = op.type == OpType::kSoftmaxLoss && op.phase == Phase::kForward;
       if (loss) {
         auto* labels = reinterpret_cast<int32_t*>(span(op.inputs[1]).data());
-        for (int32_t n = 0; n < op.batch; ++n) labels[n] = n % 3;
+        const auto count = static_cast<int32_t>(op.batch * PositionsOf(op));
+        for (int32_t n = 0; n < count; ++n) labels[n] = n % 3;
       }
       RunOp<float>(op, {}, spans(op.inputs), spans(op.outputs), kSeed);
       if (loss) losses.push_back(*reinterpret_cast<float*>(span(op.outputs[1]).data()));
@@ -582,9 +586,11 @@ std::vector<float> Train(const Trace& trace, int iterations) {
 }
 
 TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
-  for (const Network& network : {spillway::testing::Chain(), spillway::testing::ForkJoin(),
-                                 spillway::testing::Residual(), spillway::testing::Normalized(),
-                                 spillway::testing::Rectangular(), spillway::testing::Dense()}) {
+  for (const Network& network :
+       {spillway::testing::Chain(), spillway::testing::ForkJoin(), spillway::testing::Residual(),
+        spillway::testing::Normalized(), spillway::testing::Rectangular(),
+        spillway::testing::Dense(), spillway::testing::Gpt(), spillway::testing::Llama(),
+        spillway::testing::Vit()}) {
     for (const char* preset : {"torch", "vdnn", "vdnnpp"}) {
       const Trace trace = LowerNetwork(network, {.batch = 4, .preset = preset});
       SCOPED_TRACE(trace.name + " " + preset);
@@ -599,9 +605,10 @@ TEST_F(CpuKernelsTest, LoweredNetworksTrain) {
 
 // The depth-first order trains too, with every treatment of forks.
 TEST_F(CpuKernelsTest, NetworksTrainDepthFirst) {
-  for (const Network& network : {spillway::testing::ForkJoin(), spillway::testing::Residual(),
-                                 spillway::testing::Normalized(), spillway::testing::Rectangular(),
-                                 spillway::testing::Dense()}) {
+  for (const Network& network :
+       {spillway::testing::ForkJoin(), spillway::testing::Residual(),
+        spillway::testing::Normalized(), spillway::testing::Rectangular(),
+        spillway::testing::Dense(), spillway::testing::Gpt(), spillway::testing::Llama()}) {
     for (const Forks forks : {Forks::kShare, Forks::kShareOne, Forks::kCopy}) {
       Preset preset = FindPreset("torch");
       preset.order = Order::kDepthFirst;

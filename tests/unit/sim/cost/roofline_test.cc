@@ -24,6 +24,29 @@ Op FindOp(const Trace& trace, const std::string& name) {
                        [&](const Op& op) { return op.name == name; });
 }
 
+// A product on a sequence takes the time of its operations at the rate of its arithmetic, or the
+// time of its traffic, and a constant.
+TEST(RooflineTest, ProductsOnSequences) {
+  const Device device = LoadDevice("h200");
+  const RooflineCostModel model(device);
+  const Network network = BuildNetwork("gpt(1024,1,16,5)@512", AttentionKind::kMath);
+  for (const auto& [math, arithmetic] : {std::pair(Precision::kFp32, Arithmetic::kFp32),
+                                         std::pair(Precision::kTf32, Arithmetic::kTf32),
+                                         std::pair(Precision::kBf16, Arithmetic::kBf16)}) {
+    const Trace trace = LowerNetwork(network, {8, "torch", true, std::nullopt, math});
+    for (const char* name : {"h0.mlp.fc.fwd", "h0.mlp.fc.bwd", "h0.attn.scores.fwd"}) {
+      const Op op = FindOp(trace, name);
+      const double operations = static_cast<double>(op.flops()) /
+                                (0.843 * static_cast<double>(MatrixRate(device, arithmetic)));
+      const double traffic = static_cast<double>(op.traffic().count()) /
+                             static_cast<double>(device.dram.bytes_per_second);
+      EXPECT_NEAR(model.Kernels(op, 0, 8)[0].time.seconds(), std::max(operations, traffic) + 15e-6,
+                  1e-9)
+          << name;
+    }
+  }
+}
+
 // vDNN++'s tables need this value: "conv1_2 at N=64: 3528.56 MiB".
 TEST(ConvWorkspaceTest, WinogradNonfusedIsAsInferredFromTheTables) {
   const Trace vgg = LowerNetwork(BuildNetwork("vgg16"), {64, "vdnn", true});

@@ -53,8 +53,8 @@ TEST(OpTableTest, NamesAreUnique) {
   const std::set<std::string_view> roles(kRoleNames.begin(), kRoleNames.end());
   EXPECT_EQ(roles.size(), kRoleNames.size());
   EXPECT_EQ(kOpTypeNames.back(), "other");  // one name for each enumerator
-  EXPECT_EQ(Name(Role::kMomentum), kRoleNames.back());
-  for (const Role role : {Role::kX, Role::kY, Role::kWeight, Role::kBias}) {
+  EXPECT_EQ(Name(Role::kStep), kRoleNames.back());
+  for (const Role role : {Role::kX, Role::kX2, Role::kX3, Role::kY, Role::kWeight, Role::kBias}) {
     EXPECT_EQ(Name(GradientOf(role)), fmt::format("d{}", Name(role)));
   }
 }
@@ -65,8 +65,7 @@ TEST(OpTableTest, EveryRowIsComplete) {
     SCOPED_TRACE(Name(row.type));
     // The other types occur only in recorded traces.
     const bool known = row.type != OpType::kInput && row.type != OpType::kConvolution &&
-                       row.type != OpType::kMatmul && row.type != OpType::kAttention &&
-                       row.type != OpType::kOther;
+                       row.type != OpType::kMatmul && row.type != OpType::kOther;
     EXPECT_EQ(row.executable(), known);
     // Rows are gathered only in inference.
     EXPECT_EQ(row.forward.exists() && row.type != OpType::kRows, row.backward.exists());
@@ -178,8 +177,31 @@ TEST(OpTableTest, SignaturesAreTheGeometry) {
                  {{"parts", 2}, {"height", 7}, {"width", 9}, {"channels_0", 3}, {"channels_1", 5}}),
             "concat.fwd plane=7x9 channels=3+5");
   EXPECT_EQ(sign(OpType::kSgd, Phase::kUpdate, {{"elements", 1728}}), "sgd.update elements=1728");
+  EXPECT_EQ(sign(OpType::kSoftmaxLoss, Phase::kForward, {{"elements", 10}}),
+            "softmax_loss.fwd elements=10");
+  EXPECT_EQ(sign(OpType::kSoftmaxLoss, Phase::kForward, {{"elements", 10}, {"rows", 3}}),
+            "softmax_loss.fwd elements=10 rows=3");
   EXPECT_THAT(testing::InputErrorOf([&] { sign(OpType::kRelu, Phase::kForward, {}); }),
               HasSubstr("op 'op' (relu) lacks the attribute 'elements'"));
+}
+
+// The operands of an op of a recorded trace are not those of the row.
+TEST(OpTableTest, NoBackendExecutesARecordedOp) {
+  Op op = OpWith(OpType::kAttention, Phase::kForward, {});
+  EXPECT_TRUE(StepOf(op).exists());
+  op.recorded.emplace();
+  EXPECT_FALSE(StepOf(op).exists());
+  EXPECT_THROW(RequireExecutable(op, "CPU"), InputError);
+}
+
+TEST(OpTableTest, WhatTheGpuLacksIsRefusedByName) {
+  EXPECT_NO_THROW(RequireExecutableOnGpu(OpWith(OpType::kLinear, Phase::kForward, {})));
+  for (const auto& [type, named] : {std::pair{OpType::kLinear, "linear ops on sequences"},
+                                    std::pair{OpType::kLayerNorm, "layernorm ops;"},
+                                    std::pair{OpType::kAttention, "attention ops;"}}) {
+    const Op op = OpWith(type, Phase::kForward, {{"rows", 3}});
+    EXPECT_THAT(testing::InputErrorOf([&] { RequireExecutableOnGpu(op); }), HasSubstr(named));
+  }
 }
 
 // Checks a lowered op against its row.
@@ -234,9 +256,13 @@ class LoweredOp {
     using enum TensorKind;
     switch (role) {
       case Role::kX:
+      case Role::kX2:
+      case Role::kX3:
       case Role::kY:
         return tensor.kind == kActivation || tensor.kind == kInput;
       case Role::kDx:
+      case Role::kDx2:
+      case Role::kDx3:
       case Role::kDy:
         return tensor.kind == kGradient;
       case Role::kLabels:
@@ -249,8 +275,13 @@ class LoweredOp {
         return tensor.kind == kParameter;
       case Role::kGradient:
         return tensor.kind == kParameterGradient;
+      case Role::kMaster:
       case Role::kMomentum:
+      case Role::kSecondMoment:
+      case Role::kStep:
         return tensor.kind == kOptimizerState;
+      case Role::kIndices:
+        return tensor.kind == kInput && tensor.dtype == DataType::kInt32;
       default:
         return tensor.name.ends_with(suffix);
     }
@@ -264,7 +295,8 @@ class LoweredOp {
       for (int64_t part = 0; info.name.ends_with('*') && part < op_.IntAttribute("parts"); ++part) {
         expected.push_back(fmt::format("{}{}", info.name.substr(0, info.name.size() - 1), part));
       }
-      if (!info.name.ends_with('*')) expected.emplace_back(info.name);
+      const bool lacks = info.kind == AttributeKind::kOptional && !op_.FindAttribute(info.name);
+      if (!info.name.ends_with('*') && !lacks) expected.emplace_back(info.name);
     }
     if (!StepOf(op_).mode.empty()) expected.emplace_back(StepOf(op_).mode);
     ASSERT_LE(expected.size(), op_.attributes.size());
@@ -277,6 +309,7 @@ class LoweredOp {
     }
     for (const AttributeInfo& info : row.attribute_list()) {
       if (info.kind == AttributeKind::kNumber || info.name.ends_with('*')) continue;
+      if (info.kind == AttributeKind::kOptional && !op_.FindAttribute(info.name)) continue;
       const int64_t value = op_.IntAttribute(info.name);
       EXPECT_TRUE(info.kind != AttributeKind::kFlag || value == 0 || value == 1) << info.name;
     }
@@ -288,7 +321,8 @@ class LoweredOp {
 
 TEST(OpTableTest, LoweredOpsAreAsTheirRowsSay) {
   std::set<std::pair<OpType, Phase>> seen;
-  std::vector<Network> networks{testing::Dense()};  // contains ops that the zoo lacks
+  // These contain ops that the zoo lacks.
+  std::vector<Network> networks{testing::Dense(), testing::Gpt()};
   for (const ZooEntry& entry : Zoo()) networks.push_back(BuildNetwork(entry.name));
   for (const Network& network : networks) {
     for (const Preset& preset : Presets()) {
@@ -300,6 +334,16 @@ TEST(OpTableTest, LoweredOpsAreAsTheirRowsSay) {
           LoweredOp(trace, op).Check();
           if (HasFailure()) return;
         }
+      }
+    }
+  }
+  for (const OpType optimizer : {OpType::kAdam, OpType::kAdamW}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+      const Trace trace = LowerNetwork(testing::Gpt(), {2, "torch", true, optimizer, precision});
+      for (const Op& op : trace.ops) {
+        seen.emplace(op.type, op.phase);
+        SCOPED_TRACE(op.name);
+        LoweredOp(trace, op).Check();
       }
     }
   }

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Tests transformers on the command line: sweeps over length and depth, attention, optimizers and precision, and
+clear messages for wrong input.
+
+usage: transformer_test.py PATH_OF_SPILLWAY     SPILLWAY_WHOLE_ZOO=1 adds a test of GPT-2, which takes minutes
+"""
+
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+from harness import CommandTest, main
+
+GPT = "gpt(16,2,4,30)@9:3"
+LLAMA = "llama(16,2,4,2,24,30)@9:3"
+
+
+class TransformerTest(CommandTest):
+    def rows(self, *args, code=0):
+        return self.conforms(self.ok("compare", *args, "--format", "json", code=code), "results")["rows"]
+
+    def test_the_same_bits_under_every_policy(self):
+        for workload in (GPT, LLAMA):
+            for attention in ("fused", "math"):
+                digests = set()
+                for policy in ("liveness", "vdnn-all", "vdnn-conv", "superneurons", "mxnet", "capuchin"):
+                    text = self.ok("run", workload, "--attention", attention, "--optimizer", "adamw", "--backend", "cpu",
+                                   "--iterations", "3", "--policy", policy, "--memory", policy, "--format", "json")
+                    (row,) = self.conforms(text, "results")["rows"]
+                    digests.add((row["loss"], row["weights_digest"]))
+                    self.assertEqual(row["attention"], attention)
+                    self.assertEqual(row["optimizer"], "adamw")
+                self.assertEqual(len(digests), 1, (workload, attention))
+
+    @unittest.skipUnless(os.environ.get("SPILLWAY_WHOLE_ZOO"), "takes minutes")
+    def test_gpt2_has_the_same_bits_under_three_policies(self):
+        rows = [json.loads(self.ok("run", "gpt2@64:2", "--backend", "cpu", "--iterations", "1", "--policy", policy, "--memory",
+                                   policy, "--format", "json"))["rows"][0] for policy in ("liveness", "vdnn-all", "mxnet")]
+        self.assertEqual(len({row["weights_digest"] for row in rows}), 1)
+
+    def test_longer_sequences_and_deeper_networks_take_longer(self):
+        rows = self.rows("gpt(64,2,4,100)@64:2", "gpt(64,2,4,100)@128:2", "gpt(64,4,4,100)@128:2", "--policy", "liveness")
+        times = [row["iteration_ms"] for row in rows]
+        self.assertEqual(times, sorted(times))
+        self.assertLess(times[0], times[-1])
+        with tempfile.TemporaryDirectory() as directory:
+            store = pathlib.Path(directory) / "s.sqlite"
+            self.ok("sweep", "gpt(64,{1..3},4,100)@{32..96..32}:2", "--policy", "liveness", "-o", store, "--quiet")
+            text = self.ok("sweep", "export", store, "--format", "json")
+            self.assertEqual(len({row["workload"] for row in json.loads(text)["rows"]}), 9)
+
+    def test_attention_in_three_ops_holds_the_probabilities(self):
+        peaks = [self.rows(GPT.replace("@9", "@99"), "--attention", kind, "--policy", "liveness")[0]["peak_requested_bytes"]
+                 for kind in ("fused", "math")]
+        self.assertGreater(peaks[1] - peaks[0], 2 * 3 * 4 * 99 * 99 * 4)
+
+    def test_bf16_needs_less_time_and_memory(self):
+        rows = {precision: self.rows("gpt2@256:4", "--precision", precision, "--policy", "liveness")[0]
+                for precision in ("fp32", "tf32", "bf16")}
+        self.assertEqual([row["arithmetic"] for row in rows.values()], ["fp32", "tf32", "bf16"])
+        self.assertGreater(rows["fp32"]["iteration_ms"], rows["tf32"]["iteration_ms"])
+        self.assertGreater(rows["tf32"]["iteration_ms"], rows["bf16"]["iteration_ms"])
+        self.assertEqual(rows["fp32"]["peak_requested_bytes"], rows["tf32"]["peak_requested_bytes"])
+        self.assertGreater(rows["fp32"]["peak_requested_bytes"], 1.5 * rows["bf16"]["peak_requested_bytes"])
+
+    def test_inference_needs_less(self):
+        training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
+        self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
+
+    def test_wrong_input(self):
+        self.fails(3, "layer 'h0.attn': a width of 10 does not divide into 4 heads", "run", "gpt(10,1,4,5):1")
+        self.fails(3, "a width of 4 does not divide into 8 heads", "run", "gpt(4,1,8,5):1")
+        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "bf16", "--backend", "cpu")
+        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
+        self.fails(2, "expected gpt(width,layers,heads,vocabulary)", "run", "gpt(10,1,5):1")
+        self.fails(2, "the length '0' is not a whole number", "run", "gpt2@0:1")
+        self.fails(2, "built in are bert-base, bert-large", "run", "bert-huge:1")
+        self.fails(2, "fused", "run", GPT, "--attention", "flash")
+        self.fails(2, "adamw", "run", GPT, "--optimizer", "lion")
+        self.fails(2, "needs another preset", "run", GPT, "--optimizer", "adam", "--preset", "vdnn")
+        with tempfile.TemporaryDirectory() as directory:
+            trace = pathlib.Path(directory) / "gpt.json"
+            self.ok("trace", "build", GPT, "--attention", "math", "-o", trace)
+            self.ok("run", trace, "--policy", "liveness")
+            self.fails(2, "is a trace file", "run", trace, "--attention", "fused")
+
+
+if __name__ == "__main__":
+    main()
