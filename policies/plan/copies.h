@@ -1,10 +1,10 @@
 // Ops and storages that are copies of one another, because the layers of a network repeat.
 //
 // Two ops are alike if they have the same type, phase, batch, library calls and sizes of operands,
-// and if both or neither can run again. They are copies if the ops around them are alike, too, one
-// by one. Two storages are copies if they have the same kind and size, if copies use them in the
-// same order, and if the first of these ops use them as the same operand. Times do not matter,
-// since equal ops of a recorded program take different times.
+// and if both or neither can run again. They are copies if the four ops before them and the four
+// after them are alike, too, one by one. Two storages are copies if they have the same kind and
+// size, if copies use them in the same order, and if the first of these ops use them as the same
+// operand. Times do not matter, since equal ops of a recorded program take different times.
 
 #ifndef SPILLWAY_POLICIES_PLAN_COPIES_H_
 #define SPILLWAY_POLICIES_PLAN_COPIES_H_
