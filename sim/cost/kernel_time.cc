@@ -211,6 +211,7 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
     case OpType::kAttentionValues:
     case OpType::kAttention:
     case OpType::kLinear: {
+      if (op.recorded) break;  // the ops of all recorded programs have the default
       // The fits below are for vectors, whose products wait for the weights. The products of
       // sequences are large enough for the plain roofline.
       if (op.type != OpType::kLinear || op.FindAttribute("rows")) {

@@ -37,7 +37,7 @@ TEST(EarlyUpdates, EachComesBehindTheLastOpThatReadsItsParameter) {
 // Only updates move, and each op reads the same version of each storage in both traces.
 TEST(EarlyUpdates, KeepTheOrderOfUsesOfEveryStorage) {
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Residual,
-                             testing::Normalized, testing::Dense}) {
+                             testing::Normalized, testing::Dense, testing::Gpt}) {
     const Trace trace = LowerNetwork(network(), {2, "torch", true});
     const Trace early = WithEarlyUpdates(trace);
     EXPECT_NE(NamesOf(early), NamesOf(trace)) << trace.name;

@@ -45,6 +45,15 @@ TEST(RooflineTest, ProductsOnSequences) {
           << name;
     }
   }
+  // Attention of a recorded program has the efficiency of all its other ops.
+  Op attention =
+      FindOp(LowerNetwork(BuildNetwork("gpt(1024,1,16,5)@512"), {8, "torch", true}), "h0.attn.fwd");
+  attention.recorded.emplace();
+  EXPECT_NEAR(model.Kernels(attention, 0, 8)[0].time.seconds(),
+              static_cast<double>(attention.flops()) /
+                      (0.75 * static_cast<double>(MatrixRate(device, Arithmetic::kFp32))) +
+                  1.7e-6,
+              1e-9);
 }
 
 // vDNN++'s tables need this value: "conv1_2 at N=64: 3528.56 MiB".

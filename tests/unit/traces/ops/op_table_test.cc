@@ -204,6 +204,18 @@ TEST(OpTableTest, WhatTheGpuLacksIsRefusedByName) {
   }
 }
 
+// Policies that offload for convolutions offload for these.
+TEST(OpTableTest, ProductsOnSequencesCountAsConvolutions) {
+  for (const OpType type : {OpType::kConv2d, OpType::kAttentionScores, OpType::kAttentionValues,
+                            OpType::kConvolution, OpType::kMatmul}) {
+    EXPECT_TRUE(Convolves(OpWith(type, Phase::kForward, {}))) << Name(type);
+  }
+  EXPECT_TRUE(Convolves(OpWith(OpType::kLinear, Phase::kForward, {{"rows", 3}})));
+  for (const OpType type : {OpType::kLinear, OpType::kAttention, OpType::kAdd}) {
+    EXPECT_FALSE(Convolves(OpWith(type, Phase::kForward, {}))) << Name(type);
+  }
+}
+
 // Checks a lowered op against its row.
 class LoweredOp {
  public:
