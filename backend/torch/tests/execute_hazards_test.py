@@ -97,6 +97,15 @@ class HazardTest(unittest.TestCase):
                       "call .*layer_norm")
         self.deviates(lambda s: s.c(s.a(s.x).masked_fill(s.x > 0, s.now)).pow(2).sum(), 0.0, 1.0)
 
+    def test_another_type_in_between(self):
+        self.deviates(lambda s: s.c(torch.tanh(s.a(s.x)).to(s.now).float()).pow(2).sum(), torch.bfloat16, torch.float16,
+                      "ToCopyBackward0 made torch.float16, and torch.bfloat16")
+        self.deviates(lambda s: s.c(torch.softmax(s.a(s.x), -1, dtype=s.now).float()).pow(2).sum(), torch.float32, torch.float64)
+
+    def test_a_bias_that_was_not_there(self):
+        self.deviates(lambda s: s.c(torch.tanh(F.conv1d(s.a(s.x)[:, None], s.b.weight[:, None, :1], s.now)).sum(1)).pow(2).sum(), None,
+                      torch.ones(8))
+
     def test_another_operator_of_the_same_shape(self):
         self.deviates(lambda s: s.c(s.now(s.a(s.x))).pow(2).sum(), torch.tanh, torch.sigmoid, "SigmoidBackward0 ran in the place of Tanh")
 

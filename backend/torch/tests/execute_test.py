@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import tempfile
+import types
 import unittest
 import weakref
 from unittest import mock
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
-from spillway_torch.execute import Executor, make_plan, read_plan, record_tape, step
+from spillway_torch.execute import Executor, make_plan, planner, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
@@ -176,6 +177,35 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(different(want, self.stepping.steps(plan)), [])
         with mock.patch.dict(os.environ, {"SPILLWAY": "/bin/false"}), self.assertRaisesRegex(SpillwayError, "no plan within"):
             make_plan(self.tape, self.eager.floor.bytes + 100, policy="joint")
+
+    def test_a_program_that_is_missing_is_needed_only_where_a_policy_is_named(self):
+        model = planner._Model(self.tape, 0)
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}):
+            self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})  # nobody is asked for a CPU
+            with self.assertRaisesRegex(ProgramError, "/no/program"):
+                planner._chosen(model, 1, ("offload", "rebuild"), "joint")
+            with mock.patch.object(self.tape, "device", "cuda"), self.assertLogs("spillway_torch", "WARNING") as logs:
+                self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})
+        self.assertRegex(logs.output[0], "the program was not asked for a plan: .*/no/program")
+
+    def test_a_step_that_waits_for_copies_waits_for_the_oldest(self):
+        model = planner._Model.__new__(planner._Model)
+        model.tape = types.SimpleNamespace(bandwidth=10.0)  # a copy of 10 bytes takes a second
+        model.candidates = [types.SimpleNamespace(storage=s, packs=[types.SimpleNamespace(position=s)]) for s in range(3)]
+        model.bytes = dict.fromkeys(range(3), 10)
+        model.dying = {s: (s + 1, s + 1) for s in range(3)}
+        model.starts = list(range(12))
+        fetched = {s: [(11, 12)] for s in range(3)}
+        times = [0.1 * at for at in range(12)]
+
+        def out(budget):
+            memory = [0] * 12
+            releases, stalls = model._copies_out(dict.fromkeys(range(3), "offload"), memory, fetched, budget, times)
+            return releases, round(stalls, 6), memory
+
+        self.assertEqual(out(30), ({10: [0]}, 0.0, [0, 10, 20, 30, 30, 30, 30, 30, 30, 30, 20, 0]))
+        self.assertEqual(out(20)[:2], ({3: [0]}, 0.7))  # until 1.0, and the others are there when they are used
+        self.assertEqual(out(10)[:2], ({2: [0], 3: [1]}, 1.7))  # the second copy is done at 2.0
 
     def test_the_trace_for_the_program_has_the_memory_of_the_step(self):
         trace = _Writer(self.tape, candidates(self.tape)).trace()
