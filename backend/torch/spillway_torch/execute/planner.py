@@ -1,4 +1,4 @@
-"""A simple planner: cheapest first for each byte, until the peak is within the budget."""
+"""Chooses what happens to each saved storage, so that the peak is within a budget and the step as fast as it can be."""
 
 from __future__ import annotations
 
