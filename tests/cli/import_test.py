@@ -132,6 +132,7 @@ class ImportTest(ImportCase):
         self.assertEqual((row["gpu"], row["kernels_ms"], row["recorded_step_ms"]), (None, 0, None))
         run = ("run", trace, *DEVICE, "--policy", "as-recorded")
         self.assertIn("estimated from operators of NVIDIA H200", self.ok(*run))
+        self.assertIn("estimated from operators of NVIDIA H100", self.ok("run", trace, "--device", "h100", "--policy", "as-recorded"))
         self.assertIn("analytic", self.ok(*run, "--cost", "roofline"))
         self.ok(*run, "-o", self.directory / "r.csv")
         inputs = json.loads((self.directory / "r.csv.manifest.json").read_text())["inputs"]
