@@ -171,7 +171,7 @@ class ImportTest(ImportCase):
         code = self.directory / "code.pickle"
         code.write_bytes(pickle.dumps({"segments": [Bad()]}, protocol=4))
         self.refused(3, "code.pickle", *self.files(name), "--snapshot", code)
-        self.fails(2, "import it", "run", "gpt2:4")
+        self.fails(2, "import it", "run", "t5:4")
 
     def test_broken_nodes_are_counted(self):
         text = subprocess.run(["zstd", "-dc", RECORDINGS / "resnet50-b32.et.json.zst"], stdout=subprocess.PIPE, check=True).stdout
