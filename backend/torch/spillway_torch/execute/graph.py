@@ -182,7 +182,7 @@ class Walk:
             for (before, output), edge in zip(found, node.edges):
                 if before is None or edge is None:
                     same = before is edge
-                elif type(edge) is tuple:
+                elif isinstance(edge, tuple):
                     same = output == edge[1] and before._sequence_nr() - base == edge[0]
                 else:
                     same = getattr(before, "variable", None) is self._graph.leaves[edge]()
