@@ -59,7 +59,7 @@ LAYERS["experiments/tools/report"].append("experiments/tools/sweep")
 # A library header -> the folders that may include it. The folders below them may, too.
 LIBRARIES = {
     r"boost/": ["traces/lowering", "policies"],
-    r"Eigen/": ["backend/cpu", "experiments/tools/measure"],
+    r"Eigen/": ["backend/cpu", "experiments/tools/measure", "sim/cost"],
     r"(cuda|cublas|curand|cupti|nvtx)": ["backend/cuda", "tests/cuda"],
     r"cudnn": ["backend/cuda"],
     r"(torch|ATen|c10)/": ["backend/torch"],

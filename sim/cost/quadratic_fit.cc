@@ -1,5 +1,6 @@
 #include "sim/cost/quadratic_fit.h"
 
+#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -21,28 +22,6 @@ double At(const QuadraticFit::Point& point, const std::string& name) {
   return found == point.end() ? 0 : found->second;
 }
 
-// Solves a system of linear equations by Cholesky's decomposition. REQUIRES: the matrix, of which
-// the lower triangle is read, is symmetric and positive definite.
-std::vector<double> Solve(std::vector<std::vector<double>> matrix, std::vector<double> x) {
-  const size_t size = x.size();
-  for (size_t i = 0; i < size; ++i) {
-    for (size_t j = 0; j <= i; ++j) {
-      double rest = matrix[i][j];
-      for (size_t k = 0; k < j; ++k) rest -= matrix[i][k] * matrix[j][k];
-      matrix[i][j] = i == j ? std::sqrt(rest) : rest / matrix[j][j];
-    }
-  }
-  for (size_t i = 0; i < size; ++i) {
-    for (size_t k = 0; k < i; ++k) x[i] -= matrix[i][k] * x[k];
-    x[i] /= matrix[i][i];
-  }
-  for (size_t i = size; i-- > 0;) {
-    for (size_t k = i + 1; k < size; ++k) x[i] -= matrix[k][i] * x[k];
-    x[i] /= matrix[i][i];
-  }
-  return x;
-}
-
 }  // namespace
 
 QuadraticFit::QuadraticFit(const std::vector<std::pair<const Point*, double>>& samples) {
@@ -61,18 +40,18 @@ QuadraticFit::QuadraticFit(const std::vector<std::pair<const Point*, double>>& s
     }
     if (variance > 1e-12) variables_.push_back({name, mean, std::sqrt(variance)});
   }
-  const size_t size = TermsAt({}).size();
-  std::vector<std::vector<double>> products(size, std::vector<double>(size));
-  factors_.assign(size, 0);
+  const auto size = static_cast<Eigen::Index>(TermsAt({}).size());
+  Eigen::MatrixXd products = Eigen::MatrixXd::Identity(size, size) * kRidge;
+  products(0, 0) = 0;
+  Eigen::VectorXd sums = Eigen::VectorXd::Zero(size);
   for (const auto& [point, value] : samples) {
-    const std::vector<double> terms = TermsAt(*point);
-    for (size_t i = 0; i < size; ++i) {
-      factors_[i] += terms[i] * value;
-      for (size_t j = 0; j <= i; ++j) products[i][j] += terms[i] * terms[j];
-    }
+    const std::vector<double> at = TermsAt(*point);
+    const Eigen::Map<const Eigen::VectorXd> terms(at.data(), size);
+    sums += terms * value;
+    products += terms * terms.transpose();
   }
-  for (size_t i = 1; i < size; ++i) products[i][i] += kRidge;
-  factors_ = Solve(std::move(products), std::move(factors_));
+  const Eigen::VectorXd solution = products.llt().solve(sums);
+  factors_.assign(solution.begin(), solution.end());
 }
 
 std::vector<double> QuadraticFit::TermsAt(const Point& point) const {

@@ -161,7 +161,7 @@ class CudaDevice(Device):
 
     def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
         device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentStream(self.index)
-        torch._C._cuda_setStream(*self._ids[queue])  # the context torch.cuda.stream takes longer than the copy
+        torch._C._cuda_setStream(*self._ids[queue])  # without the layers of the context torch.cuda.stream
         try:
             into.copy_(source, non_blocking=True)
         finally:

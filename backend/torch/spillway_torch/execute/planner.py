@@ -310,8 +310,8 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
         is there; on a CPU nobody is asked.
 
     Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
-    offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve the better
-    one. If a policy is named, only its choice is improved.
+    offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and the
+    better one is the plan. If a policy is named, only its choice is improved.
 
     Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
