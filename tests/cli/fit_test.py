@@ -195,9 +195,9 @@ class FitTest(CommandTest):
     @staticmethod
     def toy(length):
         """Returns a recorded step of 4 samples: y = embed(x, w) of 1024 fp32 for each number of x, and the gradient of w."""
-        def op(name, phase, inputs, outputs):
+        def op(name, phase, inputs, outputs, flops=0):
             return {"name": name, "layer": name, "type": "other", "phase": phase, "batch": 4, "inputs": inputs, "outputs": outputs,
-                    "slots": [{"name": "op", "signature": f"aten::{name}", "flops": 0, "traffic": 4096 * length}],
+                    "slots": [{"name": "op", "signature": f"aten::{name}", "flops": flops, "traffic": 4096 * length}],
                     "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}}
 
         def tensor(name, kind, shape, size, **keys):
@@ -211,7 +211,8 @@ class FitTest(CommandTest):
                             tensor("w", "parameter", [512, 1024], 1 << 21),
                             tensor("y", "activation", [4, length, 1024], 16384 * length),
                             tensor("dw", "parameter_gradient", [512, 1024], 1 << 21)],
-                "ops": [op("embed", "forward", ["x", "w"], ["y"]), op("embed_backward", "backward", ["x", "y"], ["dw"]),
+                # A trace holds at most 2^60 flops: 13,981 numbers of each sample.
+                "ops": [op("embed", "forward", ["x", "w"], ["y"], 75 * length << 40), op("embed_backward", "backward", ["x", "y"], ["dw"]),
                         op("add_", "update", ["dw", "w"], ["w"])]}
 
     def test_the_largest_length(self):

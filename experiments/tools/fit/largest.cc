@@ -32,16 +32,21 @@ class Search {
   // Returns nullopt if the change cannot be made.
   std::optional<Largest> Run() {
     for (int64_t value = guess_; above_ - below_ > 1; value = NextGuess()) {
-      std::optional<FitRow> row = row_at_(value);
-      if (!row) return std::nullopt;
-      (row->status == FitStatus::kNot ? above_ : below_) = value;
-      rows_.emplace(value, *std::move(row));
       bisects_ = !bisects_;
+      try {
+        std::optional<FitRow> row = row_at_(value);
+        if (!row) return std::nullopt;
+        (row->status == FitStatus::kNot ? above_ : below_) = value;
+        rows_.emplace(value, *std::move(row));
+      } catch (const InputError&) {  // the step is larger than a trace can be
+        if (value <= guess_) throw;
+        above_ = value;
+      }
     }
     Largest largest;
     largest.value = below_;
     largest.row = rows_.at(std::max<int64_t>(below_, 1));
-    if (above_ <= kLargestValue) largest.next = rows_.at(above_);
+    if (const auto next = rows_.find(above_); next != rows_.end()) largest.next = next->second;
     return largest;
   }
 
