@@ -174,14 +174,14 @@ def _finish(tape: Tape, watch: Watch, name: str, batch: int, measured: Measured)
 
 def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, int]]:
     """Returns the memory that cuBLAS and cuBLASLt take at an operator and keep: the operator's number and the bytes."""
-    products = [(i, op) for i, op in enumerate(operators) if op.packet in table.PRODUCTS]
-    size = table.cublas_workspace(capability)
     found = []
-    for chosen, bytes_ in (([i for i, op in products if op.phase != "backward"], size),  # each thread has its own
-                           ([i for i, op in products if op.phase == "backward"], size),
-                           ([i for i, op in products if op.packet in table.BIASED_PRODUCTS], table.CUBLASLT_WORKSPACE)):
-        if chosen:
-            found.append((chosen[0], bytes_))
+    for backward in (False, True):  # each thread has its own
+        for packets, size in ((table.PRODUCTS, table.cublas_workspace(capability)),
+                              (table.BIASED_PRODUCTS, table.CUBLASLT_WORKSPACE)):
+            first = next((i for i, op in enumerate(operators)
+                          if op.packet in packets and (op.phase == "backward") == backward), None)
+            if first is not None:
+                found.append((first, size))
     return sorted(found)
 
 

@@ -99,8 +99,9 @@ SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_act
 # Those among them that run in cuBLASLt, which adds a bias while it multiplies.
 BIASED_PRODUCTS = frozenset(("addmm", "_addmm_activation", "_scaled_mm"))
 
-# Bytes that PyTorch allocates once for cuBLASLt. Measured with PyTorch 2.11 on an H200: the peaks of GPT-2 and ViT,
-# whose layers have biases, are so much higher; Llama's, which has none, is not (experiments/evidence/pytorch/h200.csv).
+# Bytes that PyTorch allocates for cuBLASLt at the first such product of each thread. Measured with PyTorch 2.11 on an H200: the
+# peaks of GPT-2 and ViT, whose layers have biases, are so much higher, and twice so much if checkpoints run the layers again in
+# autograd's thread; Llama's, which has no biases, is not (experiments/evidence/pytorch/h200.csv and recordings-h200.csv).
 CUBLASLT_WORKSPACE = 1 << 20
 
 

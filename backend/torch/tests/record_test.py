@@ -136,6 +136,11 @@ class RecordTest(unittest.TestCase):
         self.assertEqual({op["phase"] for op in trace["ops"]}, {"forward", "backward", "update"})
         self.assertIn("layers.0/qkv.addmm", {op["name"].rpartition(".")[0] for op in trace["ops"]})
 
+    def test_each_thread_has_its_own_workspaces(self):
+        for checkpoint, of_products_with_bias in ((None, 1), (False, 2), (True, 2)):  # a checkpoint runs layers in backward's thread
+            recording = recording_of(lambda d: cases.transformer(d, checkpoint=checkpoint), GPU)
+            self.assertEqual(sorted(size for _, size in recording.workspaces), [1 << 20] * of_products_with_bias + [32 << 20] * 2)
+
     def test_recorded_twice_it_is_the_same(self):
         self.assertEqual(recording_of(cases.autocast, GPU).trace(), recording_of(cases.autocast, GPU).trace())
 
