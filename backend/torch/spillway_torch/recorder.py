@@ -142,11 +142,48 @@ def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
+class _HeldByAutograd(TorchDispatchMode):
+    """Learns how many references a gradient has that autograd alone holds, seen from a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references = (0, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor:
+            self.references = _references(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns how many references there are to a tensor and to its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@functools.lru_cache(maxsize=None)
+def _held_by_autograd() -> tuple[int, int]:
+    """Returns `_references` of a gradient to which autograd adds another one in place."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        made = torch.ones(1, device="cpu", requires_grad=True) * 1
+        total = made * 2 + made * 3
+    with _HeldByAutograd() as mode:
+        total.backward()  # type: ignore[no-untyped-call]
+    return mode.references
+
+
+def _adds_in_place(func: Any, args: Any) -> bool:
+    """Returns whether autograd adds a gradient in place unless a mode is active: it then holds the last reference to the sum."""
+    return (func is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None and
+            not torch.is_grad_enabled() and isinstance(args[1], torch.Tensor) and args[0].shape == args[1].shape and
+            args[0].dtype == args[1].dtype and args[0].is_contiguous() and _references(args[0]) == _held_by_autograd())
+
+
 class Watch(TorchDispatchMode):
     """Follows the storages of one device and, while `tape` is set, records the operators that compute."""
 
     def __init__(self, device: str, target: Target, meter: Meter | None = None) -> None:
         super().__init__()
+        _held_by_autograd()
         self.ledger = Ledger(device)
         self.target = target
         self.meter = meter  # measures the operators; None: nothing is measured
@@ -161,6 +198,8 @@ class Watch(TorchDispatchMode):
             return self.dispatch(func, types, args, kwargs or {})
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if _adds_in_place(func, args):
+            func = torch.ops.aten.add_.Tensor
         for kind in types:
             if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
                 raise NotRecordableError(

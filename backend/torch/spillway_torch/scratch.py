@@ -13,6 +13,9 @@ MULTIPROCESSORS = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 
 # float64 and whole numbers, of 8.
 REDUCTIONS = frozenset(("sum", "mean", "prod", "amax", "amin", "linalg_vector_norm"))
 
+# Operators that first copy these arguments if they are not contiguous (expect_contiguous in layer_norm_kernel.cu), until they end.
+COPIED = {"native_layer_norm": (0,), "native_layer_norm_backward": (0, 1)}
+
 _THREADS = 512  # of a block
 _VALUES = (16, 256)  # the least and the most values per thread
 
@@ -81,6 +84,9 @@ def reduction(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int],
 
 def scratch_of(packet: str, args: Sequence[object], capability: int) -> int:
     """Returns the scratch bytes of an operator with these arguments; 0 also if they are not known."""
+    if packet in COPIED:
+        return sum(t.numel() * t.element_size() for t in (args[at] for at in COPIED[packet])
+                   if isinstance(t, torch.Tensor) and not t.is_contiguous())
     if packet not in REDUCTIONS or not args or not isinstance(args[0], torch.Tensor):
         return 0
     x = args[0]

@@ -141,6 +141,23 @@ class RecordTest(unittest.TestCase):
             recording = recording_of(lambda d: cases.transformer(d, checkpoint=checkpoint), GPU)
             self.assertEqual(sorted(size for _, size in recording.workspaces), [1 << 20] * of_products_with_bias + [32 << 20] * 2)
 
+    def test_gradients_are_added_in_place_where_autograd_alone_holds_the_sum(self):
+        def step_of(function):
+            with pretend(GPU):
+                x = torch.ones(256, device="cuda", requires_grad=True)
+                return record(lambda: function(x * 1).sum().backward(inputs=[x]) or setattr(x, "grad", None), GPU)
+
+        def kept(h):
+            parts = []
+            (first := h.exp()).register_hook(parts.append)
+            return first.sin() + first.cos() + h
+
+        for function, names in ((lambda h: h * 2 + h * 3, ["add_"]), (lambda h: h * 2 + h * 3 + h * 4, ["add_", "add_"]),
+                                (lambda h: (h[:2] * 2).sum() + (h * 3).sum(), ["add_"]), (lambda h: h + h * 3, ["add"]),
+                                (kept, ["add_", "add"])):
+            made = [op.packet for op in step_of(function).operators if op.phase == "backward"]
+            self.assertEqual([name for name in made if name.startswith("add")], names)
+
     def test_recorded_twice_it_is_the_same(self):
         self.assertEqual(recording_of(cases.autocast, GPU).trace(), recording_of(cases.autocast, GPU).trace())
 

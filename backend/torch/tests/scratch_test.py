@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import unittest
 
+import torch
+
 from spillway_torch import scratch
 
 RECORDED = pathlib.Path(__file__).resolve().parents[3] / "traces" / "recorded" / "pytorch"
@@ -39,6 +41,15 @@ class ReductionTest(unittest.TestCase):
         self.assertEqual(scratch.reduction([64, 64], [64, 1], [1], 0, 4, 132), 0)
         self.assertEqual(scratch.reduction([0, 64], [64, 1], [0], 0, 4, 132), 0)
         self.assertEqual(scratch.reduction([], [], [], 0, 4, 132), 0)
+
+
+class LayerNormTest(unittest.TestCase):
+    def test_copies_what_is_not_contiguous(self):
+        x = torch.empty(8, 4, 6).transpose(0, 1)
+        for packet, args, size in (("native_layer_norm", (x, [6]), 8 * 4 * 6 * 4), ("native_layer_norm", (x.contiguous(), [6]), 0),
+                                   ("native_layer_norm_backward", (x, x, [6]), 2 * 8 * 4 * 6 * 4),
+                                   ("native_layer_norm_backward", (x.contiguous(), x.half(), [6]), 8 * 4 * 6 * 2)):
+            self.assertEqual(scratch.scratch_of(packet, args, 90), size)
 
 
 if __name__ == "__main__":

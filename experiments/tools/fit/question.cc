@@ -113,16 +113,18 @@ FitRow Question::Predict(const std::string& change, const PolicyChoice& policy,
   });
   if (!unlimited.fits()) throw PolicyError(unlimited.Reason());
   row.metrics = unlimited.report.metrics;
-  if (ran->recording) BeginAsRecorded(*ran, allocator, row);
+  if (ran->recording) BeginAsRecorded(*ran, policy, allocator, row);
   if (row.status == FitStatus::kFits && row.metrics.peak_reserved > row.available()) {
     row.status = FitStatus::kReclaims;
   }
   return row;
 }
 
-// Raises the peak of reserved memory of `row` to that of the first iterations, which reserve more
-// than later ones, and sets its status if they do not fit. `trace` is the trace that ran.
-void Question::BeginAsRecorded(const Trace& trace, FitAllocator allocator, FitRow& row) const {
+// Sets the peak of reserved memory of `row` to that of the first iterations, and its status if they
+// do not fit. A policy that changes what the recorded program allocates may reserve more later.
+// `trace` is the trace that ran.
+void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
+                               FitAllocator allocator, FitRow& row) const {
   const AllocationLog log = RequestsOfFirst(trace, kFirstIterations);
   const auto replay = [&](Bytes capacity, Bytes& reserved) {
     const auto made = MakeAllocator(TextOf(allocator), capacity, device().alignment);
@@ -132,7 +134,9 @@ void Question::BeginAsRecorded(const Trace& trace, FitAllocator allocator, FitRo
   };
   Bytes reserved;
   replay(Bytes::Unlimited(), reserved);
-  row.metrics.peak_reserved = std::max(row.metrics.peak_reserved, reserved);
+  row.metrics.peak_reserved = policy.name() == PolicyOf(trace)
+                                  ? reserved
+                                  : std::max(row.metrics.peak_reserved, reserved);
   if (row.status == FitStatus::kNot) return;
   if (const auto failure = replay(row.available(), reserved)) {
     row.status = FitStatus::kNot;
