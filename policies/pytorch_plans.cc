@@ -17,7 +17,7 @@ namespace {
 struct Storage {
   std::optional<OpId> maker;   // the first op of forward that writes it
   std::vector<OpId> readers;   // ops of forward
-  bool read_later = false;     // by an op of backward
+  bool saved = false;          // for an op of backward that reads it
   bool written_later = false;  // by an op of backward
   bool from_outside = false;   // a parameter, optimizer state or input
 };
@@ -37,7 +37,7 @@ std::vector<Storage> FindStorages(const Trace& trace) {
     const bool later = op.phase == Phase::kBackward;
     for (const TensorId input : op.inputs) {
       Storage& storage = storages[Index(liveness.Root(input))];
-      if (later) storage.read_later = true;
+      if (later && trace.saved.empty()) storage.saved = true;
       if (!later) storage.readers.push_back(id);
     }
     for (const TensorId output : op.outputs) {
@@ -45,6 +45,9 @@ std::vector<Storage> FindStorages(const Trace& trace) {
       if (later) storage.written_later = true;
       if (!later && !storage.maker) storage.maker = id;
     }
+  }
+  for (const KeptForBackward& kept : trace.saved) {
+    if (!kept.unpacked.empty()) storages[Index(liveness.Root(kept.tensor))].saved = true;
   }
   return storages;
 }
@@ -59,7 +62,7 @@ SavedTensorsPlan SaveOnCpu(const Trace& trace) {
     const TensorKind kind = trace.tensors[i].kind;
     const bool is_there =
         storage.maker || kind == TensorKind::kParameter || kind == TensorKind::kInput;
-    if (is_there && storage.read_later && !storage.written_later) {
+    if (is_there && storage.saved && !storage.written_later) {
       plan.tensors[i].fate = SavedFate::kOffload;
     }
   }
@@ -88,7 +91,7 @@ SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count, Recomputed r
       plan.tensors[i] = {SavedFate::kSave, block};
     } else if (leaves) {
       plan.tensors[i].fate = SavedFate::kSave;
-    } else if (is_chosen && storage.read_later && !storage.written_later) {
+    } else if (is_chosen && storage.saved && !storage.written_later) {
       plan.tensors[i] = {SavedFate::kRecompute, block};
     }
   }

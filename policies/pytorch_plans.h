@@ -12,8 +12,8 @@
 namespace spillway {
 
 // `torch.autograd.graph.save_on_cpu` around forward: each operator copies each tensor that it saves
-// to the host, parameters included. A tensor of forward that an op of backward reads counts as
-// saved.
+// to the host, parameters included. Unless the trace has `Trace::saved`, a tensor of forward that
+// an op of backward reads counts as saved.
 SavedTensorsPlan SaveOnCpu(const Trace& trace);
 
 enum class Recomputed : uint8_t {

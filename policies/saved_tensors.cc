@@ -48,6 +48,7 @@ class Rewriter {
   Trace Rewrite() {
     FindReaders();
     to_.ops.clear();
+    to_.saved.clear();
     for (size_t i = 0; i < from_.ops.size(); ++i) {
       new_place_.push_back(static_cast<OpId>(to_.ops.size()));
       if (from_.ops[i].phase == Phase::kForward) {

@@ -19,7 +19,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 5;
+constexpr int kVersion = 6;
+constexpr int kVersionWithoutSaved = 5;
 constexpr int kVersionWithoutRequests = 4;
 constexpr int kVersionWithoutTypes = 3;
 constexpr int kVersionWithoutRecording = 2;
@@ -27,6 +28,7 @@ constexpr int kVersionWithoutViews = 1;
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxAmount = Bytes::Unlimited().count();
 constexpr int64_t kMaxRequest = std::numeric_limits<uint32_t>::max();
+constexpr int64_t kMaxPosition = std::numeric_limits<uint32_t>::max() - 1;
 constexpr int64_t kMaxNanoseconds = (int64_t{1} << 62) / 1000;
 
 using Value = JsonDocument::Value;
@@ -36,6 +38,15 @@ class TraceReader {
   TraceReader(std::string_view text, const std::string& origin) : json_(text, origin) {}
 
   Trace Read();
+
+  // Sets `movable` where the file does not. REQUIRES: `trace` is what `Read` returned, and is
+  // valid.
+  void CompleteMovable(Trace& trace) const {
+    const std::vector<bool> movable = trace.MovableByDefault();
+    for (size_t i = 0; i < movable.size(); ++i) {
+      if (!std::ranges::binary_search(has_movable_, i)) trace.tensors[i].movable = movable[i];
+    }
+  }
 
  private:
   // An `alias_of` or `part_of` that names a tensor further down in the file.
@@ -132,6 +143,7 @@ class TraceReader {
         Optional("movable", [&](Value v) {
           NeedVersion(5, "movable");
           tensor.movable = json_.ReadBool(v);
+          has_movable_.push_back(index);
         }));
   }
 
@@ -165,6 +177,23 @@ class TraceReader {
     if (count < 2) json_.Fail("expected two numbers: size, freed");
     request.size = Bytes(numbers[0]);
     if (numbers[1] >= 0) request.freed = static_cast<uint32_t>(numbers[1]);
+  }
+
+  void ReadSaved(Value value) {
+    NeedVersion(6, "saved");
+    json_.ReadArray(value, [this](Value element) {
+      KeptForBackward& saved = trace_.saved.emplace_back();
+      const auto position = [this](Value v) {
+        return static_cast<uint32_t>(json_.ReadInteger(v, 0, kMaxPosition));
+      };
+      json_.ReadObject(
+          element,
+          Required("tensor",
+                   [&](Value v) { saved.tensor = TensorId{Lookup(v, tensors_, "tensor")}; }),
+          Required("packed", [&](Value v) { saved.packed = position(v); }),
+          Required("unpacked",
+                   [&](Value v) { ReadList(v, positions_, saved.unpacked, position); }));
+    });
   }
 
   void ReadRecordedCost(Value value, Op& op) {
@@ -301,11 +330,13 @@ class TraceReader {
   std::vector<TensorId> ids_;
   std::vector<int64_t> extents_;
   std::vector<Attribute> attributes_;
+  std::vector<uint32_t> positions_;
+  std::vector<size_t> has_movable_;  // indices of tensors with this key, ascending
 };
 
 Trace TraceReader::Read() {
   version_ = json_.ReadHeader(kFormat, kVersion, kVersionWithoutViews);
-  bool has_layers = false, has_tensors = false, has_ops = false;
+  bool has_layers = false, has_tensors = false, has_ops = false, has_saved = false;
   json_.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                  Required("name", To(trace_.name)), Required("network", To(trace_.network)),
                  Required("batch", ToInteger(trace_.batch, 1, kMaxCount)),
@@ -322,12 +353,15 @@ Trace TraceReader::Read() {
                             ResolveForwardNames();
                             has_tensors = true;
                           }),
-                 Required("ops", [&](Value ops) {
-                   has_ops = has_layers && has_tensors;
-                   if (has_ops) ReadOps(ops);
-                 }));
+                 Required("ops",
+                          [&](Value ops) {
+                            has_ops = has_layers && has_tensors;
+                            if (has_ops) ReadOps(ops);
+                          }),
+                 Optional("saved", [&](Value) { has_saved = true; }));
   // The ops name layers and tensors, which may follow the ops in the file.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
+  if (has_saved) json_.ReadFromRoot("saved", [this](Value saved) { ReadSaved(saved); });
   if (trace_.ops.empty())
     json_.Fail(fmt::format("trace '{}' has no ops", JsonExcerpt(trace_.name)));
   return std::move(trace_);
@@ -335,7 +369,8 @@ Trace TraceReader::Read() {
 
 class TraceWriter {
  public:
-  explicit TraceWriter(const Trace& trace) : trace_(trace) {}
+  explicit TraceWriter(const Trace& trace)
+      : trace_(trace), movable_by_default_(trace.MovableByDefault()) {}
 
   std::string Write() {
     json_.BeginObject().Put("format", kFormat).Put("version", VersionNeeded());
@@ -359,8 +394,20 @@ class TraceWriter {
     List("layers", trace_.layers, [this](const Layer& layer) {
       json_.BeginObject().Put("name", layer.name).Put("type", Name(layer.type)).EndObject();
     });
-    List("tensors", trace_.tensors, [this](const Tensor& tensor) { WriteTensor(tensor); });
+    json_.Key("tensors").BeginArray();
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      WriteTensor(trace_.tensors[i], movable_by_default_[i]);
+    }
+    json_.EndArray();
     List("ops", trace_.ops, [this](const Op& op) { WriteOp(op); });
+    if (!trace_.saved.empty()) {
+      List("saved", trace_.saved, [this](const KeptForBackward& saved) {
+        json_.BeginObject().Put("tensor", trace_.tensor(saved.tensor).name);
+        json_.Put("packed", int64_t{saved.packed});
+        List("unpacked", saved.unpacked, [this](uint32_t at) { json_.Put(int64_t{at}); });
+        json_.EndObject();
+      });
+    }
     return json_.EndObject().Take();
   }
 
@@ -370,10 +417,11 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
+    if (!trace_.saved.empty()) return kVersion;
     const auto is_fixed = [](const Tensor& tensor) { return !tensor.movable; };
     if ((trace_.recording && !trace_.recording->requests.empty()) ||
         std::ranges::any_of(trace_.tensors, is_fixed)) {
-      return kVersion;
+      return kVersionWithoutSaved;
     }
     const auto is_reduced = [](const Op& op) { return std::ranges::any_of(op.slots, &IsReduced); };
     if (std::ranges::any_of(trace_.tensors, &IsTyped) ||
@@ -390,7 +438,7 @@ class TraceWriter {
                                                         : kVersionWithoutViews;
   }
 
-  void WriteTensor(const Tensor& tensor) {
+  void WriteTensor(const Tensor& tensor, bool movable_by_default) {
     json_.BeginObject().Put("name", tensor.name).Put("kind", Name(tensor.kind));
     List("shape", tensor.shape, [this](int64_t extent) { json_.Put(extent); });
     json_.Put("size", tensor.size);
@@ -400,7 +448,7 @@ class TraceWriter {
     if (tensor.offset > Bytes(0)) json_.Put("offset", tensor.offset);
     if (tensor.held_until) json_.Put("held_until", trace_.op(*tensor.held_until).name);
     if (tensor.request) json_.Put("request", int64_t{*tensor.request});
-    if (!tensor.movable) json_.Put("movable", false);
+    if (tensor.movable != movable_by_default) json_.Put("movable", tensor.movable);
     json_.EndObject();
   }
 
@@ -445,6 +493,7 @@ class TraceWriter {
   }
 
   const Trace& trace_;
+  const std::vector<bool> movable_by_default_;
   JsonWriter json_{2};  // one line for each layer, tensor and op
 };
 
@@ -455,12 +504,14 @@ Trace ReadTrace(const std::filesystem::path& path) {
 }
 
 Trace ParseTrace(std::string_view json, const std::string& origin) {
-  Trace trace = TraceReader(json, origin).Read();
+  TraceReader reader(json, origin);
+  Trace trace = reader.Read();
   try {
     ValidateAllButNames(trace);
   } catch (const InputError& error) {
     throw InputError(fmt::format("{}: {}", origin, error.what()));
   }
+  if (!trace.saved.empty()) reader.CompleteMovable(trace);
   return trace;
 }
 

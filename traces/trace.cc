@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "traces/base/error.h"
 #include "traces/name_table.h"
@@ -57,6 +59,7 @@ class Validator {
     names_.Clear();
     for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
     CheckHolds();
+    CheckSaved();
     CheckRecording();
   }
 
@@ -246,6 +249,40 @@ class Validator {
     }
   }
 
+  void CheckSaved() const {
+    if (!trace_.saved.empty() && !trace_.recording) {
+      Fail("saved tensors belong to a recording, and the trace has none");
+    }
+    std::set<std::pair<uint32_t, TensorId>> known;
+    for (size_t i = 0; i < trace_.saved.size(); ++i) {
+      const KeptForBackward& saved = trace_.saved[i];
+      if (Index(saved.tensor) >= trace_.tensors.size()) {
+        Fail(fmt::format("saved[{}] names a tensor that does not exist", i));
+      }
+      const auto fail = [&](const std::string& what) {
+        Fail(fmt::format("saved[{}], tensor '{}': {}", i, trace_.tensor(saved.tensor).name, what));
+      };
+      if (wholes_[roots_[Index(saved.tensor)]]) fail("a tensor that has parts is not saved");
+      if (i > 0 && saved.packed < trace_.saved[i - 1].packed) {
+        fail(fmt::format("packed at {}, but the one before it at {}; expected the order of packing",
+                         saved.packed, trace_.saved[i - 1].packed));
+      }
+      if (!known.emplace(saved.packed, saved.tensor).second) {
+        fail(fmt::format("packed twice at {}", saved.packed));
+      }
+      const auto check = [&](std::string_view what, uint32_t position, size_t least) {
+        if (position >= least && position <= trace_.ops.size()) return;
+        fail(fmt::format("{} at {}, expected {} to {}", what, position, least, trace_.ops.size()));
+      };
+      check("packed", saved.packed, 0);
+      size_t least = saved.packed;
+      for (const uint32_t position : saved.unpacked) {
+        check("unpacked", position, least);
+        least = size_t{position} + 1;
+      }
+    }
+  }
+
   // Checks the recorded costs. The times may add up to 53 days, which are 2^62 picoseconds.
   void CheckRecording() const {
     int64_t total = 0;
@@ -400,6 +437,21 @@ std::vector<bool> Trace::Wholes() const {
     if (tensor.part_of) wholes[Index(*tensor.part_of)] = true;
   }
   return wholes;
+}
+
+std::vector<bool> Trace::MovableByDefault() const {
+  std::vector<bool> movable(tensors.size(), true);
+  if (saved.empty()) return movable;
+  std::vector<bool> is_saved(tensors.size());
+  for (const KeptForBackward& kept : saved) is_saved[Index(Root(kept.tensor))] = true;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorId root = Root(static_cast<TensorId>(i));
+    const TensorKind kind = tensor(root).kind;
+    const bool of_pass = kind == TensorKind::kInput || kind == TensorKind::kActivation ||
+                         kind == TensorKind::kGradient;
+    movable[i] = is_saved[Index(root)] || !of_pass;
+  }
+  return movable;
 }
 
 void Trace::Validate() const { Validator(*this, /*names_differ=*/false).Run(); }

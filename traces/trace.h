@@ -67,7 +67,8 @@ struct Tensor {
   std::optional<uint32_t> request{};
   DataType dtype = DataType::kFloat32;
   // False if the recorded program cannot do without the storage between two uses, because others
-  // than autograd refer to it. No policy can then offload or evict it.
+  // than autograd refer to it. No policy can then offload or evict it. A trace that is read and has
+  // `Trace::saved` gives the default of `Trace::MovableByDefault`.
   bool movable = true;
 
   bool operator==(const Tensor&) const = default;
@@ -104,6 +105,16 @@ struct Recording {
   bool operator==(const Recording&) const = default;
 };
 
+// A tensor that the recorded program's autograd kept for backward. A position is the number of ops
+// of the trace that had run, so the op at this index comes next.
+struct KeptForBackward {
+  TensorId tensor{};
+  uint32_t packed = 0;               // the position at which autograd saved the tensor
+  std::vector<uint32_t> unpacked{};  // the positions at which backward took it, ascending
+
+  bool operator==(const KeptForBackward&) const = default;
+};
+
 struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
@@ -114,6 +125,9 @@ struct Trace {
   std::vector<Tensor> tensors;
   std::vector<Op> ops;                   // in execution order
   std::optional<Recording> recording{};  // set iff recorded from a framework's program
+  // In the order of packing; empty if it is not known. A trace with other ops than the recorded
+  // ones has none.
+  std::vector<KeptForBackward> saved{};
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
   const Op& op(OpId id) const { return ops[Index(id)]; }
@@ -127,6 +141,11 @@ struct Trace {
   // uses it.
   std::vector<bool> Wholes() const;
 
+  // Returns for each tensor whether a policy may offload or evict its storage unless the trace says
+  // otherwise: if `saved` is known, only a storage that autograd saved. Parameters, their gradients
+  // and optimizer state are never autograd's, and may be moved.
+  std::vector<bool> MovableByDefault() const;
+
   // Throws an `InputError` that names the first bad layer, tensor or op if one of these holds:
   // - A name is empty or occurs twice, an id is out of range, or a batch is under 1.
   // - The size of a tensor is negative, or an alias is cyclic or reaches beyond its root.
@@ -134,6 +153,8 @@ struct Trace {
   // - An op has no slots, or reads a tensor that no op has written.
   // - An attribute is not finite or occurs twice.
   // - A storage is held until an op before its last use.
+  // - A saved tensor is packed or unpacked behind the last op, unpacked before it is packed, or
+  //   packed or unpacked twice at one position, or `saved` is not in the order of packing.
   // - A recorded cost is negative, missing in a recorded trace, or present in another trace.
   // - The sizes, the flops or the traffic of the whole trace, or the elements of one tensor, exceed
   //   2^60. Sums that a reader forms do not overflow below this limit.

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
@@ -27,6 +30,31 @@ namespace {
 std::string NetworkOf(const std::filesystem::path& file) {
   const std::string name = file.filename();
   return name.substr(0, name.find('.'));
+}
+
+// Returns the largest sum of the sizes of storages that autograd held at one time, each from when
+// it was first packed until the op before which it was last unpacked. Parameters and inputs, which
+// live on in any case, do not count.
+Bytes SavedAtPeak(const Trace& trace) {
+  std::map<TensorId, std::pair<size_t, size_t>> spans;  // by storage: the ops from first to last
+  for (const KeptForBackward& saved : trace.saved) {
+    const TensorId storage = trace.Root(saved.tensor);
+    const TensorKind kind = trace.tensor(storage).kind;
+    if (saved.unpacked.empty() ||
+        (kind != TensorKind::kActivation && kind != TensorKind::kGradient)) {
+      continue;
+    }
+    auto& span = spans.try_emplace(storage, saved.packed, 0).first->second;
+    span.second = std::max<size_t>(span.second, saved.unpacked.back());
+  }
+  std::vector<Bytes> changes(trace.ops.size() + 2);
+  for (const auto& [storage, span] : spans) {
+    changes[span.first] += trace.tensor(storage).size;
+    changes[span.second + 1] -= trace.tensor(storage).size;
+  }
+  Bytes held, peak;
+  for (const Bytes change : changes) peak = std::max(peak, held += change);
+  return peak;
 }
 
 Columns<Trace> InfoColumns() {
@@ -68,6 +96,10 @@ Columns<Trace> InfoColumns() {
   }
   columns.push_back({"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
                      [](auto& trace) { return LayerBound(trace, Bytes(512)); }});
+  columns.push_back({"saved_tensors", "1", "that autograd kept for backward; 0 if not recorded",
+                     [](auto& trace) { return trace.saved.size(); }});
+  columns.push_back({"saved_bytes", "B", "the most that they held at one time, without parameters",
+                     [](auto& trace) { return SavedAtPeak(trace); }});
   return columns;
 }
 

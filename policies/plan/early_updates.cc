@@ -30,6 +30,7 @@ Trace WithEarlyUpdates(const Trace& trace) {
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, [&](size_t i) { return behind[i]; });
   Trace early = trace;
+  early.saved.clear();
   std::vector<size_t> place(order.size());  // by op of the given trace: its place in `early`
   for (size_t i = 0; i < order.size(); ++i) {
     early.ops[i] = trace.ops[order[i]];

@@ -196,5 +196,42 @@ class SavedTensorsTest(CommandTest):
         self.assertFalse(out.exists())
 
 
+class SavedInTraceTest(CommandTest):
+    """Before op 1, autograd saves x and h; before op 2, y. Backward takes y before op 3, h before op 4, and never takes x."""
+
+    SAVED = [{"tensor": "x", "packed": 1, "unpacked": []}, {"tensor": "h", "packed": 1, "unpacked": [4]},
+             {"tensor": "y", "packed": 2, "unpacked": [3]}]
+
+    def file(self, saved, version=6):
+        path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "t.json"
+        path.write_text(json.dumps({"saved": saved, **TRACE, "version": version}), encoding="utf-8")
+        return path
+
+    def test_info_counts_what_is_saved(self):
+        for saved, count, size in ((self.SAVED, 3, 96 * MIB), (self.SAVED[:2], 2, 64 * MIB), (self.SAVED[:1], 1, 0)):
+            (row,) = json.loads(self.ok("trace", "info", self.file(saved), "--format", "json"))["rows"]
+            self.assertEqual((row["saved_tensors"], row["saved_bytes"]), (count, size))
+
+    def test_what_is_not_saved_stays(self):
+        def moved(saved):
+            path = self.file(saved)
+            decisions = path.with_name("decisions.json")
+            self.ok("run", path, "--device", "h200", "--memory", "1GiB", "--policy", "vdnn-all", "--quiet",
+                    "--export-decisions", decisions)
+            return {d["tensor"] for d in json.loads(decisions.read_text())["decisions"] if d["verb"] == "offload" and d["done"]}
+
+        self.assertEqual(moved(self.SAVED) - {"x", "h", "y"}, set())
+        self.assertIn("h", moved(self.SAVED))
+        self.assertNotIn("h", moved([s for s in self.SAVED if s["tensor"] != "h"]))
+
+    def test_bad_positions(self):
+        for saved, message in (([{**self.SAVED[1], "tensor": "z"}], r"t.json:1:\d+: saved\[0\].tensor: there is no tensor 'z'"),
+                               ([{**self.SAVED[1], "unpacked": [0]}], r"saved\[0\], tensor 'h': unpacked at 0, expected 1 to"),
+                               ([{**self.SAVED[1], "packed": 99}], r"tensor 'h': packed at 99, expected 0 to"),
+                               (self.SAVED[1:2] * 2, r"saved\[1\], tensor 'h': packed twice at 1")):
+            self.assertRegex(self.fails(3, "t.json", "trace", "validate", self.file(saved)), message)
+        self.fails(3, "the key 'saved' needs version 6", "trace", "info", self.file(self.SAVED, 3))
+
+
 if __name__ == "__main__":
     main()

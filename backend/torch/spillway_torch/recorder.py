@@ -72,9 +72,13 @@ class Operator:
 class Saved:
     """A tensor that autograd kept for backward. Positions are numbers of operators that had run."""
 
-    storage: Storage
+    operand: Operand
     packed: int
     unpacked: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def storage(self) -> Storage:
+        return self.operand.storage
 
 
 class Tape:
@@ -413,7 +417,7 @@ class Watch(TorchDispatchMode):
             tape = self.tape
             if tape is None or not self.here(tensor):
                 return tensor.detach(), None
-            saved = Saved(self.operand(tensor).storage, len(tape.operators))
+            saved = Saved(self.operand(tensor), len(tape.operators))
             tape.saved.append(saved)
             return tensor.detach(), saved
 

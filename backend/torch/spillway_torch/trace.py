@@ -1,4 +1,4 @@
-"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 5)."""
+"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +38,8 @@ def _form(shape: Sequence[int], size: int, dtype: torch.dtype | None) -> dict[st
     return {"shape": list(shape), "size": size, "dtype": name}
 
 
-def _type_of(name: str) -> str:
-    """Returns the op type of an operator without namespace."""
+def type_of(name: str) -> str:
+    """Returns the op type of an operator for its name without namespace."""
     if name in MATMUL:
         return "matmul"
     if "convolution" in name or "conv_depthwise" in name:
@@ -78,6 +78,7 @@ class _Writer:
         self.parts: dict[tuple[int, int, int], str] = {}
         self.written: set[int] = set()
         self.op_names: list[str] = []  # of the recorded operators
+        self.places: list[int] = []  # of the recorded operators in `ops`, and the number of ops
         self.requests = recording.requests  # before the first step
 
     def trace(self) -> dict[str, Any]:
@@ -95,18 +96,20 @@ class _Writer:
                     name = f"workspace.{place}"
                     self.tensors.append({"name": name, "kind": "optimizer_state", **_form((), size, torch.uint8)})
                     self.make_allocation(f"empty.{name}", name, number)
+            self.places.append(len(self.ops))
             if number < len(self.operators):
                 self.make_op(number)
         self.hold()
+        saved = self.saved()
         recording, measured = self.recording, self.recording.measured
         requests = {"requests": self.requests} if self.requests else {}
-        return {"format": "spillway-trace", "version": 5 if requests else 4, "name": f"{recording.network}:{recording.batch}",
+        return {"format": "spillway-trace", "version": 6 if saved else 5 if requests else 4, "name": f"{recording.network}:{recording.batch}",
                 "network": recording.network, "batch": recording.batch, "preset": "recorded",
                 "training": any(phase != "forward" for phase in self.phases),
                 "recording": {"framework": recording.framework, "device": measured.device, "step_ns": measured.step_ns,
                               "plain_step_ns": measured.step_ns, "allocated": recording.peak_allocated,
                               "reserved": measured.reserved, **requests},
-                "layers": self.layers, "tensors": self.tensors, "ops": self.ops}
+                "layers": self.layers, "tensors": self.tensors, "ops": self.ops, **({"saved": saved} if saved else {})}
 
     def find_uses(self) -> None:
         begun = False  # a parameter was read
@@ -234,7 +237,7 @@ class _Writer:
         repeatable &= not any(self.uses[s].kind == "input" for s in fresh)
         name = self.op_names[number]
         shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
-        type_ = _type_of(op.packet)
+        type_ = type_of(op.packet)
         layer = self.op_names[op.layer]
         if op.layer == number:
             self.layers.append({"name": layer, "type": type_})
@@ -262,6 +265,11 @@ class _Writer:
                          "slots": [{"name": "op", "signature": "aten::empty", "flops": 0, "traffic": 0}],
                          "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}})
 
+    def saved(self) -> list[dict[str, Any]]:
+        """Returns what autograd kept for backward. A tensor that it kept several times at one position counts once."""
+        return saved_tensors((self.tensor_of(saved.operand), self.places[saved.packed], [self.places[at] for at in saved.unpacked])
+                             for saved in self.recording.saved if self.uses[saved.storage.number].name)
+
     def hold(self) -> None:
         """Says when the program gave back what it held beyond its last use."""
         by_name = {tensor["name"]: tensor for tensor in self.tensors}
@@ -274,13 +282,22 @@ class _Writer:
                 tensor["held_until"] = self.op_names[died - 1]
 
 
+def saved_tensors(found: Iterable[tuple[str, int, Iterable[int]]]) -> list[dict[str, Any]]:
+    """Returns the saved tensors of a trace for their names, and the positions at which each was packed and unpacked."""
+    positions: dict[tuple[int, str], set[int]] = {}
+    for name, packed, unpacked in found:
+        positions.setdefault((packed, name), set()).update(unpacked)
+    return [{"tensor": name, "packed": packed, "unpacked": sorted(unpacked)}
+            for (packed, name), unpacked in sorted(positions.items(), key=lambda item: item[0][0])]
+
+
 def arithmetic_of(op: Operator) -> str:
     """Returns the arithmetic of an operator's products; empty for fp32 and for operators without products."""
-    if _type_of(op.packet) == "other" or not op.inputs:
+    if type_of(op.packet) == "other" or not op.inputs:
         return ""
     dtype = op.inputs[0].dtype
     if dtype == torch.float32:  # attention computes in it in any case
-        return "tf32" if op.tf32 and _type_of(op.packet) != "attention" else ""
+        return "tf32" if op.tf32 and type_of(op.packet) != "attention" else ""
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp8" if "float8" in str(dtype) else "")
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, make_plan, planner, read_plan, record_tape, step
-from spillway_torch.execute.ask import _Writer
+from spillway_torch.execute.ask import _Writer, ask
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 
@@ -170,7 +170,7 @@ class PlanTest(unittest.TestCase):
             plan = make_plan(self.tape, budget, policy="joint:effort=1")
         except ProgramError as error:
             if "version" in str(error) or "SPILLWAY" in str(error):
-                self.skipTest(f"the program does not read traces of version 5: {error}")
+                self.skipTest(f"the program does not read traces of version 6: {error}")
             raise
         self.assertLessEqual(plan.peak, budget)
         self.assertGreater(len(plan.actions), 0)
@@ -221,8 +221,22 @@ class PlanTest(unittest.TestCase):
                 sum(sizes[n] for n, (first, last) in uses.items() if n not in stays and first <= at <= last)
                 for at, op in enumerate(trace["ops"])]
         self.assertAlmostEqual(max(held) / self.eager.peak, 1, delta=0.05)
-        self.assertEqual({t["name"] for t in trace["tensors"] if t.get("movable", True)},
-                         {f"s{s.storage}" for s in candidates(self.tape)})
+        self.assertEqual({s["tensor"] for s in trace["saved"]}, {f"s{s.storage}" for s in candidates(self.tape)})
+        for saved in trace["saved"]:  # backward takes it where the next op is one of backward that the node runs
+            self.assertLessEqual(uses[saved["tensor"]][0], saved["packed"])
+            self.assertEqual([trace["ops"][at]["phase"] for at in saved["unpacked"]], ["backward"] * len(saved["unpacked"]))
+
+    def test_policies_that_go_by_layers_plan(self):
+        """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""
+        tape = Stepping(MODELS["gpt"]).record()
+        eager = make_plan(tape, 1 << 40)
+        ops = _Writer(tape, candidates(tape)).trace()["ops"]
+        forward = {op["layer"] for op in ops if op["phase"] == "forward"}
+        layers = [op["layer"] for op in ops if op["phase"] == "backward" and op["type"] == "matmul"]
+        self.assertGreater(len(layers), 10)
+        self.assertLessEqual(set(layers), forward)
+        budget = (eager.floor.bytes + 9 * eager.peak) // 10
+        self.assertIn("offload", ask(tape, candidates(tape), budget, "vdnnpp:offload=all,release=eager,algo=performance").values())
 
     def test_a_budget_below_the_floor_is_refused(self):
         floor = self.eager.floor

@@ -250,6 +250,45 @@ class LifetimeTest(unittest.TestCase):
             recording = record(step, GPU, warm_up=0)
         self.assertEqual([(s.packed, len(s.unpacked)) for s in recording.saved], [(1, 1), (2, 1)])
 
+    def test_saved_tensors_of_a_checkpoint_in_the_trace(self):
+        """Operators, with those that take the libraries' memory: ones 0; mm 1, 2; sin 3; in the checkpoint mm 4, sin 5; sum 6;
+        backward: ones_like 7; again mm 8, 9; cos 10, mul 11, mm 12, 13; and cos 14, mul 15, mm 16, add 17."""
+        def step():
+            hidden = (torch.ones(3, 4, device="cuda") @ weight).sin()
+            torch.utils.checkpoint.checkpoint(lambda x: (x @ weight).sin(), hidden, use_reentrant=False).sum().backward()
+
+        with pretend(GPU):
+            weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+            recording = record(step, GPU, warm_up=0)
+        trace = recording.trace()
+        names = [op["slots"][0]["signature"].split()[0][len("aten::"):] for op in trace["ops"]]
+        self.assertEqual(names, "ones empty mm sin mm sin sum ones_like empty mm cos mul mm mm cos mul mm add".split())
+        self.assertEqual((trace["version"], trace["saved"]), (6, [
+            {"tensor": "ones.0", "packed": 2, "unpacked": [16]},  # for the gradient of the weight
+            {"tensor": "mm.1", "packed": 3, "unpacked": [14]},
+            {"tensor": "sin.2", "packed": 4, "unpacked": [9]}]))  # what the checkpoint keeps
+
+    def test_a_tensor_saved_twice_at_one_position(self):
+        def step():
+            x = leaf * 2  # 0
+            (x * x).sum().backward()  # 1, 2; backward: ones_like 3, then x is taken before 4
+            (leaf * 3).square()  # saved, but never taken: 8, 9
+
+        with pretend(GPU):
+            leaf = torch.ones(4, device="cuda", requires_grad=True)
+            recording = record(step, GPU, warm_up=0)
+        self.assertEqual([(s["packed"], s["unpacked"]) for s in recording.trace()["saved"]], [(1, [4]), (9, [])])
+
+    def test_a_part_of_a_storage_is_saved(self):
+        def step():
+            both = leaf * 2
+            both[:3].sin().sum().backward()
+
+        with pretend(GPU):
+            leaf = torch.ones(6, device="cuda", requires_grad=True)
+            trace = record(step, GPU, warm_up=0).trace()
+        self.assertEqual([s["tensor"] for s in trace["saved"]], ["mul.0[0:12]"])
+        self.assertIn("mul.0[0:12]", [t["name"] for t in trace["tensors"] if t.get("alias_of") == "mul.0"])
 
     def test_convolutions_keep_the_channels_last(self):
         with pretend("cuda:sm_90"), torch.device("cuda"):

@@ -70,6 +70,36 @@ class FitTest(unittest.TestCase):
         bf16 = recording(dtype=torch.bfloat16)
         self.assertAlmostEqual(rows["bf16"].peak_requested_bytes, bf16.peak_requested, delta=16)  # scalars
 
+    def test_autocast_is_as_it_is_recorded(self):
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.one, self.two = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
+            def forward(self, x):
+                return x + torch.nn.functional.dropout(self.two(torch.nn.functional.gelu(self.one(self.norm(x)))))
+
+        def recording(autocast, dtype=torch.float32):
+            with pretend("cuda:sm_90"):
+                model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(64, 64)).to("cuda", dtype)
+                optimizer = torch.optim.AdamW(model.parameters())
+
+                def step():
+                    optimizer.zero_grad()
+                    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                        loss = model(torch.randn(1 << 15, 64, device="cuda", dtype=dtype)).float().square().mean()
+                    loss.backward()
+                    optimizer.step()
+
+                return record(step, "cuda:sm_90", model=model, name="steps", batch=1 << 15)
+
+        plain = recording(False)
+        rows = {row.change: row for row in plain.fit("h200", memory="64MiB")}
+        self.assertAlmostEqual(rows["autocast"].peak_requested_bytes, recording(True).peak_requested, delta=16)  # scalars
+        self.assertLess(rows["autocast"].peak_requested_bytes, 0.8 * plain.peak_requested)
+        for other in (recording(True), recording(False, torch.bfloat16)):
+            self.assertNotIn("autocast", {row.change for row in other.fit("h200", memory="64MiB")})
+
     def test_the_largest_batch_and_length(self):
         def recording(batch, length):
             with pretend("cuda:sm_90"):

@@ -3,48 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <numeric>
 #include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "policies/pytorch_plans.h"
-#include "sim/cost/roofline.h"
+#include "experiments/tools/fit/changed_op.h"
 #include "traces/liveness.h"
 
 namespace spillway {
 namespace {
 
-int64_t Elements(const Tensor& tensor) {
-  return std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies());
-}
-
 bool IsPersistent(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
-}
-
-// Forgets what was measured of the whole step.
-void ForgetMeasured(Trace& trace) {
-  Recording& recording = *trace.recording;
-  recording.step = recording.plain_step = {};
-  recording.allocated = recording.reserved = {};
-}
-
-// Returns an op without operands that runs beside `near` and takes `time`. It has no traffic, so
-// that a recording of another GPU does not scale its time.
-Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time) {
-  Op op;
-  op.name = std::move(name);
-  op.layer = near.layer;
-  op.phase = near.phase;
-  op.batch = near.batch;
-  op.slots = {{"op", signature, 0, Bytes()}};
-  op.recorded = {time, Duration(), near.recorded->host, Bytes()};
-  return op;
 }
 
 // Writes the step that computes a batch in two passes.
@@ -86,7 +58,7 @@ class TwoPasses {
     }
     to_.name = whole_.name;
     to_.batch = whole_.batch;
-    ForgetMeasured(to_);
+    ForgetRecorded(to_);
     to_.Validate();
     return std::move(to_);
   }
@@ -181,18 +153,12 @@ class TwoPasses {
   std::vector<OpId> places_;                     // of the ops in the second pass or the update
 };
 
-bool IsFp32(const Tensor& tensor) {
-  return tensor.dtype == DataType::kFloat32 && tensor.size.count() == 4 * Elements(tensor);
-}
-
 // Writes the step in bf16, whose loss is computed in fp32.
 class Halved {
  public:
   Halved(const Trace& trace, const Device& device, const CostModel& cost)
       : from_(trace),
-        device_(device),
-        cost_(cost),
-        roofline_(device),
+        work_(device, cost),
         liveness_(trace),
         to_(trace),
         halves_(trace.tensors.size()),
@@ -219,28 +185,19 @@ class Halved {
     for (size_t i = 0; i < casts_.size(); ++i) {
       if (casts_[i] && !halves_[i]) to_.tensors[i].held_until.reset();  // the cast frees it
     }
-    ForgetMeasured(to_);
+    ForgetRecorded(to_);
     to_.Validate();
     return std::move(to_);
   }
 
  private:
-  static std::string_view Operator(const Op& op) {
-    const std::string_view signature = op.slots[0].signature;
-    return signature.substr(0, signature.find(' '));
-  }
   static bool IsLoss(const Op& op) {
     constexpr std::string_view kLoss[] = {"aten::_log_softmax",      kLossGradient,
                                           "aten::nll_loss_forward",  "aten::nll_loss2d_forward",
                                           "aten::nll_loss_backward", "aten::nll_loss2d_backward"};
-    return std::ranges::find(kLoss, Operator(op)) != std::end(kLoss);
+    return std::ranges::find(kLoss, OperatorOf(op)) != std::end(kLoss);
   }
 
-  static void Halve(Tensor& tensor) {
-    tensor.size = Bytes(tensor.size.count() / 2);
-    tensor.offset = Bytes(tensor.offset.count() / 2);
-    if (tensor.dtype == DataType::kFloat32) tensor.dtype = DataType::kBfloat16;
-  }
   bool IsHalved(TensorId id) const { return halves_[Index(liveness_.Root(id))]; }
 
   // Adds an op that writes the tensor in the other type, unless there is one, and returns what it
@@ -259,8 +216,8 @@ class Halved {
     } else {
       Halve(tensor);
     }
-    Op op = NewOp(tensor.name, "aten::_to_copy", near,
-                  TransferTime(tensor.size + to_.tensor(id).size, device_.dram));
+    Op op =
+        NewOp(tensor.name, "aten::_to_copy", near, work_.TimeOf(tensor.size + to_.tensor(id).size));
     cast = static_cast<TensorId>(to_.tensors.size());
     op.inputs = {id};
     op.outputs = {*cast};
@@ -284,38 +241,17 @@ class Halved {
         if (is_loss ? IsHalved(id) : of_loss_.contains(liveness_.Root(id))) id = Cast(id, op);
       }
     }
-    if (Operator(op) == kLossGradient) {
+    if (OperatorOf(op) == kLossGradient) {
       for (const TensorId id : op.outputs) of_loss_.insert(id);
     }
-    if (!is_loss && halved > 0) {
-      const Op whole = op;
-      Slot& slot = op.slots[0];
-      const auto saved = static_cast<Int128>(slot.traffic.count()) * halved / (2 * Int128{bytes});
-      slot.traffic -= Bytes(static_cast<int64_t>(saved));
-      if (IsCostly(op) && slot.arithmetic <= Arithmetic::kTf32) slot.arithmetic = Arithmetic::kBf16;
-      if (op.recorded->time > Duration()) ScaleTime(whole, op);
-    }
+    if (!is_loss) work_.Lower(bytes, halved, op);
     to_.ops.push_back(std::move(op));
-  }
-
-  // Sets the measured time of `half` so that it takes as much less than `whole` as the roofline
-  // says. The times of the cost model are proportional to the measured ones.
-  void ScaleTime(const Op& whole, Op& half) const {
-    const auto time = [](const CostModel& model, const Op& op) {
-      return static_cast<double>(model.Kernels(op, 0, op.batch)[0].time.picoseconds());
-    };
-    const double wanted = time(cost_, whole) * time(roofline_, half) / time(roofline_, whole);
-    const double measured = static_cast<double>(whole.recorded->time.picoseconds());
-    half.recorded->time =
-        Duration::Picoseconds(std::llround(measured * wanted / std::max(1.0, time(cost_, half))));
   }
 
   static constexpr std::string_view kLossGradient = "aten::_log_softmax_backward_data";
 
   const Trace& from_;
-  const Device& device_;
-  const CostModel& cost_;
-  const RooflineCostModel roofline_;
+  const HalvedWork work_;
   const Liveness liveness_;
   Trace to_;
   std::vector<bool> halves_;                    // by storage
@@ -444,7 +380,7 @@ Trace WithUpdate(const Trace& trace, const Liveness& liveness, const AdamUpdate&
       held = std::max(held.value_or(here), here);
     }
   }
-  ForgetMeasured(to);
+  ForgetRecorded(to);
   return to;
 }
 
@@ -520,14 +456,7 @@ std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const
 }
 
 std::optional<Trace> InBfloat16(const Trace& trace, const Device& device, const CostModel& cost) {
-  bool any = false;
-  for (const Tensor& tensor : trace.tensors) {
-    if (tensor.dtype == DataType::kBfloat16 || tensor.dtype == DataType::kFloat16) {
-      return std::nullopt;
-    }
-    any |= tensor.kind == TensorKind::kParameter && IsFp32(tensor);
-  }
-  if (!any) return std::nullopt;
+  if (!IsInFp32(trace)) return std::nullopt;
   return Halved(trace, device, cost).Build();
 }
 

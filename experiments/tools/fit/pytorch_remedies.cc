@@ -129,6 +129,11 @@ PyTorchRemedy Bfloat16() {
   return {"bf16", "bf16 weights (other numerics)", "", "model.bfloat16()"};
 }
 
+PyTorchRemedy AutocastToBfloat16() {
+  return {"autocast", "autocast to bf16 (other numerics)", "",
+          "with torch.autocast(\"cuda\", torch.bfloat16): loss = forward()"};
+}
+
 PyTorchRemedy EightBitOptimizer() {
   return {"8-bit optimizer", "8-bit AdamW (other numerics)", "",
           "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())"};

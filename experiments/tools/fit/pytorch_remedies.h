@@ -16,7 +16,7 @@ namespace spillway {
 
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
-  // "bf16", "8-bit optimizer" or "offloaded optimizer"
+  // "bf16", "autocast", "8-bit optimizer" or "offloaded optimizer"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -39,6 +39,7 @@ PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source);
 // REQUIRES: `batch` is a multiple of `count`.
 PyTorchRemedy MicroBatches(int64_t batch, int64_t count);
 PyTorchRemedy Bfloat16();
+PyTorchRemedy AutocastToBfloat16();
 PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer();
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "experiments/tools/fit/autocast_step.h"
 #include "experiments/tools/fit/changed_step.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
@@ -180,6 +181,12 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
     std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
     if (!made) return std::nullopt;
     return one.About(*std::move(made)).Remedied(Bfloat16());
+  });
+  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
+    if (!one.device().matrix_flops_per_second.contains(Arithmetic::kBf16)) return std::nullopt;
+    std::optional<Trace> made = UnderAutocast(one.trace(), one.device(), one.cost(), why_not);
+    if (!made) return std::nullopt;
+    return one.About(*std::move(made)).Remedied(AutocastToBfloat16());
   });
   if (!trace.training) return changes;
   changes.push_back(remedy(SaveTensorsOnCpu()));

@@ -97,6 +97,22 @@ TEST(PyTorchPlansTest, CheckpointsKeepWhatLeavesABlock) {
               ElementsAre(Pair("a", "h.0"), Pair("b", "save"), Pair("d", "save")));
 }
 
+// Backward reads a and c, but autograd saved c only: the program itself keeps a.
+TEST(PyTorchPlansTest, SavedTensorsSayWhatIsSaved) {
+  Trace trace = TwoBlocks();
+  const auto id = [&](const char* name) {
+    const auto found = std::ranges::find(trace.tensors, name, &Tensor::name);
+    return static_cast<TensorId>(found - trace.tensors.begin());
+  };
+  trace.saved = {{id("a"), 1, {}}, {id("c"), 3, {6}}, {id("w"), 4, {8}}};
+  trace.Validate();
+  EXPECT_THAT(TextOf(trace, CheckpointBlocks(trace, 2)),
+              ElementsAre(Pair("b", "save"), Pair("c", "h.1"), Pair("d", "save")));
+  const SavedTensorsPlan plan = SaveOnCpu(trace);
+  EXPECT_THAT(TextOf(trace, plan), ElementsAre(Pair("c", "offload"), Pair("w", "offload")));
+  ApplySavedTensors(trace, plan, testing::FixedCost()).Validate();
+}
+
 // As recorded, the most is live at d.bwd: a, b, c, dd and dc. With both blocks checkpointed, b, d
 // and dd are live at the end of the loss, and then b, dd, dc and the new c: 40 bytes. With the
 // first alone, c is kept, and a is not there: b, c, dd and dc. The block whose backward runs brings

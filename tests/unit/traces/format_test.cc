@@ -382,8 +382,8 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 6"),
-            "t.json:2:40: version: unsupported version 6; this program reads version 1 to 5");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 7"),
+            "t.json:2:40: version: unsupported version 7; this program reads version 1 to 6");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
@@ -406,7 +406,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"preset\": \"torch\", ", "\"preset\": \"torch\", \"extra\": 1, "),
       "t.json:3:20: unknown key 'extra' (valid: format, version, name, network, batch, preset, "
-      "training, recording, layers, tensors, ops)");
+      "training, recording, layers, tensors, ops, saved)");
   EXPECT_EQ(ErrorOfEdit(", \"flops\": 6", ""),
             "t.json:12:12: ops[0].slots[0]: the key 'flops' is missing");
 }
@@ -557,6 +557,97 @@ TEST(FormatTest, TensorsThatMayNotMove) {
   const std::string text = FormatTrace(trace);
   EXPECT_THAT(text, HasSubstr("\"version\": 5"));
   EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+}
+
+// Returns `Recorded()` with saved tensors.
+std::string WithSaved(const std::string& saved, int version = 6) {
+  std::string text = Recorded("\"version\": 3", fmt::format("\"version\": {}", version));
+  const size_t end = text.rfind('}');
+  return text.insert(end, fmt::format(",\n\"saved\": {}", saved));
+}
+
+// Returns `RandomTrace` as a recorded program with random saved tensors, some of which may move
+// although the default says no, and the other way round.
+Trace RandomSaved(uint32_t seed) {
+  std::mt19937 random(seed);
+  Trace trace = RandomTrace(seed);
+  trace.recording.emplace();
+  for (Op& op : trace.ops) op.recorded.emplace();
+  const auto draw = [&](size_t n) { return static_cast<uint32_t>(random() % n); };
+  for (uint32_t packed = 0; packed <= trace.ops.size(); ++packed) {
+    if (draw(2) == 0) continue;
+    KeptForBackward kept{static_cast<TensorId>(draw(trace.tensors.size())), packed};
+    for (uint32_t at = packed; at <= trace.ops.size(); ++at) {
+      if (draw(4) == 0) kept.unpacked.push_back(at);
+    }
+    trace.saved.push_back(kept);
+  }
+  const std::vector<bool> movable = trace.MovableByDefault();
+  for (size_t i = 0; i < movable.size(); ++i) trace.tensors[i].movable = movable[i] != !draw(4);
+  return trace;
+}
+
+TEST(FormatTest, SavedTensorsRoundTrip) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const Trace trace = RandomSaved(seed);
+    const std::string text = FormatTrace(trace);
+    EXPECT_EQ(ParseTrace(text, "t.json"), trace) << "seed " << seed;
+    EXPECT_EQ(FormatTrace(ParseTrace(text, "t.json")), text) << "seed " << seed;
+  }
+}
+
+TEST(FormatTest, OnlySavedTensorsMoveByDefault) {
+  const std::string saved = R"([{"tensor": "y", "packed": 1, "unpacked": [1, 2]}])";
+  const Trace trace = ParseTrace(WithSaved(saved), "t.json");
+  EXPECT_THAT(trace.saved, ElementsAre(KeptForBackward{TensorId{1}, 1, {1, 2}}));
+  EXPECT_TRUE(trace.tensors[0].movable);  // the storage of y
+  EXPECT_THAT(FormatTrace(trace), HasSubstr("\"version\": 6"));
+  EXPECT_EQ(ParseTrace(Shuffled(WithSaved(saved)), "t.json"), trace);
+  Trace other = trace;
+  other.tensors.push_back({"z", TensorKind::kActivation, {}, Bytes(1)});
+  other.tensors.push_back({"w", TensorKind::kParameter, {}, Bytes(1)});
+  EXPECT_THAT(other.MovableByDefault(), ElementsAre(true, true, true, false, true));
+  other.saved.clear();
+  EXPECT_THAT(other.MovableByDefault(), ElementsAre(true, true, true, true, true));
+}
+
+TEST(FormatErrorTest, SavedTensors) {
+  struct Case {
+    const char* saved;
+    const char* error;
+  };
+  for (const Case& test : {
+           Case{R"([{"tensor": "v", "packed": 0, "unpacked": []}])",
+                "t.json:16:22: saved[0].tensor: there is no tensor 'v'"},
+           Case{R"([{"tensor": "y", "packed": -1, "unpacked": []}])", "saved[0].packed: expected"},
+           Case{R"([{"tensor": "y", "packed": 0, "unpacked": [0.5]}])",
+                "saved[0].unpacked[0]: exp"},
+           Case{R"([{"tensor": "y", "packed": 0}])", "saved[0]: the key 'unpacked' is missing"},
+           Case{R"([{"tensor": "y", "packed": 0, "unpacked": [], "at": 1}])", "unknown key 'at'"},
+           Case{R"({"tensor": "y", "packed": 0, "unpacked": []})", "saved: expected an array"},
+           Case{R"([{"tensor": "y", "packed": 3, "unpacked": []}])",
+                "t.json: trace 'n:2': saved[0], tensor 'y': packed at 3, expected 0 to 2"},
+           Case{R"([{"tensor": "y", "packed": 1, "unpacked": [0]}])",
+                "saved[0], tensor 'y': unpacked at 0, expected 1 to 2"},
+           Case{R"([{"tensor": "y", "packed": 1, "unpacked": [3]}])", "unpacked at 3, expected"},
+           Case{R"([{"tensor": "y", "packed": 1, "unpacked": [1, 1]}])",
+                "saved[0], tensor 'y': unpacked at 1, expected 2 to 2"},
+           Case{R"([{"tensor": "y", "packed": 1, "unpacked": []},
+                    {"tensor": "x", "packed": 0, "unpacked": []}])",
+                "saved[1], tensor 'x': packed at 0, but the one before it at 1"},
+           Case{R"([{"tensor": "y", "packed": 1, "unpacked": []},
+                    {"tensor": "y", "packed": 1, "unpacked": [2]}])",
+                "saved[1], tensor 'y': packed twice at 1"},
+       }) {
+    EXPECT_THAT(InputErrorOf([&] { ParseTrace(WithSaved(test.saved), "t.json"); }),
+                HasSubstr(test.error))
+        << test.saved;
+  }
+  EXPECT_THAT(InputErrorOf([] { ParseTrace(WithSaved("[]", 5), "t.json"); }),
+              HasSubstr("the key 'saved' needs version 6 of the format"));
+  Trace lowered = ParseTrace(kSmall, "t.json");
+  lowered.saved.push_back({TensorId{0}});
+  EXPECT_THAT(InputErrorOf([&] { lowered.Validate(); }), HasSubstr("belong to a recording"));
 }
 
 TEST(FormatErrorTest, RequestsBeforeTheFirstIteration) {

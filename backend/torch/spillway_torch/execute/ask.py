@@ -1,11 +1,12 @@
 """Asks the program `spillway` which storages of a tape to offload and which to rebuild.
 
 The program gets a trace in which each storage that a plan may move is made by one operator: the chain that rebuilds it, with the
-values that autograd saved before as its inputs. All other storages cannot be moved.
+values that autograd saved before as its inputs. They alone are saved tensors of the trace, so no policy moves others.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
 import pathlib
 import tempfile
@@ -15,7 +16,7 @@ import torch
 
 from ..errors import ProgramError
 from ..program import run_program
-from ..trace import write_trace
+from ..trace import saved_tensors, type_of, write_trace
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD
 from .tape import Op, Tape
@@ -59,6 +60,22 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
 
 def _name(storage: int) -> str:
     return f"s{storage}"
+
+
+def _layers(ops: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Gives each op of backward the layer of the op that saved what backward took last, and returns the layers.
+
+    vDNN and others go by the layers of backward and by their types where they choose what to bring back.
+    """
+    savers = {at: tensor["packed"] for tensor in saved for at in tensor["unpacked"]}  # the last of those taken at one position
+    layer = ""
+    types: dict[str, str] = {}
+    for at, op in enumerate(ops):
+        if op["phase"] == "backward":
+            layer = ops[savers[at]]["layer"] if at in savers else layer
+            op["layer"] = layer or op["layer"]
+        types.setdefault(op["layer"], op["type"])
+    return [{"name": name, "type": type_} for name, type_ in types.items()]
 
 
 class _Writer:
@@ -122,13 +139,20 @@ class _Writer:
         for at, made in by_index.items():
             made["recorded"]["workspace"] = max(made["recorded"]["workspace"], rest[at] - unused)
         tensors = [self._tensor(s) for s in self.first]
-        tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused, "dtype": "uint8",
-                        "movable": False})
-        return {"format": "spillway-trace", "version": 5, "name": "step:1", "network": "step", "batch": 1, "preset": "recorded",
+        tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused, "dtype": "uint8"})
+        packs = self._saved([int(o["name"].rsplit(".", 1)[1]) for o in ops])
+        return {"format": "spillway-trace", "version": 6, "name": "step:1", "network": "step", "batch": 1, "preset": "recorded",
                 "training": True, "recording": {"framework": f"PyTorch {torch.__version__}",
                                                                   "device": self.tape.name, "step_ns": 0, "plain_step_ns": 0,
                                                 "allocated": max(self.tape.used), "reserved": 0},
-                "layers": [{"name": o["layer"], "type": "other"} for o in ops], "tensors": tensors, "ops": ops}
+                "layers": _layers(ops, packs), "tensors": tensors, "ops": ops, "saved": packs}
+
+    def _saved(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Returns the saved tensors; `numbers` says to which operator of the tape each op of the trace belongs."""
+        return saved_tensors((_name(saved.storage), bisect.bisect_left(numbers, pack.op),
+                              [bisect.bisect_left(numbers, unpack.op) for unpack in map(self.tape.unpacks.__getitem__, saved.unpacks)
+                               if unpack.pack is pack])
+                             for saved in self.movable.values() for pack in saved.packs)
 
     def _phases(self) -> list[str]:
         backward = [at for at, op in enumerate(self.tape.ops) if op.backward]
@@ -149,7 +173,7 @@ class _Writer:
             self.first.setdefault(storage, at)
             self.used[storage] = at
         name = f"{name.split('::')[-1]}.{at}"
-        return {"name": name, "layer": name, "type": "other", "phase": phase, "batch": 1,
+        return {"name": name, "layer": name, "type": type_of(self.tape.ops[at].name.split("::")[-1]), "phase": phase, "batch": 1,
                 "inputs": [_name(s) for s in inputs], "outputs": [_name(s) for s in written],
                 "slots": [{"name": "op", "signature": name.rsplit(".", 1)[0], "flops": 0, "traffic": 0}],
                 "recorded": {"time_ns": round(seconds * 1e9), "gap_ns": 0, "host_ns": 0, "workspace": 0}}
@@ -174,7 +198,4 @@ class _Writer:
         before = recorded.born < 0
         kind = ("input" if recorded.died is not None else "parameter") if before else (
             "activation" if not self.tape.ops[self.first[storage]].backward else "gradient")
-        made: dict[str, Any] = {"name": _name(storage), "kind": kind, "shape": [size], "size": size, "dtype": "uint8"}
-        if storage not in self.movable:
-            made["movable"] = False
-        return made
+        return {"name": _name(storage), "kind": kind, "shape": [size], "size": size, "dtype": "uint8"}
