@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -48,12 +49,13 @@ std::optional<CudaPeer> PeerOf(const Prepared& prepared) {
   return peer;
 }
 
-// Returns a function that fills tensors with the given contents; nullptr if none are given.
-// REQUIRES: the trace outlives the function.
+// Returns a function that fills tensors with the given contents; nullptr if none are given. It is
+// called once in each iteration for each input. REQUIRES: the trace outlives the function.
 GivenData GivenDataOf(const std::shared_ptr<const GivenContents>& given, const Trace& trace) {
   if (!given) return nullptr;
-  return [given, &trace](TensorId id, std::span<std::byte> bytes) {
-    return given->Fill(trace, id, bytes);
+  return [given, &trace, arrived = std::map<TensorId, int64_t>()](
+             TensorId id, std::span<std::byte> bytes) mutable {
+    return given->Fill(trace, id, arrived[id]++, bytes);
   };
 }
 
@@ -77,7 +79,9 @@ BackendFactory CpuFactory(const CpuRun& options) {
     CpuOptions cpu{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
                    request.compression};
     cpu.given = GivenDataOf(options.given, request.trace);
-    return Executing(std::make_unique<CpuBackend>(request.trace, cpu));
+    RunBackend made = Executing(std::make_unique<CpuBackend>(request.trace, cpu));
+    made.keep_weights = options.keep_weights;
+    return made;
   }};
 }
 
@@ -100,6 +104,7 @@ BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& 
     run.compression = request.compression;
     RunBackend made = Executing(machine->Open(request.trace, *prepared.cost, run));
     made.digest = options.digest && options.work == CudaWork::kKernels;
+    made.keep_weights = options.keep_weights;
     made.complete = [pinned = run.host_memory](CompressionSummary& summary) {
       summary.pinned_peak = pinned + summary.staging;  // the bytes that were really pinned
     };
