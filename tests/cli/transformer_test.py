@@ -15,6 +15,14 @@ from harness import CommandTest, main
 
 GPT = "gpt(16,2,4,30)@9:3"
 LLAMA = "llama(16,2,4,2,24,30)@9:3"
+# What each policy does with a small transformer in 70 % of the memory, or says.
+FITS, TOO_LARGE = "ok", "oom"
+POLICIES = {
+    "network-wide": TOO_LARGE, "liveness": TOO_LARGE, "as-recorded": "traces of recorded programs only", "vdnn-all": FITS,
+    "vdnn-conv": TOO_LARGE, "vdnn-aconv": TOO_LARGE, "vdnn-dyn": FITS, "vdnnpp": FITS, "caffe": TOO_LARGE, "torch": TOO_LARGE,
+    "mxnet": FITS, "tensorflow": TOO_LARGE, "superneurons": FITS, "dtr": FITS, "capuchin": FITS, "checkmate": FITS,
+    "ucudnn": TOO_LARGE, "mmcnn": FITS, "inference-normal": TOO_LARGE, "inference-vdnn": FITS, "joint": FITS,
+    "plan": "needs a plan: plan:file=PATH", "saved-tensors:plan=checkpoint": "was not recorded"}
 
 
 class TransformerTest(CommandTest):
@@ -39,6 +47,29 @@ class TransformerTest(CommandTest):
         rows = [json.loads(self.ok("run", "gpt2@64:2", "--backend", "cpu", "--iterations", "1", "--policy", policy, "--memory",
                                    policy, "--format", "json"))["rows"][0] for policy in ("liveness", "vdnn-all", "mxnet")]
         self.assertEqual(len({row["weights_digest"] for row in rows}), 1)
+
+    def test_each_policy_acts_or_says_why_not(self):
+        listed = [line for line in self.ok("list", "policies").splitlines() if not line.startswith(" ")]
+        self.assertEqual([policy.partition(":")[0] for policy in POLICIES], listed)
+        acting = [policy for policy, result in POLICIES.items() if result in (FITS, TOO_LARGE)]
+        for workload in (GPT, LLAMA):
+            for backend in ("sim", "cpu"):
+                digests = set()
+                for policy in acting:
+                    text = self.ok("run", workload, "--backend", backend, "--policy", policy, "--memory", "70%", "--format",
+                                   "json", "--check", code=0 if POLICIES[policy] == FITS else 1)
+                    (row,) = json.loads(text)["rows"]
+                    self.assertEqual(row["status"], POLICIES[policy], (workload, policy))
+                    if row["status"] == FITS:
+                        digests.add(row.get("weights_digest"))  # none if simulated
+                self.assertEqual(len(digests), 1, workload)
+            for policy, message in POLICIES.items():
+                if policy not in acting:
+                    self.fails(2, message, "run", workload, "--policy", policy)
+            text = self.ok("compare", workload, "--memory", "70%", *(f"--policy={policy}" for policy in acting), code=0)
+            for policy in acting:
+                if POLICIES[policy] == TOO_LARGE:  # a line says which op needs more than it finds
+                    self.assertRegex(text, rf"(?m)^{policy}(:\S+)?: .* needs .*, finds ", workload)
 
     def test_longer_sequences_and_deeper_networks_take_longer(self):
         rows = self.rows("gpt(64,2,4,100)@64:2", "gpt(64,2,4,100)@128:2", "gpt(64,4,4,100)@128:2", "--policy", "liveness")
