@@ -5,13 +5,17 @@ clear messages for wrong input.
 usage: transformer_test.py PATH_OF_SPILLWAY     SPILLWAY_WHOLE_ZOO=1 adds a test of GPT-2, which takes minutes
 """
 
+import csv
+import importlib.util
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest
 
-from harness import CommandTest, main
+from harness import CommandTest, ROOT, Spillway, main
 
 GPT = "gpt(16,2,4,30)@9:3"
 LLAMA = "llama(16,2,4,2,24,30)@9:3"
@@ -99,6 +103,18 @@ class TransformerTest(CommandTest):
     def test_inference_needs_less(self):
         training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
         self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
+
+    def test_the_comparison_of_policies(self):
+        script = ROOT / "experiments/evidence/transformers/run"
+        with tempfile.TemporaryDirectory() as directory:
+            out = pathlib.Path(directory) / "out"
+            subprocess.run([sys.executable, script, Spillway.path, out, GPT, "--memory", "70%,100%"], check=True)
+            rows = list(csv.DictReader(out.with_suffix(".csv").read_text(encoding="utf-8").splitlines()))
+            self.assertEqual(len(rows), 2 * 2 * 8)
+            self.assertEqual({(row["precision"], row["policy"]) for row in rows if row["memory_request"] == "100%"
+                              and row["iteration_ms"]}, {(row["precision"], row["policy"]) for row in rows})
+            if importlib.util.find_spec("matplotlib"):
+                self.assertTrue(out.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
 
     def test_wrong_input(self):
         self.fails(3, "layer 'h0.attn': a width of 10 does not divide into 4 heads", "run", "gpt(10,1,4,5):1")

@@ -194,14 +194,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("-o", "--output", required=True, help="the safetensors file to write")
     arguments = parser.parse_args(argv)
     files = importlib.import_module("safetensors.torch")
+    failures = (OSError, importlib.import_module("safetensors").SafetensorError)
     try:
         weights = files.load_file(arguments.weights)
-    except Exception as error:  # safetensors has an exception of its own for a file of another kind
+    except failures as error:
         raise SpillwayError(f"{arguments.weights}: {error}") from error
     try:
         with written(arguments.output) as part:
             files.save_file(convert(weights), part, metadata={"format": "pt"})
     except SpillwayError as error:
         raise SpillwayError(f"{arguments.weights}: {error}") from error
-    except OSError as error:
+    except failures as error:
         raise SpillwayError(f"{arguments.output}: {error}") from error

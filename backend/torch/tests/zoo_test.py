@@ -240,6 +240,11 @@ class WeightsTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             self.assertEqual(spillway_torch(["weights", os.path.join(directory, "none"), "-o", os.path.join(directory, "o")]), 3)
             self.assertEqual(os.listdir(directory), [])
+            save_file(weights, os.path.join(directory, "m"))
+            self.assertEqual(spillway_torch(["weights", os.path.join(directory, "m"), "-o", os.path.join(directory, "no", "o")]), 3)
+            pathlib.Path(directory, "m").write_bytes(b"no weights")
+            self.assertEqual(spillway_torch(["weights", os.path.join(directory, "m"), "-o", os.path.join(directory, "o")]), 3)
+            self.assertEqual(os.listdir(directory), ["m"])
 
 
 class ComparisonTest(unittest.TestCase):
