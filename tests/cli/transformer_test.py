@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,21 @@ class TransformerTest(CommandTest):
             for policy in acting:
                 if POLICIES[policy] == TOO_LARGE:  # a line says which op needs more than it finds
                     self.assertRegex(text, rf"(?m)^{policy}(:\S+)?: .* needs .*, finds ", workload)
+
+    def test_dropout_drops_the_same_elements_under_every_policy(self):
+        gpt = GPT.replace(")", ",dropout=0.3)")
+        lines = [re.search("loss .*", self.ok("run", gpt, "--backend", "cpu", "--iterations", "2", "--policy", policy, "--memory",
+                                              policy))[0] for policy in ("liveness", "vdnn-all", "mxnet", "capuchin")]
+        self.assertEqual(len(set(lines)), 1)
+        plain = re.search("loss .*", self.ok("run", GPT, "--backend", "cpu", "--iterations", "2"))[0]
+        self.assertNotEqual(lines[0], plain)
+        self.assertEqual(plain, re.search("loss .*", self.ok("run", GPT.replace(")", ",dropout=0)"), "--backend", "cpu",
+                                                             "--iterations", "2"))[0])
+        inference = self.ok("trace", "build", gpt, "--mode", "inference")
+        self.assertNotIn('"dropout.fwd"', inference)
+        for ratio in ("1", "-0.1", "x", "0.1)(", ""):
+            self.fails(2, "the ratio of dropout is not a number from 0 and less than 1", "run",
+                       GPT.replace(")", f",dropout={ratio})"))
 
     def test_longer_sequences_and_deeper_networks_take_longer(self):
         rows = self.rows("gpt(64,2,4,100)@64:2", "gpt(64,2,4,100)@128:2", "gpt(64,4,4,100)@128:2", "--policy", "liveness")
