@@ -18,7 +18,8 @@ namespace {
 bool IsWeight(const Tensor& tensor) {
   return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
 }
-constexpr std::string_view kLabels = "labels";  // in a file of images
+constexpr std::string_view kMasterSuffix = "_master";  // of the name of a parameter's master copy
+constexpr std::string_view kLabels = "labels";         // in a file of images
 
 // Returns the first op that has an input of the role, or nullptr if none has.
 const Op* FindReader(const Trace& trace, Role role) {
@@ -168,10 +169,21 @@ bool GivenContents::Fill(const Trace& trace, TensorId id, int64_t iteration,
     if (is_weight) return entry.first == whole.name;
     return (entry.first == kLabels) == (whole.name == labels_);
   });
-  if (stored == file->tensors().end()) return false;
+  if (stored == file->tensors().end()) return is_weight && FillMaster(whole.name, bytes);
   const int64_t batch = is_weight ? 0 : iteration % BatchesIn(stored->second, whole);
   const auto from = static_cast<size_t>(batch * whole.size.count() + offset);
   std::ranges::copy(stored->second.bytes.subspan(from, bytes.size()), bytes.begin());
+  return true;
+}
+
+bool GivenContents::FillMaster(std::string_view name, std::span<std::byte> bytes) const {
+  if (!name.ends_with(kMasterSuffix)) return false;
+  name.remove_suffix(kMasterSuffix.size());
+  const std::span<const std::byte> parameter = weights_->tensors().find(name)->second.bytes;
+  for (size_t i = 0; i < parameter.size() / 2; ++i) {  // bfloat16 is the upper half of float32
+    std::memset(bytes.data() + 4 * i, 0, 2);
+    std::memcpy(bytes.data() + 4 * i + 2, parameter.data() + 2 * i, 2);
+  }
   return true;
 }
 

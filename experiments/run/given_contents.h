@@ -23,12 +23,12 @@ struct GivenFiles {
   bool has_data() const { return !images.empty() || !text.empty(); }
 };
 
-// Weights, images and tokens from files in the safetensors format, and text. Weights and images are
-// of type F32; tokens and labels are I32.
+// Weights, images and tokens from files in the safetensors format, and text. Weights have the type
+// of the trace, F32 or BF16; images are of type F32, tokens and labels of I32.
 //
 // The weights file has exactly the parameters, optimizer state and running statistics of the trace,
 // with the names and shapes that the trace gives them ("conv1.weight"). For training it may lack
-// optimizer state.
+// optimizer state: master copies then begin as the parameters, and all else with zeros.
 //
 // The images file has one tensor of any name, and may have another one called "labels". They hold a
 // whole number of batches of the trace's images or tokens and of its labels. Each iteration gets
@@ -51,6 +51,9 @@ class GivenContents {
  private:
   void CheckWeights(const Trace& trace) const;
   void CheckImages(const Trace& trace) const;
+  // Fills a master copy, which the file lacks, from the parameter of bfloat16. Returns false if the
+  // tensor is none.
+  bool FillMaster(std::string_view name, std::span<std::byte> bytes) const;
   void ReadText(const std::string& path, const Trace& trace);
 
   std::optional<SafetensorsFile> weights_, images_;

@@ -132,11 +132,25 @@ class TransformerTest(CommandTest):
             if importlib.util.find_spec("matplotlib"):
                 self.assertTrue(out.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
 
+    def test_bf16_on_the_cpu_is_near_fp32(self):
+        for workload in (GPT, LLAMA):
+            for options in (("--optimizer", "adamw"), ("--attention", "math")):
+                rows = {}
+                for precision in ("fp32", "bf16"):
+                    for policy in ("liveness", "vdnn-all", "mxnet"):
+                        text = self.ok("run", workload, *options, "--precision", precision, "--backend", "cpu", "--iterations",
+                                       "3", "--policy", policy, "--memory", policy, "--format", "json")
+                        (row,) = json.loads(text)["rows"]
+                        rows.setdefault(precision, set()).add((row["loss"], row["weights_digest"]))
+                self.assertEqual([len(found) for found in rows.values()], [1, 1])
+                (fp32, first), (bf16, second) = (next(iter(found)) for found in rows.values())
+                self.assertNotEqual(first, second)
+                self.assertAlmostEqual(fp32, bf16, delta=3 * 2**-8 * fp32)  # a few units of bf16's last place
+
     def test_wrong_input(self):
         self.fails(3, "layer 'h0.attn': a width of 10 does not divide into 4 heads", "run", "gpt(10,1,4,5):1")
         self.fails(3, "a width of 4 does not divide into 8 heads", "run", "gpt(4,1,8,5):1")
-        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "bf16", "--backend", "cpu")
-        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
+        self.fails(3, "the CPU backend computes in fp32 and bf16 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
         self.fails(2, "expected gpt(width,layers,heads,vocabulary)", "run", "gpt(10,1,5):1")
         self.fails(2, "the length '0' is not a whole number", "run", "gpt2@0:1")
         self.fails(2, "built in are bert-base, bert-large", "run", "bert-huge:1")
