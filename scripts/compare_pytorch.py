@@ -2,7 +2,10 @@
 """Times training iterations of the same networks in PyTorch and in Spillway, on one GPU, in one run.
 
 Each network is built from Spillway's own trace, so both sides compute the same thing: forward, backward and a step
-of SGD with momentum, in fp32 without TF32 (or with TF32 on both sides). The methods are:
+of the optimizer, in fp32 without TF32 (or with TF32 on both sides). With --precision bf16, each tensor has the type that it
+has in the trace: the operands of an op are cast to the type of its output, and the optimizer works on parameters of float32,
+which are copied to those of bfloat16. The attention of a transformer is scaled_dot_product_attention, and with --attention
+math two products and a softmax. The methods are:
 
 PyTorch   eager; eager with cuDNN's autotuner; torch.autograd.graph.save_on_cpu(pin_memory=True);
           checkpoint_sequential (chains only); torch.utils.checkpoint for each block; torch.compile with each
@@ -25,6 +28,7 @@ Needs a CUDA build of PyTorch, a GPU, and a spillway with the CUDA backend.
 
 import argparse
 import csv
+import functools
 import json
 import math
 import os
@@ -68,7 +72,8 @@ class Plan:
         self.tensors = {t["name"]: t for t in trace["tensors"]}
         self.steps = [op for op in trace["ops"] if op["phase"] == "forward"]
         self.batch = trace["batch"]
-        self.sgd = next((op["attributes"] for op in trace["ops"] if op["phase"] == "update"), None)
+        self.precision = "bf16" if any(t.get("dtype") == "bfloat16" for t in trace["tensors"]) else "fp32"
+        self.update = next((op for op in trace["ops"] if op["phase"] == "update"), None)
 
     def parameters(self):
         return [t for t in self.tensors.values() if t["kind"] == "parameter"]
@@ -102,6 +107,13 @@ class Plan:
     def operands(self, op):
         return self.ops.operands(op, "inputs")
 
+    def read(self, op):
+        """Returns the name of the first input of a step that is no parameter."""
+        return next(name for name in op["inputs"] if self.tensors[name]["kind"] != "parameter")
+
+    def dtype(self, name):
+        return self.tensors[name].get("dtype", "float32")
+
     def output(self, op):
         return self.ops.operands(op, "outputs")["y"]
 
@@ -111,6 +123,70 @@ def needs_ceil(a, axis):
     letter = axis[0]
     span = a[f"in_{axis}"] + 2 * a[f"pad_{letter}"] - a[f"kernel_{letter}"]
     return a[f"out_{axis}"] > span // a[f"stride_{letter}"] + 1
+
+
+@functools.lru_cache(maxsize=None)
+def rotation(torch, rows, half, theta, device):
+    """Returns the factors of rotary embedding, complex numbers of shape [rows, 1, half]."""
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(rows)[:, None, None] * frequencies
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)
+
+
+def by_heads(x, a, heads):
+    """Returns a sequence of shape [batch, rows, heads * head_dim] as [batch, heads, rows, head_dim]."""
+    return x.unflatten(2, (int(heads), int(a["head_dim"]))).transpose(1, 2)
+
+
+def for_queries(x, a):
+    """Returns keys or values, as `by_heads` returns them, with a copy of each head for all queries that it serves."""
+    x = by_heads(x, a, a["kv_heads"])
+    return x if a["heads"] == a["kv_heads"] else x.repeat_interleave(int(a["heads"] // a["kv_heads"]), 1)
+
+
+def apply_to_sequence(torch, op, v, x):
+    """Executes one forward step of a type that only transformers have. Returns its output y, or None for another type."""
+    functional = torch.nn.functional
+    a, kind = op["attributes"], op["type"]
+    rows = int(a.get("rows", 0))
+    if kind == "gelu":
+        return functional.gelu(x)
+    if kind == "silu":
+        return functional.silu(x)
+    if kind == "layernorm":
+        return functional.layer_norm(x, (int(a["features"]),), v["weight"], v["bias"], a["epsilon"])
+    if kind == "rmsnorm":
+        return functional.rms_norm(x, (int(a["features"]),), v["weight"], a["epsilon"])
+    if kind == "embedding":
+        return functional.embedding(v["indices"], v["weight"])
+    if kind == "position_embedding" and a["class_token"]:
+        token = v["bias"].expand(x.shape[0], 1, -1)
+        return torch.cat((token, x.flatten(2).transpose(1, 2)), 1) + v["weight"]
+    if kind == "position_embedding":
+        return x + v["weight"].repeat_interleave(int(a["span"]), 0)[:rows]
+    if kind == "rotary":
+        factors = rotation(torch, rows, int(a["head_dim"]) // 2, a["theta"], x.device)
+        pairs = x.float().unflatten(2, (int(a["heads"]), 2, -1))
+        turned = torch.complex(pairs[..., 0, :], pairs[..., 1, :]) * factors
+        return torch.stack((turned.real, turned.imag), -2).flatten(2).to(x.dtype)
+    if kind == "attention_scores":
+        return by_heads(x, a, a["heads"]) @ for_queries(v["x2"], a).transpose(2, 3) / math.sqrt(a["head_dim"])
+    if kind == "softmax":
+        if a["causal"]:
+            positions = torch.arange(int(a["columns"]), device=x.device)
+            x = x.masked_fill(positions[:, None] < positions, -math.inf)
+        return x.softmax(-1)
+    if kind == "attention_values":
+        return (x @ for_queries(v["x2"], a)).transpose(1, 2).flatten(2)
+    if kind == "attention":
+        y = functional.scaled_dot_product_attention(by_heads(x, a, a["heads"]), for_queries(v["x2"], a),
+                                                    for_queries(v["x3"], a), is_causal=bool(a["causal"]))
+        return y.transpose(1, 2).flatten(2)
+    if kind == "select":
+        return x[:, int(a["index"])]
+    if kind == "mul":
+        return x * v["x2"]
+    return None
 
 
 def apply(torch, plan, op, values, parameters, in_place=True):
@@ -124,14 +200,20 @@ def apply(torch, plan, op, values, parameters, in_place=True):
         return parameters[name] if name in parameters else values[name]
 
     v = {role: value(name) for role, name in plan.operands(op).items()}
-    x = v["x"]
+    if plan.precision == "bf16":
+        def cast(operand):
+            if isinstance(operand, list):
+                return [cast(o) for o in operand]
+            return operand.to(getattr(torch, plan.dtype(plan.output(op)))) if operand.is_floating_point() else operand
+        v = {role: cast(operand) for role, operand in v.items()}
+    x = v.get("x")
     kind = op["type"]
     if kind == "conv2d":
         return functional.conv2d(x, v["weight"], v.get("bias"),
                                  (a["stride_h"], a["stride_w"]), (a["pad_h"], a["pad_w"]),
                                  groups=int(a["groups"]))
     if kind == "linear":
-        return functional.linear(x.flatten(1), v["weight"], v.get("bias"))
+        return functional.linear(x if "rows" in a else x.flatten(1), v["weight"], v.get("bias"))
     if kind == "relu":
         shares = "alias_of" in plan.tensors[plan.output(op)]
         return functional.relu(x, inplace=in_place and shares)
@@ -153,14 +235,19 @@ def apply(torch, plan, op, values, parameters, in_place=True):
     if kind == "batchnorm":
         return functional.batch_norm(x, None, None, v["weight"], v["bias"], training=True)
     if kind == "softmax_loss":
+        if "rows" in a:
+            return functional.cross_entropy(x.flatten(0, 1), v["labels"].flatten())
         return functional.cross_entropy(x.flatten(1), v["labels"])
+    y = apply_to_sequence(torch, op, v, x)
+    if y is not None:
+        return y
     raise SystemExit(f"compare_pytorch: no PyTorch counterpart of op type '{kind}'")
 
 
 class Trainer:
-    """One network on the GPU: parameters, data, and an iteration under one of the methods."""
+    """One network on a device: parameters, data, and an iteration under one of the methods."""
 
-    def __init__(self, torch, plan, method):
+    def __init__(self, torch, plan, method, device="cuda"):
         self.torch, self.plan, self.method = torch, plan, method
         self.last_use = {name: op for op in plan.steps for name in op["inputs"]}
         torch.manual_seed(1)
@@ -168,20 +255,38 @@ class Trainer:
         for t in plan.parameters():
             fan_in = math.prod(t["shape"][1:]) if len(t["shape"]) > 1 else 1
             bound = math.sqrt(3 / fan_in) if len(t["shape"]) > 1 else 0.1
-            value = torch.empty(t["shape"], device="cuda").uniform_(-bound, bound)
-            self.parameters[t["name"]] = torch.nn.Parameter(value)
-        labels = plan.operands(plan.steps[-1])["labels"]
-        classes = int(plan.steps[-1]["attributes"]["elements"])
+            value = torch.empty(t["shape"], device=device).uniform_(-bound, bound)
+            self.parameters[t["name"]] = torch.nn.Parameter(value.to(getattr(torch, plan.dtype(t["name"]))))
+        classes = {plan.operands(op)[role]: int(op["attributes"][count]) for op in plan.steps
+                   for role, count in (("indices", "vocabulary"), ("labels", "elements")) if role in plan.operands(op)}
         self.data = {}
         for t in plan.inputs():
-            self.data[t["name"]] = (torch.randint(classes, (plan.batch,), device="cuda")
-                                    if t["name"] == labels
-                                    else torch.empty(t["shape"], device="cuda").uniform_(-1, 1))
+            self.data[t["name"]] = (torch.randint(classes[t["name"]], t["shape"], device=device)
+                                    if t["name"] in classes
+                                    else torch.empty(t["shape"], device=device).uniform_(-1, 1))
         self.graph = None  # compiled in the first iteration
-        sgd = plan.sgd or {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0}
-        self.optimizer = torch.optim.SGD(self.parameters.values(), lr=sgd["learning_rate"],
-                                         momentum=sgd["momentum"],
-                                         weight_decay=sgd["weight_decay"])
+        # Pairs of a bfloat16 parameter and the float32 copy that the optimizer updates.
+        self.short = [(p, p.detach().float()) for p in self.parameters.values() if p.dtype == torch.bfloat16]
+        copies = {id(parameter): copy for parameter, copy in self.short}
+        self.optimizer = self.make_optimizer([copies.get(id(p), p) for p in self.parameters.values()])
+
+    def make_optimizer(self, parameters):
+        rule = self.plan.update or {"type": "sgd", "attributes": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0}}
+        a = rule["attributes"]
+        common = {"lr": a["learning_rate"], "weight_decay": a["weight_decay"]}
+        if rule["type"] == "sgd":
+            return self.torch.optim.SGD(parameters, momentum=a["momentum"], **common)
+        kind = self.torch.optim.Adam if rule["type"] == "adam" else self.torch.optim.AdamW
+        return kind(parameters, betas=(a["beta1"], a["beta2"]), eps=a["epsilon"], **common)
+
+    def update(self):
+        for parameter, copy in self.short:
+            copy.grad = parameter.grad.float()
+            parameter.grad = None
+        self.optimizer.step()
+        if self.short:
+            with self.torch.no_grad():
+                self.torch._foreach_copy_([p for p, _ in self.short], [copy for _, copy in self.short])
 
     def run(self, steps, values, parameters):
         """Runs the steps and returns the output of the last one. Removes tensors from `values` after their last use."""
@@ -200,7 +305,7 @@ class Trainer:
         """Runs forward with torch.utils.checkpoint around each block but the last, which backward needs at once."""
         from torch.utils.checkpoint import checkpoint
         blocks = self.plan.blocks()
-        name = self.plan.operands(blocks[0][0])["x"]
+        name = self.plan.read(blocks[0][0])
         x = self.data[name]
         for block in blocks[:-1]:
             x = checkpoint(lambda x, block=block, name=name: self.run(block, {name: x}, self.parameters), x,
@@ -247,6 +352,7 @@ class Trainer:
         return apply(self.torch, self.plan, self.plan.steps[-1], values, self.parameters)
 
     def iterate(self):
+        """Runs one iteration and returns its loss."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.method == "save_on_cpu":
             with self.torch.autograd.graph.save_on_cpu(pin_memory=True):
@@ -262,7 +368,8 @@ class Trainer:
         else:
             loss = self.forward()
         loss.backward()
-        self.optimizer.step()
+        self.update()
+        return loss
 
 
 def time_pytorch(torch, plan, method, iterations):
@@ -302,10 +409,11 @@ def spillway(binary, *arguments):
     return result.stdout
 
 
-def load_plan(binary, workload):
+def load_plan(binary, workload, lowering=()):
+    """Returns the plan of a network, lowered with these options of `spillway trace build`."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "trace.json")
-        spillway(binary, "trace", "build", workload, "-o", path)
+        spillway(binary, "trace", "build", workload, *lowering, "-o", path)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
     return Plan(trace, OpTable(json.loads(spillway(binary, "list", "ops", "--format", "json"))))
@@ -320,7 +428,7 @@ def row(workload, side, method, times, peak, note=""):
 
 def compare(torch, arguments, workload):
     """Yields a row for each method that fits into memory, as soon as it is timed."""
-    plan = load_plan(arguments.spillway, workload)
+    plan = load_plan(arguments.spillway, workload, arguments.lowering)
     rows = []
 
     def kept(r):
@@ -351,7 +459,7 @@ def compare(torch, arguments, workload):
              dict.fromkeys(r["peak_bytes"] for r in rows if r["method"].startswith((PER_BLOCK, COMPILED)))]
     for policy, memory, allocator in runs:
         text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
-                        memory, "--allocator", allocator, "--math", arguments.math, "--iterations",
+                        memory, "--allocator", allocator, "--math", arguments.math, *arguments.lowering, "--iterations",
                         str(arguments.iterations + 4), "--format", "json", "--quiet",
                         *(["--any-table"] if arguments.any_table else []))
         result = json.loads(text)["rows"][0]
@@ -389,6 +497,10 @@ def main():
                         help="the program (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=20, help="timed iterations of each method (default: 20)")
     parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32")
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32",
+                        help="types of tensors and arithmetic of products, of transformers (default: fp32)")
+    parser.add_argument("--attention", choices=["fused", "math"], default="fused", help="(default: fused)")
+    parser.add_argument("--optimizer", choices=["sgd", "adam", "adamw"], default="sgd", help="(default: sgd)")
     parser.add_argument("--any-table", action="store_true",
                         help="accept a cost table of another GPU, another cuDNN or other arithmetic")
     parser.add_argument("--budgets", type=budgets, default=[1, 0.7, 0.5, 0.3, 0.1], metavar="SHARE,...",
@@ -400,9 +512,12 @@ def main():
     arguments = parser.parse_args()
     if arguments.iterations < 1:
         parser.error("--iterations must be at least 1")
+    arguments.lowering = [f"--{name}={value}" for name, value in (
+        ("precision", arguments.precision), ("attention", arguments.attention), ("optimizer", arguments.optimizer))
+        if value != parser.get_default(name)]
     if arguments.plan_only:
         for workload in arguments.workloads:
-            plan = load_plan(arguments.spillway, workload)
+            plan = load_plan(arguments.spillway, workload, arguments.lowering)
             print(f"{workload}: {len(plan.steps)} steps, {len(plan.parameters())} parameters, "
                   f"{'a chain' if plan.is_chain() else 'no chain'}, {len(plan.blocks())} blocks")
         return 0
@@ -414,8 +529,9 @@ def main():
     if not torch.cuda.is_available():
         print("compare_pytorch: PyTorch finds no GPU", file=sys.stderr)
         return 5
-    torch.backends.cuda.matmul.allow_tf32 = arguments.math == "tf32"
-    torch.backends.cudnn.allow_tf32 = arguments.math == "tf32"
+    tf32 = "tf32" in (arguments.math, arguments.precision)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
     rows = []
     for workload in arguments.workloads:
         for r in compare(torch, arguments, workload):
@@ -423,7 +539,7 @@ def main():
             if arguments.output:  # later methods may run out of memory or time
                 write(rows, arguments.output)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
-          f"cuDNN {torch.backends.cudnn.version()}, {arguments.math}")
+          f"cuDNN {torch.backends.cudnn.version()}, {'tf32' if tf32 else arguments.precision}")
     print(f"{'workload':14} {'side':9} {'method':40} {'ms':>9} {'x eager':>8} {'peak MiB':>9}")
     for r in rows:
         print(f"{r['workload']:14} {r['side']:9} {r['method']:40} {r['iteration_ms']:9.2f} "

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/common/top1.h"
+#include "backend/cpu/bfloat16.h"
 #include "backend/cpu/kernels.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
@@ -220,7 +221,21 @@ void CpuBackend::RunKernel(const Command& command) {
     outputs.push_back(device_.At(block));
   }
   for (const Block& block : command.undefined) Poison(device_.At(block));
+  const std::vector<std::span<std::byte>> stored = outputs;
+  const auto is_short = [&](TensorId id) {
+    return !op.recorded && trace_.tensor(id).dtype == DataType::kBfloat16;
+  };
+  WidenedOperands widened;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (is_short(op.inputs[i])) inputs[i] = widened.Of(inputs[i]);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (is_short(op.outputs[i])) outputs[i] = widened.Of(outputs[i]);
+  }
   run_op_(op, command.runs, inputs, outputs, options_.seed);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (is_short(op.outputs[i])) widened.Store(stored[i]);
+  }
   const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
   if (loss && !command.recompute) {
     loss_.emplace();

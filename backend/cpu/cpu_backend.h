@@ -8,6 +8,9 @@
 // The backend poisons released memory, on the device or outside, once no earlier command still
 // needs it. It poisons outputs, scratch and workspace before an op runs. Poison is NaN.
 //
+// Tensors of bfloat16 are stored as such. Kernels compute in float on copies of them, and the
+// outputs are rounded to the nearest value.
+//
 // The backend has no clock. A command's interval is its place in the order of execution, in
 // picoseconds, so that the checker sees the real order.
 

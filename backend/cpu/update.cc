@@ -56,22 +56,20 @@ void RunSgd(const Call<Scalar>& call) {
 template <typename Scalar>
 void RunAdam(const Call<Scalar>& call) {
   const Op& op = call.op;
-  if (op.Flag("master")) {
-    throw InputError(fmt::format("op '{}' ({}): the CPU backend updates parameters of float32 only",
-                                 op.name, Name(op.type)));
-  }
   const double rate = op.NumberAttribute("learning_rate");
   const double beta1 = op.NumberAttribute("beta1");
   const double beta2 = op.NumberAttribute("beta2");
   const auto epsilon = static_cast<Scalar>(op.NumberAttribute("epsilon"));
   const double decay = op.NumberAttribute("weight_decay");
+  const bool master = op.Flag("master");  // a copy of the parameter that is not rounded
   const bool apart = op.type == OpType::kAdamW;
   ForEachParameter(call, [&](size_t part, int64_t count) {
-    const Scalar* w = call.Input(kParameter, count, part);
+    const Scalar* w = call.Input(master ? kMaster : kParameter, count, part);
     const Scalar* dw = call.Input(kGradient, count, part);
     const Scalar* m = call.Input(kMomentum, count, part);
     const Scalar* v = call.Input(kSecondMoment, count, part);
     Scalar* next_w = call.Output(kParameter, count, part);
+    Scalar* next_master = master ? call.Output(kMaster, count, part) : nullptr;
     Scalar* next_m = call.Output(kMomentum, count, part);
     Scalar* next_v = call.Output(kSecondMoment, count, part);
     const Scalar step = *call.Input(kStep, 1, part) + 1;
@@ -91,6 +89,7 @@ void RunAdam(const Call<Scalar>& call) {
       next_m[j] = first;
       next_v[j] = second;
       next_w[j] = kept * w[j] - size * first / (std::sqrt(second) / root + epsilon);
+      if (master) next_master[j] = next_w[j];
     }
   });
 }

@@ -44,12 +44,13 @@ struct RunOptions {
   std::string kernels_from;
   std::string math = "fp32";
   std::string against;
-  std::string weights;
-  std::string images;
+  GivenFiles given;
   uint64_t seed = 1;
   std::optional<uint64_t> drain_seed;
   int iterations = 1;
 };
+
+constexpr const char* kExportWeights = "--export-weights";
 
 // The number of stalls that a table explains and whose remedies are simulated.
 constexpr size_t kShownStalls = 10;
@@ -138,8 +139,10 @@ ChromeTraceOrigin OriginOf(const LoadedCase& loaded, const Manifest& manifest) {
 
 void Describe(const RunOptions& options, const LoadedCase& loaded, Manifest& manifest) {
   DescribeCases({loaded}, manifest);
-  if (!options.weights.empty()) manifest.AddInput("weights", "file", options.weights);
-  if (!options.images.empty()) manifest.AddInput("images", "file", options.images);
+  const auto& [weights, images, text] = options.given;
+  if (!weights.empty()) manifest.AddInput("weights", "file", weights);
+  if (!images.empty()) manifest.AddInput("images", "file", images);
+  if (!text.empty()) manifest.AddInput("text", "file", text);
   if (options.kernels_from.empty()) return;
   manifest.configuration.emplace_back("kernels-from", options.kernels_from);
   manifest.AddInput("decisions", "file", options.kernels_from);
@@ -176,14 +179,14 @@ std::string FormatStored(const Trace& trace, const CompressionSummary& summary) 
 BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
   std::shared_ptr<const GivenContents> given;
-  if (!options.weights.empty() || !options.images.empty()) {
-    given = std::make_shared<const GivenContents>(options.weights, options.images, trace);
-  }
+  if (options.given.any()) given = std::make_shared<const GivenContents>(options.given, trace);
+  const bool keep_weights = !options.exports.at(kExportWeights).empty();
   if (options.asked.backend == "cpu") {
-    backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given}));
+    backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given, keep_weights}));
   } else if (options.asked.backend == "cuda") {
-    backends.Add("cuda", CudaFactory(Cuda().open({0, options.math, options.seed, !trace.training}),
-                                     {.seed = options.seed, .given = given}));
+    backends.Add("cuda",
+                 CudaFactory(Cuda().open({0, options.math, options.seed, !trace.training}),
+                             {.seed = options.seed, .given = given, .keep_weights = keep_weights}));
   }
   return backends;
 }
@@ -224,7 +227,7 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
   result.same_bits =
       result.loss == reference.loss && result.weights_digest == reference.weights_digest;
   std::string classes;
-  if (!options.images.empty()) {
+  if (options.given.has_data()) {
     classes =
         fmt::format("top-1 {} with {}\n", fmt::join(executed.execution->top1, " "), result.against);
   }
@@ -253,7 +256,7 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
     text += fmt::format("loss {} after {} iteration(s), weights {}\n", *outcome.execution->loss,
                         options.iterations, outcome.execution->weights_digest);
   }
-  if (for_people && !options.images.empty() && outcome.execution) {
+  if (for_people && options.given.has_data() && outcome.execution) {
     text += fmt::format("top-1 {}\n", fmt::join(outcome.execution->top1, " "));
   }
   if (for_people) text += comparison;
@@ -264,8 +267,12 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
   if (result.fits()) {
     files = {DecisionsFile(loaded, options, outcome),
              PlanFile(options, outcome),
-             {"--export-densities", options.exports.at("--export-densities"), [&](const Manifest&) {
+             {"--export-densities", options.exports.at("--export-densities"),
+              [&](const Manifest&) {
                 return FormatDensities(*outcome.trace, outcome.compression->stored);
+              }},
+             {kExportWeights, options.exports.at(kExportWeights), [&](const Manifest&) {
+                return FormatWeights(*outcome.trace, outcome.execution->weights);
               }}};
   }
   if (options.asked.check) session.Remark(CheckedRemark("the report"));
@@ -347,15 +354,21 @@ void AddRun(Command& program, Session& session) {
             "execute this policy too, in all of the device's memory, and compare loss and "
             "weights; exit code 1 if they differ")
       .OnlyFor(backend, real);
-  verb.File("--weights", options.weights,
+  verb.File("--weights", options.given.weights,
             "initial parameters, from a safetensors file with the names and shapes that spillway "
             "trace build writes; for training it may lack optimizer state")
       .OnlyFor(backend, real);
-  verb.File("--images", options.images,
-            "images or tokens, the same in each iteration, from a safetensors file with one tensor "
-            "and, if given, their labels; prints the class that the network finds most probable "
-            "for each")
-      .OnlyFor(backend, real);
+  const Option& images =
+      verb.File("--images", options.given.images,
+                "images or tokens from a safetensors file with one tensor and, if given, their "
+                "labels, of one or more batches, which iterations read in turn; prints the class "
+                "that the network finds most probable for each of the last batch")
+          .OnlyFor(backend, real);
+  verb.File("--text", options.given.text,
+            "tokens that are the bytes of this file, which iterations read one after the other; "
+            "labels are the next bytes")
+      .OnlyFor(backend, real)
+      .Excludes(images);
   AddOutput(verb, options.output, options.format);
   const std::vector<std::string> predicted{"sim"};
   verb.Flag("--explain", options.explain,
@@ -380,6 +393,9 @@ void AddRun(Command& program, Session& session) {
   add("--export-densities", real,
       "with --compress: write the share of words that are not zero of each feature map as CSV, "
       "which --compress takes as density=FILE");
+  add(kExportWeights, real,
+      "write parameters and optimizer state after the last iteration as a safetensors file, which "
+      "--weights reads");
   verb.File("--export-decisions", options.exports["--export-decisions"],
             "Write every decision and placement as JSON");
   verb.File("--export-plan", options.exports["--export-plan"],

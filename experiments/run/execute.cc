@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -13,22 +14,26 @@ namespace spillway {
 namespace {
 
 // Throws `InputError` if the trace has tensors or products of a type that the backend does not
-// compute with. The ops of a recorded trace have stand-ins, which read bytes of any type.
-void RequireFp32(const Trace& trace, std::string_view backend) {
+// compute with: float32 and, if `bf16`, bfloat16. The ops of a recorded trace have stand-ins, which
+// read bytes of any type.
+void RequireTypes(const Trace& trace, std::string_view backend, bool bf16) {
   if (trace.recording) return;
   const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
     throw InputError(fmt::format(
-        "{} '{}' is of {}; the {} backend computes in fp32 only, so leave --precision out or use "
+        "{} '{}' is of {}; the {} backend computes in {} only, so leave --precision out or use "
         "--backend sim",
-        what, name, type, backend));
+        what, name, type, backend, bf16 ? "fp32 and bf16" : "fp32"));
   };
   for (const Op& op : trace.ops) {
     for (const Slot& slot : op.slots) {
-      if (slot.arithmetic != Arithmetic::kFp32) fail("op", op.name, Name(slot.arithmetic));
+      if (slot.arithmetic == Arithmetic::kFp32) continue;
+      if (bf16 && slot.arithmetic == Arithmetic::kBf16) continue;
+      fail("op", op.name, Name(slot.arithmetic));
     }
   }
   for (const Tensor& tensor : trace.tensors) {
     if (tensor.dtype == DataType::kFloat32 || tensor.dtype == DataType::kInt32) continue;
+    if (bf16 && tensor.dtype == DataType::kBfloat16) continue;
     fail("tensor", tensor.name, Name(tensor.dtype));
   }
 }
@@ -48,12 +53,13 @@ std::optional<CudaPeer> PeerOf(const Prepared& prepared) {
   return peer;
 }
 
-// Returns a function that fills tensors with the given contents; nullptr if none are given.
-// REQUIRES: the trace outlives the function.
+// Returns a function that fills tensors with the given contents; nullptr if none are given. It is
+// called once in each iteration for each input. REQUIRES: the trace outlives the function.
 GivenData GivenDataOf(const std::shared_ptr<const GivenContents>& given, const Trace& trace) {
   if (!given) return nullptr;
-  return [given, &trace](TensorId id, std::span<std::byte> bytes) {
-    return given->Fill(trace, id, bytes);
+  return [given, &trace, arrived = std::map<TensorId, int64_t>()](
+             TensorId id, std::span<std::byte> bytes) mutable {
+    return given->Fill(trace, id, arrived[id]++, bytes);
   };
 }
 
@@ -68,7 +74,7 @@ RunBackend Executing(std::unique_ptr<Executor> executor) {
 
 BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
-    RequireFp32(request.trace, "CPU");
+    RequireTypes(request.trace, "CPU", /*bf16=*/true);
     // An address takes memory only when it is touched, and an allocator with segments may use more
     // addresses than there is memory. So the range of addresses has no limit.
     const Device& device = request.run.device;
@@ -77,14 +83,16 @@ BackendFactory CpuFactory(const CpuRun& options) {
     CpuOptions cpu{Bytes::Unlimited(), pools, options.seed, options.drain_seed,
                    request.compression};
     cpu.given = GivenDataOf(options.given, request.trace);
-    return Executing(std::make_unique<CpuBackend>(request.trace, cpu));
+    RunBackend made = Executing(std::make_unique<CpuBackend>(request.trace, cpu));
+    made.keep_weights = options.keep_weights;
+    return made;
   }};
 }
 
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
     const Prepared& prepared = request.run;
-    RequireFp32(request.trace, "CUDA");
+    RequireTypes(request.trace, "CUDA", /*bf16=*/false);
     SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
     CudaRunOptions run;
     run.memory = prepared.footprint->device;
@@ -100,6 +108,7 @@ BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& 
     run.compression = request.compression;
     RunBackend made = Executing(machine->Open(request.trace, *prepared.cost, run));
     made.digest = options.digest && options.work == CudaWork::kKernels;
+    made.keep_weights = options.keep_weights;
     made.complete = [pinned = run.host_memory](CompressionSummary& summary) {
       summary.pinned_peak = pinned + summary.staging;  // the bytes that were really pinned
     };

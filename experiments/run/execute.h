@@ -18,6 +18,7 @@ struct CpuRun {
   uint64_t seed = 1;                   // of parameters and data
   std::optional<uint64_t> drain_seed;  // draws a legal order of execution; nullopt: order of issue
   std::shared_ptr<const GivenContents> given = nullptr;  // replaces synthetic data
+  bool keep_weights = false;                             // in `Execution::weights`
 };
 
 // Options of a run on a GPU.
@@ -27,6 +28,7 @@ struct CudaRun {
   CudaTimeline timeline = CudaTimeline::kEvents;
   bool digest = true;  // computes `weights_digest` if kernels run, which takes time
   std::shared_ptr<const GivenContents> given = nullptr;  // replaces synthetic data
+  bool keep_weights = false;                             // in `Execution::weights`
 };
 
 // Returns a factory of backends that train or infer on the CPU, on synthetic or given data. A run

@@ -43,8 +43,8 @@ void Fields(Archive& archive, CompressionSummary& summary) {
 }
 
 void Fields(Archive& archive, Execution& execution) {
-  auto& [loss, top1, weights_digest, iteration_times] = execution;
-  archive(loss, top1, weights_digest, iteration_times);
+  auto& [loss, top1, weights_digest, iteration_times, weights] = execution;
+  archive(loss, top1, weights_digest, iteration_times, weights);
 }
 
 void IsolatePlugins() { isolating = true; }

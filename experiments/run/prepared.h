@@ -159,6 +159,8 @@ struct Execution {
   // The times of all iterations, or empty if the backend has no clock. The last iteration is slower
   // because of its time stamps.
   std::vector<Duration> iteration_times;
+  // The contents that the digest is of, if they were asked for.
+  std::string weights;
 
   // Returns the median of `iteration_times` without the first `kWarmUp` and the last one. If no
   // time is left, returns the last time. REQUIRES: the backend has a clock.

@@ -86,7 +86,8 @@ std::vector<TensorId> TrainedTensors(const Trace& trace) {
   return trained;
 }
 
-std::string DigestWeights(const Trace& trace, const Report& report, const Executor& backend) {
+// Returns the contents of `TrainedTensors`, one behind the other.
+std::string ReadWeights(const Trace& trace, const Report& report, const Executor& backend) {
   const auto placements = FinalPlacements(report);
   std::vector<std::byte> contents;
   std::string bytes;
@@ -96,14 +97,17 @@ std::string DigestWeights(const Trace& trace, const Report& report, const Execut
     backend.Read(placement.block, placement.pool, contents);
     bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
   }
-  return Sha256(bytes);
+  return bytes;
 }
 
 Execution ExecutionOf(const RunBackend& made, const Trace& trace, const Report& report) {
   const Executor& executor = *made.executor;
-  return {executor.loss(), executor.top1(),
-          made.digest ? DigestWeights(trace, report, executor) : std::string(),
-          executor.iteration_times()};
+  Execution execution{executor.loss(), executor.top1(), {}, executor.iteration_times(), {}};
+  if (!made.digest && !made.keep_weights) return execution;
+  std::string weights = ReadWeights(trace, report, executor);
+  if (made.digest) execution.weights_digest = Sha256(weights);
+  if (made.keep_weights) execution.weights = std::move(weights);
+  return execution;
 }
 
 CompressionSummary SummaryOf(const RunBackend& made, const Prepared& run,

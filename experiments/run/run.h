@@ -33,6 +33,7 @@ struct RunBackend {
   std::unique_ptr<Backend> backend;
   Executor* executor = nullptr;  // the same object as `backend` if that executes
   bool digest = true;            // true if the weights are to be digested after an execution
+  bool keep_weights = false;     // true if the outcome is to have the weights, too
   // Adds to the summary of a finished run the numbers that only this backend knows. May be empty.
   std::function<void(CompressionSummary&)> complete = nullptr;
 };

@@ -85,6 +85,7 @@ class PyTorchTest(CommandTest):
 
         trainer = object.__new__(compare_pytorch.Trainer)
         trainer.method, trainer.graph, trainer.data = compare_pytorch.COMPILED + "0.5", None, {}
+        trainer.short = []
         trainer.optimizer, trainer.compiled = mock.Mock(), mock.Mock(return_value=Graph())
         trainer.iterate()
         trainer.iterate()
@@ -97,7 +98,7 @@ class PyTorchTest(CommandTest):
             return subprocess.run([binary, *arguments], capture_output=True, text=True, check=True).stdout
 
         arguments = types.SimpleNamespace(spillway=Spillway.path, budgets=[], iterations=1, math="fp32",
-                                          any_table=False)
+                                          any_table=False, lowering=[])
         rows = []
         with mock.patch.object(compare_pytorch, "spillway", spillway), \
                 mock.patch.object(compare_pytorch, "time_pytorch", lambda *_: ([2.0 + len(rows)], 7)), \

@@ -5,16 +5,29 @@ clear messages for wrong input.
 usage: transformer_test.py PATH_OF_SPILLWAY     SPILLWAY_WHOLE_ZOO=1 adds a test of GPT-2, which takes minutes
 """
 
+import csv
+import importlib.util
 import json
 import os
 import pathlib
+import re
+import subprocess
+import sys
 import tempfile
 import unittest
 
-from harness import CommandTest, main
+from harness import CommandTest, ROOT, Spillway, main
 
 GPT = "gpt(16,2,4,30)@9:3"
 LLAMA = "llama(16,2,4,2,24,30)@9:3"
+# What each policy does with a small transformer in 70 % of the memory, or says.
+FITS, TOO_LARGE = "ok", "oom"
+POLICIES = {
+    "network-wide": TOO_LARGE, "liveness": TOO_LARGE, "as-recorded": "traces of recorded programs only", "vdnn-all": FITS,
+    "vdnn-conv": TOO_LARGE, "vdnn-aconv": TOO_LARGE, "vdnn-dyn": FITS, "vdnnpp": FITS, "caffe": TOO_LARGE, "torch": TOO_LARGE,
+    "mxnet": FITS, "tensorflow": TOO_LARGE, "superneurons": FITS, "dtr": FITS, "capuchin": FITS, "checkmate": FITS,
+    "ucudnn": TOO_LARGE, "mmcnn": FITS, "inference-normal": TOO_LARGE, "inference-vdnn": FITS, "joint": FITS,
+    "plan": "needs a plan: plan:file=PATH", "saved-tensors:plan=checkpoint": "was not recorded"}
 
 
 class TransformerTest(CommandTest):
@@ -39,6 +52,44 @@ class TransformerTest(CommandTest):
         rows = [json.loads(self.ok("run", "gpt2@64:2", "--backend", "cpu", "--iterations", "1", "--policy", policy, "--memory",
                                    policy, "--format", "json"))["rows"][0] for policy in ("liveness", "vdnn-all", "mxnet")]
         self.assertEqual(len({row["weights_digest"] for row in rows}), 1)
+
+    def test_each_policy_acts_or_says_why_not(self):
+        listed = [line for line in self.ok("list", "policies").splitlines() if not line.startswith(" ")]
+        self.assertEqual([policy.partition(":")[0] for policy in POLICIES], listed)
+        acting = [policy for policy, result in POLICIES.items() if result in (FITS, TOO_LARGE)]
+        for workload in (GPT, LLAMA):
+            for backend in ("sim", "cpu"):
+                digests = set()
+                for policy in acting:
+                    text = self.ok("run", workload, "--backend", backend, "--policy", policy, "--memory", "70%", "--format",
+                                   "json", "--check", code=0 if POLICIES[policy] == FITS else 1)
+                    (row,) = json.loads(text)["rows"]
+                    self.assertEqual(row["status"], POLICIES[policy], (workload, policy))
+                    if row["status"] == FITS:
+                        digests.add(row.get("weights_digest"))  # none if simulated
+                self.assertEqual(len(digests), 1, workload)
+            for policy, message in POLICIES.items():
+                if policy not in acting:
+                    self.fails(2, message, "run", workload, "--policy", policy)
+            text = self.ok("compare", workload, "--memory", "70%", *(f"--policy={policy}" for policy in acting), code=0)
+            for policy in acting:
+                if POLICIES[policy] == TOO_LARGE:  # a line says which op needs more than it finds
+                    self.assertRegex(text, rf"(?m)^{policy}(:\S+)?: .* needs .*, finds ", workload)
+
+    def test_dropout_drops_the_same_elements_under_every_policy(self):
+        gpt = GPT.replace(")", ",dropout=0.3)")
+        lines = [re.search("loss .*", self.ok("run", gpt, "--backend", "cpu", "--iterations", "2", "--policy", policy, "--memory",
+                                              policy))[0] for policy in ("liveness", "vdnn-all", "mxnet", "capuchin")]
+        self.assertEqual(len(set(lines)), 1)
+        plain = re.search("loss .*", self.ok("run", GPT, "--backend", "cpu", "--iterations", "2"))[0]
+        self.assertNotEqual(lines[0], plain)
+        self.assertEqual(plain, re.search("loss .*", self.ok("run", GPT.replace(")", ",dropout=0)"), "--backend", "cpu",
+                                                             "--iterations", "2"))[0])
+        inference = self.ok("trace", "build", gpt, "--mode", "inference")
+        self.assertNotIn('"dropout.fwd"', inference)
+        for ratio in ("1", "-0.1", "x", "0.1)(", ""):
+            self.fails(2, "the ratio of dropout is not a number from 0 and less than 1", "run",
+                       GPT.replace(")", f",dropout={ratio})"))
 
     def test_longer_sequences_and_deeper_networks_take_longer(self):
         rows = self.rows("gpt(64,2,4,100)@64:2", "gpt(64,2,4,100)@128:2", "gpt(64,4,4,100)@128:2", "--policy", "liveness")
@@ -69,11 +120,37 @@ class TransformerTest(CommandTest):
         training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
         self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
 
+    def test_the_comparison_of_policies(self):
+        script = ROOT / "experiments/evidence/transformers/run"
+        with tempfile.TemporaryDirectory() as directory:
+            out = pathlib.Path(directory) / "out"
+            subprocess.run([sys.executable, script, Spillway.path, out, GPT, "--memory", "70%,100%"], check=True)
+            rows = list(csv.DictReader(out.with_suffix(".csv").read_text(encoding="utf-8").splitlines()))
+            self.assertEqual(len(rows), 2 * 2 * 8)
+            self.assertEqual({(row["precision"], row["policy"]) for row in rows if row["memory_request"] == "100%"
+                              and row["iteration_ms"]}, {(row["precision"], row["policy"]) for row in rows})
+            if importlib.util.find_spec("matplotlib"):
+                self.assertTrue(out.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
+
+    def test_bf16_on_the_cpu_is_near_fp32(self):
+        for workload in (GPT, LLAMA):
+            for options in (("--optimizer", "adamw"), ("--attention", "math")):
+                rows = {}
+                for precision in ("fp32", "bf16"):
+                    for policy in ("liveness", "vdnn-all", "mxnet"):
+                        text = self.ok("run", workload, *options, "--precision", precision, "--backend", "cpu", "--iterations",
+                                       "3", "--policy", policy, "--memory", policy, "--format", "json")
+                        (row,) = json.loads(text)["rows"]
+                        rows.setdefault(precision, set()).add((row["loss"], row["weights_digest"]))
+                self.assertEqual([len(found) for found in rows.values()], [1, 1])
+                (fp32, first), (bf16, second) = (next(iter(found)) for found in rows.values())
+                self.assertNotEqual(first, second)
+                self.assertAlmostEqual(fp32, bf16, delta=3 * 2**-8 * fp32)  # a few units of bf16's last place
+
     def test_wrong_input(self):
         self.fails(3, "layer 'h0.attn': a width of 10 does not divide into 4 heads", "run", "gpt(10,1,4,5):1")
         self.fails(3, "a width of 4 does not divide into 8 heads", "run", "gpt(4,1,8,5):1")
-        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "bf16", "--backend", "cpu")
-        self.fails(3, "the CPU backend computes in fp32 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
+        self.fails(3, "the CPU backend computes in fp32 and bf16 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
         self.fails(2, "expected gpt(width,layers,heads,vocabulary)", "run", "gpt(10,1,5):1")
         self.fails(2, "the length '0' is not a whole number", "run", "gpt2@0:1")
         self.fails(2, "built in are bert-base, bert-large", "run", "bert-huge:1")

@@ -118,9 +118,70 @@ class WeightsTest(Files):
             result = run("run", NETWORK, *CPU, "--seed", "1", *self.files())
             self.assertEqual(result.returncode, code, result.stderr)
 
+    def test_batches_are_read_in_turn(self):
+        (shape, values), = self.images.values()
+        other = self.uniform(len(values))
+        self.images = {"images": (shape, other), "labels": ([shape[0]], [0] * shape[0])}
+        of_the_other = self.ok(*RUN, *CPU, *self.files())
+        self.images = {"images": ([2 * shape[0], *shape[1:]], values + other), "labels": ([2 * shape[0]], [0] * (2 * shape[0]))}
+        for iterations, same in (("1", False), ("2", True), ("4", True)):
+            text = self.ok(*RUN, *CPU, *self.files(), "--iterations", iterations)
+            self.assertEqual(re.search("loss (.*) after", text)[1] == re.search("loss (.*) after", of_the_other)[1], same)
+        self.images["labels"] = ([3 * shape[0]], [0] * (3 * shape[0]))
+        self.fails(3, f"tensor 'labels': is I32 [{3 * shape[0]}], expected I32 [{2 * shape[0]}]", *RUN, *CPU, *self.files())
+
     def test_only_a_run_on_real_bytes_takes_them(self):
         files = self.files()
         self.fails(2, "only with --backend cpu or cuda", *RUN, *files)
+
+
+class ExportTest(CommandTest):
+    GPT = ("run", "gpt(8,1,2,256)@5:2", *CPU, "--optimizer", "adamw")
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = pathlib.Path(scratch.name)
+        self.text = self.directory / "text"
+        self.text.write_bytes(bytes(range(20)))  # two batches
+
+    def digest(self, *args):
+        return re.search("weights (.*)", self.ok(*self.GPT, "--text", self.text, *args))[1]
+
+    def test_training_goes_on_from_exported_weights(self):
+        for policy in ("liveness", "vdnn-all"):
+            path = self.directory / f"{policy}.safetensors"
+            self.digest("--iterations", "2", "--policy", policy, "--memory", policy, "--export-weights", path)
+            self.assertEqual(self.digest("--iterations", "3", "--weights", path), self.digest("--iterations", "5"))
+
+    def test_weights_of_inference_are_those_that_were_given(self):
+        first, second = (self.directory / name for name in ("1", "2"))
+        self.digest("--mode", "inference", "--export-weights", first)
+        self.digest("--mode", "inference", "--weights", first, "--export-weights", second)
+        self.assertEqual(first.read_bytes(), second.read_bytes())
+
+    def test_a_text_gives_tokens_and_the_next_ones_as_labels(self):
+        shape, images = [6, 5], self.directory / "i.safetensors"
+        tokens = [i % 20 for i in range(30)]
+        labels = tokens[1:] + [(tokens[-1] + 1) % 20]
+        header = {name: {"dtype": "I32", "shape": shape, "data_offsets": [120 * i, 120 * i + 120]}
+                  for i, name in enumerate(("tokens", "labels"))}
+        text = json.dumps(header).encode()
+        images.write_bytes(struct.pack("<Q", len(text)) + text + array.array("i", tokens + labels).tobytes())
+        by_file = self.ok(*self.GPT, "--images", images, "--iterations", "3")
+        self.assertEqual(self.digest("--iterations", "3"), re.search("weights (.*)", by_file)[1])
+
+    def test_wrong_input(self):
+        fails = self.fails
+        fails(2, "--text cannot be given with --images", *self.GPT, "--text", self.text, "--images", self.text)
+        fails(2, "only with --backend cpu or cuda", "run", "gpt(8,1,2,256):1", "--text", self.text)
+        fails(2, "only with --backend cpu or cuda", "run", "gpt(8,1,2,256):1", "--export-weights", self.directory / "w")
+        fails(3, "byte 10 is 10, but the vocabulary of gpt(8,1,2,10):1 has only 10 tokens", "run", "gpt(8,1,2,10):1", *CPU,
+              "--text", self.text)
+        fails(3, "reads images, not text", "run", NETWORK, *CPU, "--text", self.text)
+        self.text.write_bytes(b"")
+        fails(3, "the file is empty", *self.GPT, "--text", self.text)
+        fails(3, "cannot write", *self.GPT, "--export-weights", self.directory / "none" / "w")
 
 
 class OnTheGpu(Files):

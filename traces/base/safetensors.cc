@@ -16,6 +16,7 @@
 
 #include "traces/base/error.h"
 #include "traces/base/json.h"
+#include "traces/base/json_writer.h"
 
 namespace spillway {
 namespace {
@@ -148,6 +149,29 @@ class HeaderReader {
 
 StoredTensors ParseSafetensors(std::span<const std::byte> file, const std::string& origin) {
   return HeaderReader(file, origin).Read();
+}
+
+std::string FormatSafetensors(const StoredTensors& tensors) {
+  JsonWriter json(/*spread=*/0);
+  json.BeginObject();
+  uint64_t end = 0;
+  for (const auto& [name, tensor] : tensors) {
+    json.Key(name).BeginObject().Put("dtype", tensor.type).Key("shape").BeginArray();
+    for (const int64_t extent : tensor.shape) json.Put(extent);
+    json.EndArray().Key("data_offsets").BeginArray().Put(end);
+    end += tensor.bytes.size();
+    json.Put(end).EndArray().EndObject();
+  }
+  std::string header = json.EndObject().Take();
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // the data are aligned
+  const uint64_t length = header.size();
+  std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
+  file.reserve(file.size() + length + end);
+  file += header;
+  for (const auto& [name, tensor] : tensors) {
+    file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  return file;
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : origin_(path.string()) {

@@ -1,5 +1,5 @@
-// Reads named tensors from a safetensors file: eight bytes with the length of the header, the
-// header in JSON, and the data.
+// Reads and writes named tensors in a safetensors file: eight bytes with the length of the header,
+// the header in JSON, and the data.
 //
 // The file is mapped, so only the data that is accessed is loaded. The file must not shrink while
 // it is open. Everything in the header is checked against the file before it is used.
@@ -34,6 +34,10 @@ using StoredTensors =
 // - the size of a tensor does not match its shape
 // - the data of tensors overlap, leave a gap or do not end with the file
 StoredTensors ParseSafetensors(std::span<const std::byte> file, const std::string& origin);
+
+// Returns the contents of a file with the tensors, in the order of their names. REQUIRES: the size
+// of each tensor matches its type and shape.
+std::string FormatSafetensors(const StoredTensors& tensors);
 
 class SafetensorsFile {
  public:

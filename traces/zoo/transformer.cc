@@ -13,7 +13,13 @@ namespace {
 // Builds the parts that the families share.
 class Transformer {
  public:
-  Transformer(Network& net, AttentionSpec attention) : net_(net), attention_(attention) {}
+  Transformer(Network& net, AttentionSpec attention, double dropout = 0)
+      : net_(net), attention_(attention), dropout_(dropout) {}
+
+  // Adds dropout behind x unless its ratio is 0.
+  LayerNode Dropout(const std::string& name, LayerNode x) {
+    return dropout_ > 0 ? net_.Dropout(name, x, dropout_) : x;
+  }
 
   // Attention of a sequence to itself, with biases: three projections, attention and a projection.
   LayerNode SelfAttention(const std::string& name, LayerNode x) {
@@ -33,22 +39,25 @@ class Transformer {
   // Normalises before each half of the block, as GPT-2 and ViT do.
   LayerNode PreNormBlock(const std::string& name, LayerNode x, double epsilon) {
     LayerNode y = SelfAttention(name + ".attn", net_.LayerNorm(name + ".ln_1", x, epsilon));
-    x = net_.Add(name + ".attn.add", x, y);
+    x = net_.Add(name + ".attn.add", x, Dropout(name + ".attn.dropout", y));
     y = Mlp(name + ".mlp", net_.LayerNorm(name + ".ln_2", x, epsilon));
-    return net_.Add(name + ".mlp.add", x, y);
+    return net_.Add(name + ".mlp.add", x, Dropout(name + ".mlp.dropout", y));
   }
 
   // Normalises behind each half of the block, as BERT does.
   LayerNode PostNormBlock(const std::string& name, LayerNode x, double epsilon) {
-    x = net_.Add(name + ".attn.add", x, SelfAttention(name + ".attn", x));
+    LayerNode y = SelfAttention(name + ".attn", x);
+    x = net_.Add(name + ".attn.add", x, Dropout(name + ".attn.dropout", y));
     x = net_.LayerNorm(name + ".ln_1", x, epsilon);
-    x = net_.Add(name + ".mlp.add", x, Mlp(name + ".mlp", x));
+    y = Mlp(name + ".mlp", x);
+    x = net_.Add(name + ".mlp.add", x, Dropout(name + ".mlp.dropout", y));
     return net_.LayerNorm(name + ".ln_2", x, epsilon);
   }
 
  private:
   Network& net_;
   const AttentionSpec attention_;
+  const double dropout_;  // the ratio
 };
 
 std::string Block(int64_t number) { return fmt::format("h{}", number); }
@@ -57,9 +66,10 @@ std::string Block(int64_t number) { return fmt::format("h{}", number); }
 
 Network BuildGpt(std::string name, int64_t length, const GptSpec& spec, AttentionKind kind) {
   Network net = Network::OfTokens(std::move(name), length);
-  Transformer parts(net, {spec.heads, spec.heads, /*causal=*/true, kind});
+  Transformer parts(net, {spec.heads, spec.heads, /*causal=*/true, kind}, spec.dropout);
   const LayerNode wte = net.Embedding("wte", net.image(), spec.vocabulary, spec.width);
   LayerNode x = net.PositionEmbedding("wpe", wte, {std::max(spec.positions, length)});
+  x = parts.Dropout("dropout", x);
   for (int64_t i = 0; i < spec.layers; ++i) x = parts.PreNormBlock(Block(i), x, 1e-5);
   x = net.LayerNorm("ln_f", x, 1e-5);
   net.SoftmaxLoss("loss", net.Linear("lm_head", x, spec.vocabulary, {.bias = false, .tied = wte}));
@@ -69,11 +79,11 @@ Network BuildGpt(std::string name, int64_t length, const GptSpec& spec, Attentio
 Network BuildBert(std::string name, int64_t length, const GptSpec& spec, AttentionKind kind) {
   constexpr double kEpsilon = 1e-12;
   Network net = Network::OfTokens(std::move(name), length);
-  Transformer parts(net, {spec.heads, spec.heads, /*causal=*/false, kind});
+  Transformer parts(net, {spec.heads, spec.heads, /*causal=*/false, kind}, spec.dropout);
   const LayerNode words = net.Embedding("words", net.image(), spec.vocabulary, spec.width);
   LayerNode x = net.PositionEmbedding("positions", words, {std::max(spec.positions, length)});
   x = net.PositionEmbedding("segments", x, {.positions = 2, .span = (length + 1) / 2});
-  x = net.LayerNorm("embeddings.ln", x, kEpsilon);
+  x = parts.Dropout("dropout", net.LayerNorm("embeddings.ln", x, kEpsilon));
   for (int64_t i = 0; i < spec.layers; ++i) x = parts.PostNormBlock(Block(i), x, kEpsilon);
   x = net.Activation(OpType::kGelu, "head.gelu", net.Linear("head.dense", x, spec.width));
   x = net.LayerNorm("head.ln", x, kEpsilon);

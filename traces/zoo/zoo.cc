@@ -157,12 +157,33 @@ std::optional<std::array<int64_t, kCount>> ParseSpec(
   return numbers;
 }
 
-std::optional<GptSpec> ParseGpt(std::string_view name) {
+// Removes ",dropout=RATIO" from the end of the text and returns the ratio; returns 0 if there is
+// none.
+double TakeDropout(std::string& name) {
+  constexpr std::string_view kKey = ",dropout=";
+  const size_t at = name.find(kKey);
+  if (at == std::string::npos || !name.ends_with(')')) return 0;
+  const std::string_view text = std::string_view(name).substr(at + kKey.size());
+  double ratio = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size() - 1, ratio);
+  if (error != std::errc() || end != text.data() + text.size() - 1 || !(ratio >= 0 && ratio < 1)) {
+    throw UsageError(fmt::format(
+        "'{}' is not a network: the ratio of dropout is not a number from 0 and less than 1",
+        name));
+  }
+  name.replace(at, std::string::npos, ")");
+  return ratio;
+}
+
+std::optional<GptSpec> ParseGpt(std::string_view text) {
   constexpr std::array<std::string_view, 4> kNames{"width", "layers", "heads", "vocabulary"};
-  const auto numbers = ParseSpec(name, "gpt", kNames, "gpt(64,2,4,100)");
+  std::string name(text);
+  const double dropout = TakeDropout(name);
+  const auto numbers =
+      ParseSpec(name, "gpt", kNames, "gpt(64,2,4,100) or gpt(64,2,4,100,dropout=0.1)");
   if (!numbers) return std::nullopt;
   const auto [width, layers, heads, vocabulary] = *numbers;
-  return GptSpec{width, layers, heads, vocabulary, /*positions=*/1};
+  return GptSpec{width, layers, heads, vocabulary, /*positions=*/1, dropout};
 }
 
 std::optional<LlamaSpec> ParseLlama(std::string_view name) {
@@ -230,6 +251,18 @@ Network Gpt2(std::string name, int64_t length, AttentionKind kind) {
 template <int64_t kWidth, int64_t kLayers, int64_t kHeads>
 Network Bert(std::string name, int64_t length, AttentionKind kind) {
   return BuildBert(std::move(name), length, {kWidth, kLayers, kHeads, 30522, 512}, kind);
+}
+
+constexpr double kDropout = 0.1;  // with which GPT-2 and BERT were trained
+
+Network Gpt2Dropout(std::string name, int64_t length, AttentionKind kind) {
+  GptSpec spec;
+  spec.dropout = kDropout;
+  return BuildGpt(std::move(name), length, spec, kind);
+}
+
+Network BertDropout(std::string name, int64_t length, AttentionKind kind) {
+  return BuildBert(std::move(name), length, {768, 12, 12, 30522, 512, kDropout}, kind);
 }
 
 template <int64_t kWidth, int64_t kLayers, int64_t kHeads>
@@ -336,6 +369,9 @@ const std::vector<ZooEntry>& Zoo() {
        Bert<768, 12, 12>, false},
       {"bert-large", "BERT, masked language model, 24 layers", 512, nullptr, Bert<1024, 24, 16>,
        false},
+      {"gpt2-dropout", "GPT-2, 124M parameters, dropout of 0.1", 1024, nullptr, Gpt2Dropout, false},
+      {"bert-base-dropout", "BERT, masked language model, dropout of 0.1", 512, nullptr,
+       BertDropout, false},
       {"vit-b16", "Vision transformer, base, 16x16 patches (Dosovitskiy et al. 2021)", 224, nullptr,
        Vit<768, 12, 12>},
       {"vit-l16", "Vision transformer, large, 16x16 patches", 224, nullptr, Vit<1024, 24, 16>},
@@ -355,7 +391,8 @@ const std::vector<std::pair<std::string, std::string>>& ZooPatterns() {
       {"constructed(n)",
        "n pairs of a 1x1 and a 5x5 convolution: fast and long layers alternate (vDNN++, Table "
        "III)"},
-      {"gpt(width,layers,heads,vocabulary)", "GPT-2 of any size, 64 tokens"},
+      {"gpt(width,layers,heads,vocabulary)",
+       "GPT-2 of any size, 64 tokens; gpt(...,dropout=0.1) has dropout"},
       {"llama(width,layers,heads,kv_heads,ffn,vocabulary)",
        "Llama of any size, 64 tokens, embeddings not tied"},
       {"NETWORK@IMAGE", "any of these for images of another size: resnet50@227, vgg16@227"},

@@ -100,7 +100,8 @@ struct DenseNetSpec {
 };
 Network BuildDenseNet(std::string name, int64_t image, const DenseNetSpec& spec);
 
-// The transformers below have no dropout. The projections to queries, keys and values are three
+// The transformers below have no dropout unless it is asked for, and then none of the probabilities
+// of attention. The projections to queries, keys and values are three
 // linear layers, whose parameters some of the originals keep in one. GELU is the exact form.
 
 // GPT-2 (Radford et al. 2019) and BERT (Devlin et al. 2019). The table of positions has `positions`
@@ -112,6 +113,7 @@ struct GptSpec {
   int64_t heads = 12;
   int64_t vocabulary = 50257;
   int64_t positions = 1024;
+  double dropout = 0;  // the ratio, behind the embeddings and before each sum
 };
 Network BuildGpt(std::string name, int64_t length, const GptSpec& spec, AttentionKind kind);
 // Builds BERT with the head for masked language modelling, and a loss of each token. The first half

@@ -3,6 +3,7 @@
     python3 -m spillway_torch llama --layers 8 --width 1024 --batch 4 --target cuda:sm_90 -o recordings   # without a GPU
     python3 -m spillway_torch resnet50 --batch 32 --autotune -o recordings                                # on this GPU
     python3 -m spillway_torch explain --help
+    python3 -m spillway_torch weights --help    # turns weights into those of `spillway run --weights`, and back
 
 With --target, the step is recorded on a GPU that is pretended, and NAME.json is the trace. Otherwise, PyTorch's profilers
 record the step on this machine's GPU, or without one on the CPU, for `spillway trace import`. They write these files, where
@@ -38,6 +39,7 @@ from .profile import gpu_query, profile
 from .recording import record
 from .stepfile import load_step
 from .target import parse_target
+from .weights import main as weights_main
 
 
 class MissingError(Exception):
@@ -389,6 +391,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["explain"]:
         return exit_code("spillway_torch explain", lambda: explain_main(argv[1:]))
+    if argv[:1] == ["weights"]:
+        return exit_code("spillway_torch weights", lambda: weights_main(argv[1:]))
     return exit_code("record_pytorch", lambda: record_main(argv))
 
 
@@ -396,7 +400,7 @@ def exit_code(name, run):
     """Runs a command; returns the exit code that it returns, or that its error has."""
     try:
         return run() or 0
-    except MissingError as error:
+    except (MissingError, ModuleNotFoundError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 5
     except SpillwayError as error:

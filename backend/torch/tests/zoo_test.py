@@ -5,12 +5,21 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
+
+from spillway_torch import SpillwayError
+from spillway_torch.__main__ import main as spillway_torch
+from spillway_torch.weights import convert
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
+import compare_pytorch  # noqa: E402
 
 SPILLWAY = os.environ["SPILLWAY"]
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, KV_HEADS, FFN, VOCABULARY = 3, 7, 16, 2, 4, 2, 24, 19
@@ -151,6 +160,119 @@ class ZooTest(unittest.TestCase):
                     self.assertLess(losses[-1], losses[0] - 0.01)
                     self.assertTrue(math.isclose(got[0], losses[0], rel_tol=1e-5), (got[0], losses[0]))
                     self.assertTrue(math.isclose(got[1], losses[-1], rel_tol=1e-4), (got[1], losses[-1]))
+
+
+def small_gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, vocab_size=VOCABULARY, n_positions=LENGTH, activation_function="gelu",
+        embd_pdrop=0, attn_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None))
+
+
+def small_llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
+        intermediate_size=FFN, vocab_size=VOCABULARY, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0}))
+
+
+def contents(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+class WeightsTest(unittest.TestCase):
+    """Models of transformers train in `spillway`, and come back."""
+
+    def test_ten_steps_and_the_way_back(self):
+        for make, name in ((small_gpt2, Gpt.name), (small_llama, Llama.name)):
+            with self.subTest(model=name), tempfile.TemporaryDirectory() as directory:
+                torch.manual_seed(1)
+                model = make()
+                tokens, labels = torch.randint(VOCABULARY, (2, BATCH, LENGTH))
+                theirs, ours, images, trained, back = (os.path.join(directory, file) for file in "12345")
+                save_file(contents(model), theirs)
+                save_file({"tokens": tokens.int(), "labels": labels.int()}, images)
+                self.assertEqual(spillway_torch(["weights", theirs, "-o", ours]), 0)
+                result = subprocess.run([SPILLWAY, "run", name, "--backend", "cpu", "--optimizer", "adamw", "--weights", ours,
+                                         "--images", images, "--iterations", str(STEPS), "--export-weights", trained],
+                                        capture_output=True, text=True, check=False)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                rule = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+                for _ in range(STEPS):
+                    rule.zero_grad()
+                    loss = F.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
+                    loss.backward()
+                    rule.step()
+                self.assertAlmostEqual(float(re.search(r"loss (\S+) after", result.stdout)[1]), loss.item(), delta=1e-3)
+                self.assertEqual(spillway_torch(["weights", trained, "-o", back]), 0)
+                other = make()
+                other.load_state_dict(load_file(back))
+                with torch.no_grad():
+                    after = [F.cross_entropy(m(tokens).logits.flatten(0, 1), labels.flatten()).item() for m in (model, other)]
+                self.assertLess(after[0], loss.item())
+                self.assertAlmostEqual(*after, delta=1e-3)
+
+    def test_names_and_shapes_are_those_of_the_network(self):
+        with torch.device("meta"):
+            models = {"gpt2@8:1": transformers.GPT2LMHeadModel(transformers.GPT2Config()),
+                      "bert-base@8:1": transformers.BertForMaskedLM(transformers.BertConfig()),
+                      "vit-b16:1": transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000)),
+                      Llama.name: small_llama()}
+        for workload, model in models.items():
+            weights = {name: torch.zeros(1).expand(value.shape) for name, value in model.state_dict().items()}
+            plan = compare_pytorch.load_plan(SPILLWAY, workload)
+            ours = convert(weights)
+            self.assertEqual({name: list(value.shape) for name, value in ours.items()} |
+                             ({"lm_head.weight": [VOCABULARY, WIDTH]} if workload == Llama.name else {}),
+                             {t["name"]: t["shape"] for t in plan.parameters()}, workload)
+            self.assertEqual({name: value.shape for name, value in convert(ours).items()},
+                             {name: value.shape for name, value in weights.items()}, workload)
+
+    def test_wrong_files(self):
+        weights = contents(small_gpt2())
+        for change, message in (({"transformer.h.0.more": torch.zeros(1)}, "no place for it"),
+                                ({"lm_head.weight": torch.zeros(VOCABULARY, WIDTH)}, "lm_head.weight")):
+            with self.assertRaisesRegex(SpillwayError, message):
+                convert(weights | change)
+        with self.assertRaisesRegex(SpillwayError, "h0.more"):
+            convert(convert(weights) | {"h0.more": torch.zeros(1)})
+        with self.assertRaisesRegex(SpillwayError, "neither"):
+            convert({"conv1.weight": torch.zeros(1)})
+        with tempfile.TemporaryDirectory() as directory:
+            self.assertEqual(spillway_torch(["weights", os.path.join(directory, "none"), "-o", os.path.join(directory, "o")]), 3)
+            self.assertEqual(os.listdir(directory), [])
+            save_file(weights, os.path.join(directory, "m"))
+            self.assertEqual(spillway_torch(["weights", os.path.join(directory, "m"), "-o", os.path.join(directory, "no", "o")]), 3)
+            pathlib.Path(directory, "m").write_bytes(b"no weights")
+            self.assertEqual(spillway_torch(["weights", os.path.join(directory, "m"), "-o", os.path.join(directory, "o")]), 3)
+            self.assertEqual(os.listdir(directory), ["m"])
+
+
+class ComparisonTest(unittest.TestCase):
+    """The models of scripts/compare_pytorch.py compute what `spillway` does."""
+
+    def test_losses_and_parameters(self):
+        for name, options in ((Gpt.name, ["--optimizer=adamw"]), (Llama.name, ["--attention=math", "--optimizer=adam"]),
+                              (Llama.name, [])):
+            with self.subTest(model=name, options=options), tempfile.TemporaryDirectory() as directory:
+                trainer = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(SPILLWAY, name, options), "eager", "cpu")
+                model = {Gpt.name: Gpt, Llama.name: Llama}[name]()
+                self.assertEqual(sum(p.numel() for p in trainer.parameters.values()), sum(p.numel() for p in model.p.values()))
+                weights, images = (os.path.join(directory, file) for file in "12")
+                short = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(
+                    SPILLWAY, name, [*options, "--precision=bf16"]), "eager", "cpu")
+                self.assertIn(torch.bfloat16, {p.dtype for p in short.parameters.values()})
+                losses = {}
+                for precision, trained, delta in (("fp32", trainer, 1e-5), ("bf16", short, 2e-3)):
+                    save_file({name: value.detach().clone() for name, value in trained.parameters.items()}, weights)
+                    save_file({"labels" if name == "labels" else "x": value.int() for name, value in trained.data.items()}, images)
+                    losses[precision] = [trained.iterate().item() for _ in range(3)]
+                    result = subprocess.run([SPILLWAY, "run", name, *options, "--precision", precision, "--backend", "cpu",
+                                             "--iterations", "3", "--weights", weights, "--images", images],
+                                            capture_output=True, text=True, check=True)
+                    self.assertAlmostEqual(float(re.search(r"loss (\S+) after", result.stdout)[1]), losses[precision][-1],
+                                           delta=delta)
+                trainer = compare_pytorch.Trainer(torch, trainer.plan, compare_pytorch.PER_BLOCK, "cpu")
+                self.assertEqual([trainer.iterate().item() for _ in range(3)], losses["fp32"])
 
 
 if __name__ == "__main__":

@@ -90,7 +90,10 @@ Option& Option::Choices(Texts valid) {
 }
 
 Option& Option::Excludes(const Option& other) {
-  conflict = [&other] { return other.given ? "cannot be given with " + other.name() : ""; };
+  conflict = [&other, before = std::move(conflict)] {
+    if (other.given) return "cannot be given with " + other.name();
+    return before ? before() : std::string();
+  };
   return Help(fmt::format("{}; not with {}", help, other.name()));
 }
 

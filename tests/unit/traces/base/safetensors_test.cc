@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -54,6 +55,21 @@ TEST(SafetensorsTest, TensorsLieInTheData) {
   EXPECT_THAT(InputErrorOf([&] { SafetensorsFile{directory / "none"}; }),
               HasSubstr("cannot open it"));
   EXPECT_THAT(InputErrorOf([&] { SafetensorsFile{directory / "."}; }), HasSubstr("regular file"));
+}
+
+TEST(SafetensorsTest, WrittenTensorsAreReadBack) {
+  const std::string file = FileOf(kHeader, 16);
+  const StoredTensors tensors = Parse(file);
+  const std::string written = FormatSafetensors(tensors);
+  const StoredTensors read = Parse(written);
+  ASSERT_EQ(read.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_EQ(read.at(name).type, tensor.type);
+    EXPECT_EQ(read.at(name).shape, tensor.shape);
+    EXPECT_TRUE(std::ranges::equal(read.at(name).bytes, tensor.bytes));
+  }
+  EXPECT_EQ((written.size() - 16) % 8, 0);  // the data are aligned
+  EXPECT_TRUE(Parse(FormatSafetensors({})).empty());
 }
 
 TEST(SafetensorsTest, WhatTheHeaderSaysIsChecked) {

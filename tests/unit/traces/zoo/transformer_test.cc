@@ -162,8 +162,9 @@ TEST(TransformerTest, ImpossibleHeadsAreRefusedByName) {
 TEST(TransformerTest, WrongNamesAreUsageErrors) {
   for (const char* name :
        {"gpt", "gpt()", "gpt(8,1,2)", "gpt(8,1,2,5,6)", "gpt(8,0,2,5)", "gpt(8,1,2,5",
-        "gpt(8,1,2,x)", "gpt(8,10001,2,5)", "gpt(2000000,1,2,5)", "llama(8,1,2,1,5)", "gpt2@0",
-        "gpt2@1048577", "gpt(8,1,2,5)@", "vit-b16@4097", "gpt-2", "bert", "llama"}) {
+        "gpt(8,1,2,5,dropout=1)", "gpt(8,1,2,5,dropout=)", "gpt(8,1,2,x)", "gpt(8,10001,2,5)",
+        "gpt(2000000,1,2,5)", "llama(8,1,2,1,5)", "gpt2@0", "gpt2@1048577", "gpt(8,1,2,5)@",
+        "vit-b16@4097", "gpt-2", "bert", "llama"}) {
     EXPECT_THROW(BuildNetwork(name), UsageError) << name;
   }
   try {

@@ -1,0 +1,55 @@
+// Lets kernels that compute in float run on operands that are stored in bfloat16.
+
+#ifndef SPILLWAY_BACKEND_CPU_BFLOAT16_H_
+#define SPILLWAY_BACKEND_CPU_BFLOAT16_H_
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <span>
+#include <vector>
+
+namespace spillway {
+
+// Returns the bits of the nearest bfloat16, to even if there are two.
+inline uint16_t RoundToBfloat16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Copies in float of the operands of one op that are stored in bfloat16. An operand that is both an
+// input and an output has one copy.
+class WidenedOperands {
+ public:
+  // Returns the copy of an operand. The first call makes it.
+  std::span<std::byte> Of(std::span<std::byte> stored) {
+    const auto [at, is_new] = copies_.try_emplace(stored.data(), stored.size() / sizeof(uint16_t));
+    std::vector<float>& copy = at->second;
+    for (size_t i = 0; is_new && i < copy.size(); ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, stored.data() + i * sizeof(bits), sizeof(bits));
+      copy[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+    }
+    return std::as_writable_bytes(std::span(copy));
+  }
+
+  // Rounds the copy of an output and stores it.
+  void Store(std::span<std::byte> stored) const {
+    const std::vector<float>& copy = copies_.at(stored.data());
+    for (size_t i = 0; i < copy.size(); ++i) {
+      const uint16_t bits = RoundToBfloat16(copy[i]);
+      std::memcpy(stored.data() + i * sizeof(bits), &bits, sizeof(bits));
+    }
+  }
+
+ private:
+  std::map<std::byte*, std::vector<float>> copies_;  // by the place of the operand
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_BACKEND_CPU_BFLOAT16_H_
