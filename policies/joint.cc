@@ -41,7 +41,7 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
 constexpr int64_t kManyOps = 5000;
 // The same if layers repeat: the search then decides on many layers at once, and needs fewer
 // trials. It gets at least one part in `kFewest` of them.
-constexpr int64_t kManyOpsOfCopies = 250;
+constexpr int64_t kManyOpsOfCopies = 350;
 constexpr int64_t kFewest = 10;
 
 struct Effort {

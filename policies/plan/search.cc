@@ -97,7 +97,8 @@ class Search {
       if (Enough()) return best_.plan;
     }
     Take(beginnings);
-    Sweep(part);
+    // If layers repeat, the sweeps have tried the changes of the most copies by now.
+    Sweep(part, facts_->copies().layers_repeat ? static_cast<size_t>(part) : 0);
     Walk();
     return best_.plan;
   }
@@ -586,18 +587,19 @@ class Search {
     return next;
   }
 
-  // Tries every move again and again while a move helped, for at most `trials` trials.
-  void Sweep(int64_t trials) {
+  // Tries every move from the `first` on, and then every move while a move helped, for at most
+  // `trials` trials.
+  void Sweep(int64_t trials, size_t first = 0) {
     const int64_t rest = left_ - trials;
     left_ = trials;
-    while (left_ > 0 && SweepOnce() && !Enough()) continue;
+    while (left_ > 0 && !Enough() && SweepOnce(first)) first = 0;
     left_ += rest;
   }
 
-  // Tries every move once. Returns false if no move helped.
-  bool SweepOnce() {
+  // Tries every move from the `first` on once. Returns false if no move helped.
+  bool SweepOnce(size_t first) {
     bool improved = false;
-    for (size_t first = 0; first < moves_.size() && left_ > 0 && !Enough();) {
+    while (first < moves_.size() && left_ > 0 && !Enough()) {
       std::vector<Scored> batch;
       for (; first < moves_.size() && batch.size() < kBatch; ++first) {
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));

@@ -258,9 +258,9 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
   EXPECT_EQ(of_long, plans_of(10000, "250"));
   EXPECT_LT(of_long, plans_of(1000, "quick"));
   // Where layers repeat, fewer trials suffice.
-  EXPECT_EQ(plans_of(1500, "default", true), plans_of(1500, "1000", true));
+  EXPECT_EQ(plans_of(1500, "default", true), plans_of(1500, "1400", true));
   EXPECT_EQ(plans_of(4000, "default", true), plans_of(4000, "600", true));
-  EXPECT_EQ(plans_of(200, "quick", true), plans_of(200, "500", true));
+  EXPECT_EQ(plans_of(300, "quick", true), plans_of(300, "500", true));
 }
 
 // Returns a training step of sixty equal layers.
