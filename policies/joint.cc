@@ -2,8 +2,8 @@
 // trial runs; a trial run has confirmed every decision.
 //
 // Every other built-in policy is a candidate with its defaults, so that none is faster in the same
-// memory. The policy `plan` follows a plan that an earlier search has found (`run --export-plan`),
-// without searching.
+// memory; where layers repeat, the others are left out if the plan is near the bound. The policy
+// `plan` follows a plan that an earlier search has found (`run --export-plan`), without searching.
 
 #include <algorithm>
 #include <array>
@@ -18,6 +18,7 @@
 
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
+#include "policies/plan/bound.h"
 #include "policies/plan/early_updates.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/in_parallel.h"
@@ -97,6 +98,17 @@ class PlannedPolicy : public ForwardingPolicy {
 
 constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
+// If layers repeat, the search ends with a plan that takes at most one part in `kEnough` longer
+// than the bound, or than the iteration in core if that is more. Other policies are not tried if
+// the plan takes at most one part in `kHardly` longer.
+constexpr int64_t kEnough = 1000;
+constexpr int64_t kHardly = 20;
+
+// Returns the time and one part in `part` of it.
+Duration Longer(Duration time, int64_t part) {
+  return Duration::Picoseconds(time.picoseconds() + time.picoseconds() / part);
+}
+
 // Another policy is run no further when its kernels alone take this many percent of the best time
 // so far. The sum of these kernels leaves out what kernels in sequence save.
 constexpr int64_t kFarBeyond = 110;
@@ -153,6 +165,13 @@ class JointPolicy final : public PlannedPolicy {
     FactsProbe probe;
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     options_.trials = effort_.TrialsOf(*probe.facts);
+    Duration hardly = in_core;
+    if (probe.facts->copies().layers_repeat && device.pools.size() <= 1) {
+      const Duration least =
+          std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));
+      options_.enough = Longer(least, kEnough);
+      hardly = Longer(least, kHardly);
+    }
     JointPlan best(trace);
     std::optional<Duration> shortest;
     // If later iterations differ from the first, which can be due to the allocator, the search is
@@ -174,7 +193,7 @@ class JointPolicy final : public PlannedPolicy {
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
     }
-    if (!shortest || *shortest > in_core) TryOthers(device.memory, trial, best, shortest);
+    if (!shortest || *shortest > hardly) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
     best.memory = std::min(device.memory, best.memory);
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);

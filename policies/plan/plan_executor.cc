@@ -158,7 +158,7 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
   return false;
 }
 
-bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) const {
+bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) {
   if (Of(storage).fate == Fate::kEvict) return true;
   if (!plan_.drops || !facts_->GapOf(storage)) return false;
   const std::optional<Duration> rebuild = facts_->RebuildTime(storage);
@@ -170,9 +170,11 @@ bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) const {
     return id == storage || StaysOnDevice(kind) ||
            (Of(id).fate != Fate::kEvict && *facts_->liveness().LastUse(id) >= at);
   };
-  return std::ranges::all_of(facts_->liveness().Writers(storage), [&](OpId writer) {
+  const bool sooner = std::ranges::all_of(facts_->liveness().Writers(storage), [&](OpId writer) {
     return writer >= at || std::ranges::all_of(facts_->trace().op(writer).inputs, stays);
   });
+  dropped_ |= sooner;
+  return sooner;
 }
 
 }  // namespace spillway

@@ -31,6 +31,10 @@ class PlanExecutor final : public Policy {
   Hint PlacementHint(const PolicyContext& context, TensorId tensor) override;
   bool OnAllocFailure(PolicyContext& context, Bytes size) override;
 
+  // Returns true if `JointPlan::drops` has decided about a storage so far. If not, the run is the
+  // same with the other value of `drops`, given that this plan has it.
+  bool dropped() const { return dropped_; }
+
  private:
   // A storage that was copied out against the plan.
   struct GivenUp {
@@ -48,7 +52,7 @@ class PlanExecutor final : public Policy {
   bool GiveUpFarthest(PolicyContext& context);
   // Returns true if the plan evicts the storage, or if rebuilding it for the op, from storages that
   // the plan has on the device then, takes less time than copying it back.
-  bool RebuiltSooner(TensorId storage, OpId at) const;
+  bool RebuiltSooner(TensorId storage, OpId at);
   // Moves `farthest_` back so that it is not behind the next use of the storage.
   void Consider(const PolicyContext& context, TensorId storage);
   // Notes that a storage has been copied out against the plan.
@@ -67,6 +71,7 @@ class PlanExecutor final : public Policy {
   std::vector<OpId> preparing_;  // `current_`, and the ops that run again for it
   std::vector<GivenUp> given_up_;
   std::vector<TensorId> unreleased_;  // copied, oldest first
+  bool dropped_ = false;
   size_t prefetched_ = 0;             // how many storages of the queue
   size_t farthest_ = 0;  // no use before this index in the facts' uses is the next use of a
                          // storage that may leave

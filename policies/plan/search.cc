@@ -54,6 +54,7 @@ struct Scored {
   Profile profile = {};    // by which it, and the plans derived from it, are scheduled
   Profile own = {};        // the profile of its trial
   bool by_own = false;     // after the trial, `own` replaces `profile`
+  bool dropped = true;     // false: its trial is the same without `JointPlan::drops`
   double fragmentation = 0;
 };
 
@@ -76,16 +77,24 @@ class Search {
     for (const bool drops : {true, false}) {
       const bool few = left_ * 4 < options_.trials * 3;
       if ((drops && !options_.recompute) || (few && !beginnings.empty())) continue;
-      std::ranges::move(Grid(drops), std::back_inserter(beginnings));
+      std::vector<Scored> found = Grid(drops);
+      // If layers repeat, the search does not begin twice with what is the same without `drops`.
+      if (facts_->copies().layers_repeat) {
+        std::erase_if(found,
+                      [&](const Scored& one) { return FindWithDrops(beginnings, one.plan); });
+      }
+      std::ranges::move(found, std::back_inserter(beginnings));
       Take(beginnings);
-      if (best_.time <= in_core_) return best_.plan;
+      if (best_.time <= in_core_ || Enough()) return best_.plan;
     }
+    tried_.clear();
     if (best_.time == kNever) return std::nullopt;
     if (moves_.empty()) return best_.plan;
     const int64_t part = left_ / static_cast<int64_t>(beginnings.size() + 2);
     for (auto beginning = beginnings.rbegin(); beginning != beginnings.rend(); ++beginning) {
       std::swap(best_, *beginning);
       Sweep(part);
+      if (Enough()) return best_.plan;
     }
     Take(beginnings);
     // If layers repeat, the sweeps have tried the changes of the most copies by now.
@@ -99,6 +108,9 @@ class Search {
 
   const Trace& trace() const { return facts_->trace(); }
   Bytes Aligned(TensorId id) const { return RoundUp(trace().tensor(id).size, facts_->alignment()); }
+
+  // Returns true if no further trials are worth their time.
+  bool Enough() const { return best_.time <= options_.enough; }
 
   bool IsChoice(TensorId movable) const { return Aligned(movable) * kSmallest >= largest_; }
 
@@ -276,7 +288,7 @@ class Search {
   }
 
   // Schedules the plans by their profiles and runs them. Plans that cannot take less than `limit`
-  // are not run, but all plans count as trials.
+  // are not run, nor are plans whose trials are known, but all plans count as trials.
   void Score(std::span<Scored> plans, Duration limit = kNever) {
     left_ -= TrialsOf(plans.size());
     InParallel(plans.size(), [&](size_t i) {
@@ -284,17 +296,60 @@ class Search {
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
       Schedule(scored.plan, scored.profile);
-      const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
-                                [&](const TrialOptions& options) {
-                                  PlanExecutor executor(facts_, scored.plan, options_.chooser);
-                                  return trial_(executor, scored.plan.memory, options);
-                                });
-      if (!judged) return;
-      scored.time = judged->time;
-      scored.own = ProfileOf(scored.plan, judged->report);
+      const Scored* same = options_.skip ? FindWithDrops(tried_, scored.plan) : nullptr;
+      if (same != nullptr) {
+        scored.time = same->time;
+        scored.own = same->own;
+        scored.fragmentation = same->fragmentation;
+      } else {
+        MakeTrial(scored);
+      }
       if (scored.by_own) scored.profile = scored.own;
-      scored.fragmentation = judged->report.metrics.fragmentation();
     });
+  }
+
+  void MakeTrial(Scored& scored) const {
+    scored.dropped = false;
+    const auto judged = Judge(options_, {options_.iterations, 1, options_.reordered},
+                              [&](const TrialOptions& options) {
+                                PlanExecutor executor(facts_, scored.plan, options_.chooser);
+                                Report report = trial_(executor, scored.plan.memory, options);
+                                scored.dropped |= executor.dropped();
+                                return report;
+                              });
+    if (!judged) return;
+    scored.time = judged->time;
+    scored.own = ProfileOf(scored.plan, judged->report);
+    scored.fragmentation = judged->report.metrics.fragmentation();
+  }
+
+  // Scores the points of a grid. A point that cannot be among the `kClose` fastest is not run.
+  void ScorePoints(std::span<Scored> points) {
+    std::vector<Duration> fastest(kClose, kNever);  // the least times so far
+    for (size_t i = 0; i < points.size(); i += kBatch) {
+      const std::span<Scored> batch = points.subspan(i, std::min(kBatch, points.size() - i));
+      Score(batch, fastest.back());
+      for (const Scored& point : batch) {
+        fastest.insert(std::ranges::upper_bound(fastest, point.time), point.time);
+      }
+      fastest.resize(kClose);
+    }
+  }
+
+  // Keeps trials with `drops` that are the same without.
+  void Remember(std::span<const Scored> trials) {
+    std::ranges::copy_if(trials, std::back_inserter(tried_),
+                         [](const Scored& trial) { return trial.plan.drops && !trial.dropped; });
+  }
+
+  // Returns the trial of the plan with `drops` that is the same without, or nullptr.
+  static const Scored* FindWithDrops(const std::vector<Scored>& trials, const JointPlan& plan) {
+    if (plan.drops) return nullptr;
+    JointPlan with = plan;
+    with.drops = true;
+    const auto same = std::ranges::find_if(
+        trials, [&](const Scored& trial) { return !trial.dropped && trial.plan == with; });
+    return same == trials.end() ? nullptr : &*same;
   }
 
   int64_t TrialsOf(size_t plans) const {
@@ -423,11 +478,12 @@ class Search {
         if (!options_.offload) break;
       }
     }
-    Score(points);
+    ScorePoints(points);
     // The best points are tried again by their own profiles, with and without `apart`. A plan that
     // is good by its own profile can be bad by another one, so plans derived from it keep that
     // profile.
     std::ranges::stable_sort(points, {}, &Scored::time);
+    Remember(points);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
     for (size_t i = 0; i < close && points[i].time != kNever; ++i) {
@@ -439,6 +495,7 @@ class Search {
       }
     }
     Score(std::span(points).subspan(close));
+    Remember(std::span(points).subspan(close));
     std::ranges::stable_sort(points, {}, &Scored::time);
     if (points[0].time == kNever) return {};
     if (points[0].fragmentation < kHoles) return {points[0]};
@@ -453,6 +510,7 @@ class Search {
       }
     }
     Score(less);
+    Remember(less);
     const auto fastest = std::ranges::min_element(less, {}, &Scored::time);
     if (fastest == less.end() || fastest->time >= points[0].time) return {points[0]};
     return {points[0], *fastest};
@@ -534,14 +592,14 @@ class Search {
   void Sweep(int64_t trials, size_t first = 0) {
     const int64_t rest = left_ - trials;
     left_ = trials;
-    while (left_ > 0 && SweepOnce(first)) first = 0;
+    while (left_ > 0 && !Enough() && SweepOnce(first)) first = 0;
     left_ += rest;
   }
 
   // Tries every move from the `first` on once. Returns false if no move helped.
   bool SweepOnce(size_t first) {
     bool improved = false;
-    while (first < moves_.size() && left_ > 0) {
+    while (first < moves_.size() && left_ > 0 && !Enough()) {
       std::vector<Scored> batch;
       for (; first < moves_.size() && batch.size() < kBatch; ++first) {
         if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
@@ -558,7 +616,7 @@ class Search {
     Scored at = best_;
     const int64_t all = std::max<int64_t>(left_, 1);
     std::mt19937_64 random(options_.seed);
-    while (left_ > 0) {
+    while (left_ > 0 && !Enough()) {
       std::vector<Scored> batch;
       for (int tries = 0; batch.size() < kBatch && tries < 100; ++tries) {
         // The moves are of storages, or of kernels, that are near each other.
@@ -599,7 +657,8 @@ class Search {
   std::vector<TensorId> choices_;      // the storages to decide on, in the order of `Gap::written`
   std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;
-  int64_t left_ = 0;  // the trials that are left
+  std::vector<Scored> tried_;  // trials of grids with `drops` that dropped nothing
+  int64_t left_ = 0;           // the trials that are left
   Scored best_;
 };
 

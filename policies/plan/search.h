@@ -20,13 +20,15 @@ namespace spillway {
 
 struct SearchOptions {
   int64_t trials = 1000;
+  Duration enough = {};  // the search ends with the first plan that takes at most this time
   bool offload = true;
   bool recompute = true;
   bool kernels = true;  // the sweeps also change kernels
   KernelChooser chooser = {};
   uint64_t seed = 1;
-  // Trials of plans whose kernels alone take too long are not run. They count as trials, so that
-  // the search finds the same plan.
+  // Trials of plans whose kernels alone take too long, and trials without `JointPlan::drops` that
+  // are the same with it, are not run. They count as trials, so that the search finds the same
+  // plan.
   bool skip = true;
   int iterations = 1;      // of each trial; the last one is measured
   double slower_link = 1;  // if less than 1, plans are also tried with this share of the link

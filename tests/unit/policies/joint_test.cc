@@ -17,6 +17,7 @@
 
 #include "experiments/run/other_links.h"
 #include "experiments/run/run.h"
+#include "policies/plan/bound.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
 #include "policies/plan/plan_executor.h"
@@ -280,6 +281,35 @@ TEST_F(JointTest, PlansOfEqualLayersAreValid) {
     const Outcome outcome = Play(equal, memory, "joint:effort=350");
     EXPECT_THAT(Check(*outcome.trace, outcome.report), IsEmpty());
   }
+}
+
+TEST_F(JointTest, WhereLayersRepeatAPlanNearTheBoundEndsTheSearch) {
+  const Trace equal = EqualLayers();
+  const Bytes memory = Memory(equal, 90);
+  const Duration bound = std::max(JointBound(equal, cost_, memory),
+                                  Run(equal, Bytes::Unlimited(), "liveness").metrics.iteration);
+  // Returns the numbers of plans and of other runs that are tried if all plans take this multiple
+  // of the bound.
+  const auto tried = [&](double share) {
+    std::atomic<int> plans = 0, others = 0;
+    Planner planner(registry_.Make("joint:effort=1000"),
+                    [&](Policy& policy, const std::function<Report()>& run) {
+                      if (dynamic_cast<FactsProbe*>(&policy) != nullptr) return run();
+                      ++(dynamic_cast<PlanExecutor*>(&policy) != nullptr ? plans : others);
+                      Report report;
+                      report.metrics.iteration = Duration::Picoseconds(
+                          static_cast<int64_t>(static_cast<double>(bound.picoseconds()) * share));
+                      return report;
+                    });
+    testing::Simulate({Borrow(equal), device_, Borrow(cost_), memory}, planner);
+    return std::pair(plans.load(), others.load());
+  };
+  const auto [plans, others] = tried(1.2);
+  EXPECT_GT(others, 0);
+  const auto [hardly, none] = tried(1.04);
+  EXPECT_EQ(hardly, plans);
+  EXPECT_EQ(none, 0);
+  EXPECT_LT(tried(1.0005).first, plans);
 }
 
 TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
