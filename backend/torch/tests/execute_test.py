@@ -19,6 +19,7 @@ from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, make_plan, planner, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer
+from spillway_torch.execute.device import block_of
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 
@@ -223,6 +224,14 @@ class PlanTest(unittest.TestCase):
         self.assertAlmostEqual(max(held) / self.eager.peak, 1, delta=0.05)
         self.assertEqual({t["name"] for t in trace["tensors"] if t.get("movable", True)},
                          {f"s{s.storage}" for s in candidates(self.tape)})
+
+    def test_blocks_of_a_gpu(self):
+        mib = 1 << 20
+        for size, block in ((1, 512), (mib - 1, mib), (3 * mib, 3 * mib),  # six in 20 MiB, and 2 MiB for others
+                            (6.5 * mib, 6.5 * mib + mib // 6), (11 * mib, 12 * mib), (12 * mib, 12 * mib), (10.5 * mib, 10.5 * mib),
+                            (147.75 * mib, 148 * mib)):
+            self.assertEqual(block_of(int(size)), int(block), size / mib)
+            self.assertLess(block_of(int(size), True) - size, 512)
 
     def test_a_budget_below_the_floor_is_refused(self):
         floor = self.eager.floor

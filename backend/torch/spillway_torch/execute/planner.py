@@ -10,6 +10,7 @@ import logging
 from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
+from .host import host_costs
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
 from .tape import Tape
 
@@ -18,10 +19,7 @@ POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES = 12
 MOST_TRIED = 400  # changes to single storages
-OPERATOR_SECONDS = 25e-6  # host time of an operator of the program, on a machine with a GPU
-REPLAY_SECONDS = 15e-6  # the same of one that runs again
-CHAIN_SECONDS = 60e-6  # the same of comparing a chain with the recorded step in forward, and of starting it in backward
-COPY_SECONDS = 100e-6  # the same of a copy, in each direction
+LEAST_SECONDS = 2e-6  # of the host for an operator
 
 log = logging.getLogger("spillway_torch")
 
@@ -64,7 +62,8 @@ class _Model:
         self.clock = [0.0]
         for op in tape.ops:
             self.clock.append(self.clock[-1] + op.seconds)
-        self.turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
+        self.costs = host_costs(tape.device)
+        self.host = self._host_clock()
         self.uses: dict[int, list[int]] = {}  # positions at which backward reads a storage
         self.until: dict[int, int] = {}  # by position of a use: operators that have run when it ends
         for unpack in tape.unpacks:
@@ -85,6 +84,18 @@ class _Model:
                 last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
                 self.add(self.base, dies, last, tape.rounded(storage))
         self.touched = {p.position for p in tape.packs}
+
+    def _host_clock(self) -> list[float]:
+        """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
+        tape = self.tape
+        if tape.device == "cpu":
+            return [0.0] * (len(tape.ops) + 1)
+        turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
+        entries = sum(op.entries for op in tape.ops[:turn])
+        called = self.costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
+        each = [max(op.host - op.entries * (self.costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
+                for at, op in enumerate(tape.ops)]
+        return [0.0, *itertools.accumulate(each)]
 
     @staticmethod
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
@@ -127,26 +138,43 @@ class _Model:
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
         delays = [0.0] * (len(self.starts) + 1)
-        host = [OPERATOR_SECONDS * self.turn, OPERATOR_SECONDS * (len(self.tape.ops) - self.turn)]
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
             delays[position + 1] += chain.seconds
-            host[1] += REPLAY_SECONDS * len(chain.ops) + CHAIN_SECONDS
-        times = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # of positions, without waiting
+        host = self._host(actions, fetched, replayed)
+        busy = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # the GPU's times of positions, never idle
+        idle = list(itertools.accumulate((h - b for h, b in zip(host, busy)), max, initial=0.0))[1:]
+        times = list(map(float.__add__, busy, idle))
         releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
         gone = {s for released in releases.values() for s in released}
         needs = [(begin, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD
                  for begin, _ in (spans if s in gone else spans[1:])]
         prefetches, late = self._copies_in(memory, needs, budget, times)
-        host[0] += sum(COPY_SECONDS if action == OFFLOAD else CHAIN_SECONDS for action in actions.values())
-        host[1] += COPY_SECONDS * len(needs)
-        busy = [self.clock[self.turn] + stalls, self.clock[-1] - self.clock[self.turn] + late + sum(delays)]
-        if self.tape.device == "cpu":
-            host = [0.0, 0.0]
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(busy[0], host[0]) + max(busy[1], host[1]), sum(host),
-                        releases, prefetches, drops)
+        seconds = max(self.clock[-1] + sum(delays) + idle[-1] + stalls + late, host[-1])
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], releases, prefetches, drops)
+
+    def _host(self, actions: Actions, fetched: dict[int, list[tuple[int, int]]], replayed: list[tuple[int, int]]) -> list[float]:
+        """Returns when the host comes to each position, and to the end of the step, if it never waits."""
+        costs, more = self.costs, [0.0] * (len(self.starts) + 1)
+        if actions and self.tape.device != "cpu":
+            chains = [self.saved[s].chain for s, action in actions.items() if action == REBUILD]
+            watched = costs.watched * len(self.tape.calls) / self.tape.packed if any(c is not None and c.calls for c in chains) else 0.0
+            last = self.tape.packs[-1].position
+            for at in range(len(self.starts)):
+                more[at + 1] += costs.packed + watched if at <= last else costs.unpacked
+            for storage, action in actions.items():
+                more[self.saved[storage].packs[0].position + 1] += costs.left if action == OFFLOAD else costs.compared
+                if action == OFFLOAD:
+                    for begin, _ in fetched.get(storage, ()):
+                        more[begin + 1] += costs.came
+            for position, storage in replayed:
+                chain = self.saved[storage].chain
+                assert chain is not None
+                more[position + 1] += costs.started + costs.replayed * len(chain.ops)
+        extra = list(itertools.accumulate(more))
+        return [*(self.host[start] + e for start, e in zip(self.starts, extra)), self.host[-1] + extra[-1]]
 
     def _held(self, actions: Actions) -> dict[int, int]:
         """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
