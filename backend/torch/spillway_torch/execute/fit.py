@@ -272,10 +272,10 @@ class Fitted:
                    f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
         self._tape = None
         state, gradients = more  # the step adds to the gradients where it made others while it was recorded
-        tape.used = [used + self._unforeseen + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
+        tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
         update = self.plan.update_seconds if self.plan is not None else 0.0
         began = time.perf_counter()
-        plan = make_plan(tape, self._budget, moves=useful_moves(self._device))
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), unforeseen=self._unforeseen)
         plan.add_update(update)
         self._forget()
         self._more, self._checks = more, 0

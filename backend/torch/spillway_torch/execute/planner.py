@@ -53,11 +53,12 @@ class _Model:
     The memory between two positions is the one recorded, in which no saved tensor stayed, and the storages that are present.
     """
 
-    def __init__(self, tape: Tape, smallest: int) -> None:
+    def __init__(self, tape: Tape, smallest: int, unforeseen: int = 0) -> None:
         self.tape = tape
+        self.unforeseen = unforeseen
         self.saved = saved_storages(tape)
         self.starts = tape.positions
-        self.base = [*tape.used, tape.used[-1]]
+        self.base = [used + unforeseen for used in (*tape.used, tape.used[-1])]
         self.ends = [max(a + 1, b) for a, b in zip(self.starts, [*self.starts[1:], len(tape.ops)])]
         self.clock = [0.0]
         for op in tape.ops:
@@ -329,13 +330,14 @@ def least_memory(tape: Tape) -> list[int]:
 
 
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
-              policy: str | None = None) -> Plan:
+              policy: str | None = None, unforeseen: int = 0) -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
     policy: a policy of the program `spillway` that chooses ("joint:effort=2"). By default, on a GPU, it is `POLICY`, if the program
         is there; on a CPU nobody is asked.
+    unforeseen: bytes that steps take, and that the tape does not show.
 
     Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
     offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and the
@@ -343,7 +345,7 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
 
     Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
-    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
+    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0, unforeseen)
     floor = model.floor()
     if budget < floor.bytes:
         raise SpillwayError(floor.sentence(budget))
@@ -371,7 +373,7 @@ def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | No
     if policy is None and (model.tape.device == "cpu" or set(moves) != {OFFLOAD, REBUILD}):
         return {}
     try:
-        chosen = ask(model.tape, model.candidates, budget, policy or POLICY)
+        chosen = ask(model.tape, model.candidates, budget - model.unforeseen, policy or POLICY)
     except ProgramError as error:
         if policy is not None:
             raise
@@ -384,7 +386,7 @@ def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, choice.actions, outcome.releases, outcome.prefetches,
                 outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape,
-                outcome.host)
+                outcome.host, unforeseen=model.unforeseen)
 
 
 class _Search:
