@@ -168,7 +168,9 @@ class TapeRecorder(TorchDispatchMode):
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
         self._grown: list[int] = []  # for each operator, the bytes that it took without a tensor, and that stay
-        self._outside = [0.0, 0.0, 0]  # seconds of the program since the last operator, when the recorder was left, operators since
+        self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
+        self._entries = 0  # operators since then
+        self._left = 0.0  # when the program went on
         self._events: list[tuple[Op, Any, Any]] = []
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
@@ -234,8 +236,9 @@ class TapeRecorder(TorchDispatchMode):
             sizes = tuple(self.tape.storages[s].size for s in op.reads)
             made = tuple((ref.geometry.size, ref.geometry.dtype) for ref in op.outputs if ref is not None)
             equal.setdefault((op.name, sizes, made), []).append(op)
+        most = OUTLIER * statistics.median(op.host for op in self.tape.ops)
         for ops in equal.values():
-            usual = statistics.median_low(op.seconds for op in ops), statistics.median_low(op.host for op in ops)
+            usual = statistics.median_low(op.seconds for op in ops), min(most, statistics.median_low(op.host for op in ops))
             for op in ops:
                 op.seconds = op.seconds if op.seconds < OUTLIER * usual[0] else usual[0]
                 op.host = op.host if op.host < OUTLIER * usual[1] else usual[1]
@@ -283,10 +286,10 @@ class TapeRecorder(TorchDispatchMode):
 
     def _enter(self) -> None:
         """Ends a time of the program's own."""
-        self._outside[0] += time.perf_counter() - self._outside[1]
+        self._program += time.perf_counter() - self._left
 
     def _leave(self) -> None:
-        self._outside[1] = time.perf_counter()
+        self._left = time.perf_counter()
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         tape, facts = self.tape, facts_of(func)
@@ -334,8 +337,8 @@ class TapeRecorder(TorchDispatchMode):
         op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.running, self._read(inputs), random,
                 self._position, backward, 0.0, drawn=self.device.drawn(drawn, after) if random else None)
         self._grown.append(self._count_memory(op, before, memory))
-        op.host, _, op.entries = self._outside
-        self._outside = [0.0, 0.0, 0]
+        op.host, op.entries = self._program, self._entries
+        self._program, self._entries = 0.0, 0
         if backward:
             op.args = op.kwargs = None  # it never runs again
         if timed is None:
@@ -361,7 +364,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
-        self._outside[2] += 1
+        self._entries += 1
         if self.tape.device == "cpu":
             return func(*args, **kwargs), None
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -369,7 +372,7 @@ class TapeRecorder(TorchDispatchMode):
         before.record()
         began = time.perf_counter()
         result = func(*args, **kwargs)
-        self._outside[0] += time.perf_counter() - began
+        self._program += time.perf_counter() - began
         after.record()
         return result, (before, after)
 
