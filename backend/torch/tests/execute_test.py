@@ -259,13 +259,15 @@ class PlanTest(unittest.TestCase):
         recorder = TapeRecorder("cpu")
         recorder.tape = self.tape
         for op in self.tape.ops:
-            op.host, op.seconds = 1.0, 1.0
+            op.host, op.seconds, op.entries = 1.0, 1.0, 1
         equal = [op for op in self.tape.ops if op.name == "aten::gelu"]
         equal[0].host = equal[0].seconds = 100.0
         self.tape.ops[0].host = 100.0
         recorder._smooth()
-        self.assertEqual({(op.host, op.seconds) for op in self.tape.ops}, {(1.0, 1.0), (5.0, 1.0)})
-        self.assertEqual((equal[0].host, self.tape.ops[0].host), (1.0, 5.0))
+        self.assertEqual({op.seconds for op in self.tape.ops}, {1.0})
+        self.assertLess(equal[0].host, 3)
+        self.assertEqual({op.host for op in self.tape.ops if op.name not in ("aten::gelu", self.tape.ops[0].name)}, {1.0})
+        self.assertLessEqual(self.tape.ops[0].host, 3)
 
     def test_blocks_of_a_gpu(self):
         mib = 1 << 20

@@ -67,6 +67,13 @@ class _Model:
             self.clock.append(self.clock[-1] + op.seconds)
         self.costs = host_costs(tape.device)
         self.host = self._host_clock()
+        last = tape.packs[-1].position
+        hooks = [self.costs.packed if at <= last else self.costs.unpacked for at in range(len(self.starts))]
+        starts = [self.host[at] for at in (*self.starts, -1)]
+        self.hooked = list(map(float.__add__, starts, itertools.accumulate(hooks, initial=0.0)))  # the host's time of positions with hooks
+        watched = self.costs.watched * len(tape.calls) / tape.packed
+        self.watching = [watched * min(at, tape.packed) for at in range(len(starts))]
+        self.plain = starts
         self.uses: dict[int, list[int]] = {}  # positions at which backward reads a storage
         self.until: dict[int, int] = {}  # by position of a use: operators that have run when it ends
         for unpack in tape.unpacks:
@@ -160,24 +167,23 @@ class _Model:
 
     def _host(self, actions: Actions, fetched: dict[int, list[tuple[int, int]]], replayed: list[tuple[int, int]]) -> list[float]:
         """Returns when the host comes to each position, and to the end of the step, if it never waits."""
+        if not actions or self.tape.device == "cpu":
+            return self.plain
         costs, more = self.costs, [0.0] * (len(self.starts) + 1)
-        if actions and self.tape.device != "cpu":
-            chains = [self.saved[s].chain for s, action in actions.items() if action == REBUILD]
-            watched = costs.watched * len(self.tape.calls) / self.tape.packed if any(c is not None and c.calls for c in chains) else 0.0
-            last = self.tape.packs[-1].position
-            for at in range(len(self.starts)):
-                more[at + 1] += costs.packed + watched if at <= last else costs.unpacked
-            for storage, action in actions.items():
-                more[self.saved[storage].packs[0].position + 1] += costs.left if action == OFFLOAD else costs.compared
-                if action == OFFLOAD:
-                    for begin, _ in fetched.get(storage, ()):
-                        more[begin + 1] += costs.came
-            for position, storage in replayed:
-                chain = self.saved[storage].chain
-                assert chain is not None
-                more[position + 1] += costs.started + costs.replayed * len(chain.ops)
-        extra = list(itertools.accumulate(more))
-        return [*(self.host[start] + e for start, e in zip(self.starts, extra)), self.host[-1] + extra[-1]]
+        times = self.hooked
+        for storage, action in actions.items():
+            saved = self.saved[storage]
+            more[saved.packs[0].position + 1] += costs.left if action == OFFLOAD else costs.compared
+            if action == OFFLOAD:
+                for begin, _ in fetched.get(storage, ()):
+                    more[begin + 1] += costs.came
+            elif times is self.hooked and saved.chain is not None and saved.chain.calls:
+                times = list(map(float.__add__, self.hooked, self.watching))
+        for position, storage in replayed:
+            chain = self.saved[storage].chain
+            assert chain is not None
+            more[position + 1] += costs.started + costs.replayed * len(chain.ops)
+        return list(map(float.__add__, times, itertools.accumulate(more)))
 
     def _held(self, actions: Actions) -> dict[int, int]:
         """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""

@@ -31,7 +31,7 @@ from .graph import Edge, Graph, current_number
 
 LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
-OUTLIER = 5  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
+OUTLIER = 3  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
 
 # Arguments that do not change the results of an operator as the executor runs it: running statistics go to scratch memory.
@@ -230,18 +230,28 @@ class TapeRecorder(TorchDispatchMode):
         return tape
 
     def _smooth(self) -> None:
-        """Replaces times by those of equal operators where the host was held up, such as by loading a kernel for the first time."""
+        """Replaces times by usual ones, where the host was held up, such as by loading a kernel for the first time.
+
+        The GPU's time is compared with that of equal operators. The host's is the mean of all operators of the name.
+        """
         equal: dict[Any, list[Op]] = {}
+        named: dict[Any, list[Op]] = {}
         for op in self.tape.ops:
             sizes = tuple(self.tape.storages[s].size for s in op.reads)
             made = tuple((ref.geometry.size, ref.geometry.dtype) for ref in op.outputs if ref is not None)
             equal.setdefault((op.name, sizes, made), []).append(op)
-        most = OUTLIER * statistics.median(op.host for op in self.tape.ops)
+            named.setdefault(op.name, []).append(op)
         for ops in equal.values():
-            usual = statistics.median_low(op.seconds for op in ops), min(most, statistics.median_low(op.host for op in ops))
+            usual = statistics.median_low(op.seconds for op in ops)
             for op in ops:
-                op.seconds = op.seconds if op.seconds < OUTLIER * usual[0] else usual[0]
-                op.host = op.host if op.host < OUTLIER * usual[1] else usual[1]
+                op.seconds = op.seconds if op.seconds < OUTLIER * usual else usual
+        most = OUTLIER * statistics.median(op.host / op.entries for op in self.tape.ops)
+        for ops in named.values():
+            each = [op.host / op.entries for op in ops]
+            usual = min(most, OUTLIER * statistics.median_low(each))
+            host = statistics.mean(min(seconds, usual) for seconds in each)
+            for op in ops:
+                op.host = host * op.entries
 
     def _profile(self) -> list[int]:
         """Returns the bytes of the device while each operator ran, without tensors that came back for backward."""
