@@ -1,6 +1,7 @@
 """Tests that steps under a plan have the results of ordinary steps, bit by bit, on small models and random plans."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -17,8 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
-from spillway_torch.execute import Executor, make_plan, planner, read_plan, record_tape, step
+from spillway_torch.execute import Executor, assemble, make_plan, planner, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer, ask
+from spillway_torch.execute.device import block_of
+from spillway_torch.execute.host import HostCosts, host_costs, measure_host
+from spillway_torch.execute.tape import TapeRecorder
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 
@@ -237,6 +241,55 @@ class PlanTest(unittest.TestCase):
         self.assertLessEqual(set(layers), forward)
         budget = (eager.floor.bytes + 9 * eager.peak) // 10
         self.assertIn("offload", ask(tape, candidates(tape), budget, "vdnnpp:offload=all,release=eager,algo=performance").values())
+
+    def test_the_host_limits_a_step_that_the_gpu_would_run_faster(self):
+        tape = self.tape
+        costs = HostCosts(packed=1, unpacked=2, watched=0, compared=10, started=20, replayed=40, left=3, came=5, recorded=1, called=0)
+        saved = next(s for s in candidates(tape) if s.chain is not None and len(s.packs) == len(s.unpacks) == 1
+                     and all(t.storage != v[0] for v in s.chain.sources for t in candidates(tape)))
+        for op in tape.ops:
+            op.host, op.entries, op.seconds = 3.0, 1, 0.0
+        with mock.patch.object(planner, "host_costs", lambda _: costs), mock.patch.object(tape, "device", "cuda"):
+            def seconds(actions, least=0.0):
+                for op in tape.ops:
+                    op.seconds = least
+                plan = assemble(tape, actions, 1 << 40)
+                self.assertEqual(plan.host_bound, plan.seconds < 1.2 * plan.host_seconds)
+                return plan.seconds
+
+            eager = seconds({})
+            self.assertAlmostEqual(eager, 2 * len(tape.ops))  # without the recorder's own second
+            hooks = len(tape.packs) + 2 * (len(tape.positions) - len(tape.packs))
+            self.assertAlmostEqual(seconds({saved.storage: "offload"}), eager + hooks + 3 + 5, delta=1e-3)
+            self.assertAlmostEqual(seconds({saved.storage: "rebuild"}), eager + hooks + 10 + 20 + 40 * len(saved.chain.ops), delta=1e-3)
+            self.assertAlmostEqual(seconds({}, 10.0), 10 * len(tape.ops))  # the GPU is the limit
+
+    def test_the_cost_of_the_host_is_measured(self):
+        costs = dataclasses.asdict(measure_host("cpu"))
+        self.assertTrue(all(0 <= seconds < 60 for seconds in costs.values()), costs)
+        self.assertEqual(set(dataclasses.asdict(host_costs("cpu")).values()), {0.0})
+
+    def test_times_in_which_the_host_was_held_up_are_replaced(self):
+        recorder = TapeRecorder("cpu")
+        recorder.tape = self.tape
+        for op in self.tape.ops:
+            op.host, op.seconds, op.entries = 1.0, 1.0, 1
+        equal = [op for op in self.tape.ops if op.name == "aten::gelu"]
+        equal[0].host = equal[0].seconds = 100.0
+        self.tape.ops[0].host = 100.0
+        recorder._smooth()
+        self.assertEqual({op.seconds for op in self.tape.ops}, {1.0})
+        self.assertLess(equal[0].host, 3)
+        self.assertEqual({op.host for op in self.tape.ops if op.name not in ("aten::gelu", self.tape.ops[0].name)}, {1.0})
+        self.assertLessEqual(self.tape.ops[0].host, 3)
+
+    def test_blocks_of_a_gpu(self):
+        mib = 1 << 20
+        for size, block in ((1, 512), (mib - 1, mib), (3 * mib, 3 * mib),  # six in 20 MiB, and 2 MiB for others
+                            (6.5 * mib, 6.5 * mib + mib // 6), (11 * mib, 12 * mib), (12 * mib, 12 * mib), (10.5 * mib, 10.5 * mib),
+                            (147.75 * mib, 148 * mib)):
+            self.assertEqual(block_of(int(size)), int(block), size / mib)
+            self.assertLess(block_of(int(size), True) - size, 512)
 
     def test_a_budget_below_the_floor_is_refused(self):
         floor = self.eager.floor

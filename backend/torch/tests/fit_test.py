@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from counting import Counting
 from spillway_torch import SpillwayError, fit
+from spillway_torch.execute.device import Memory
 from spillway_torch.execute.fit import parse_bytes
 from stepping import Vit, different
 
@@ -207,10 +209,47 @@ class FitTest(unittest.TestCase):
     def test_the_step_of_the_optimizer_has_to_fit(self):
         script = Script()
         fitted = fit(script.model, script.optimizer, 1 << 30)
-        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_used", lambda: 1 << 31))
+        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_memory", lambda: Memory(0, 1 << 31, 0, 0)))
         with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes; another optimizer"):
             script.run(1)
         fitted.remove()
+
+    @staticmethod
+    def on(device, budget, steps=4):
+        """Trains on a device that counts; returns the last plan, and the peak of each step."""
+        script, peaks = Script(), []
+        script.optimizer.register_step_pre_hook(lambda *_: peaks.append(device.peak))
+        script.optimizer.register_step_post_hook(lambda *_: setattr(device, "peak", 0))
+        with mock.patch("spillway_torch.execute.tape.device_of", lambda _: device), \
+                mock.patch("spillway_torch.execute.executor.device_of", lambda _: device), device:
+            fitted = fit(script.model, script.optimizer, budget)
+            script.run(steps)
+            plan = fitted.plan
+        fitted.remove()
+        return plan, peaks
+
+    def test_what_operators_take_counts(self):
+        plain = self.on(Counting(), 1 << 40)[0]
+        for options in ({"scratch": {"aten::gelu": 1 << 18}}, {"scratch": {"aten::gelu_backward": 1 << 18}},
+                        {"stays": {"aten::convolution_backward": 1 << 18}}):
+            with self.subTest(str(options)), self.assertLogs("spillway_torch", logging.INFO) as logs:
+                plan = self.on(Counting(**options), 1 << 40)[0]
+                self.assertGreater(plan.eager_peak, plain.eager_peak)
+                budget = (plan.floor.bytes + plan.eager_peak) // 2
+                plan, peaks = self.on(Counting(**options), budget)
+                self.assertGreater(len(plan.actions), 0)
+                self.assertLessEqual(max(peaks[1:]), plan.peak)
+                self.assertEqual(len(logs.output), 2)
+
+    def test_a_step_that_takes_more_than_predicted_is_planned_again(self):
+        plan = self.on(Counting(), 1 << 40)[0]
+        budget = plan.floor.bytes + 3 * (plan.eager_peak - plan.floor.bytes) // 4
+        with self.assertLogs("spillway_torch", logging.INFO) as logs:
+            plan, peaks = self.on(Counting(waste=200), budget)
+        self.assertGreater(peaks[1], budget)
+        self.assertLessEqual(max(peaks[-2:]), budget)
+        self.assertLessEqual(plan.peak, budget)
+        self.assertRegex(logs.output[1], "a step took [0-9,]+ bytes, [0-9,]+ over the budget, which are left out now, planned in")
 
     def test_an_exception_in_the_first_backward(self):
         budget, _ = budget_of()

@@ -215,7 +215,7 @@ def _temporary(tape: Tape, ops: list[int], saved: Saved) -> int:
     for at in ops:
         for storage in (*tape.ops[at].fresh, *(value[0] for value in tape.ops[at].written)):
             live[storage] = tape.rounded(storage)
-        most = max(most, sum(live.values()) - (live.get(saved.storage, 0)))
+        most = max(most, sum(live.values()) - live.get(saved.storage, 0) + tape.ops[at].scratch)
         for storage in [s for s in live if s != saved.storage and last.get(s, -1) <= at]:
             del live[storage]
     return most

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from ..errors import NoPlanError
 from .plan import OFFLOAD, REBUILD, Floor, Plan, useful_moves
-from .planner import least_memory, make_plan
+from .planner import least_memory, make_plan, make_plans
 from .tape import Tape
 
 FORMAT = "spillway-torch-explain"
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the way from the least to the peak without a plan; the least costs most
+SHARES = (0.02, 0.07, 0.2, 0.4, 0.7, 1.0)  # of the way from the least to the peak without a plan; the least costs most
 
 
 @dataclasses.dataclass
@@ -124,17 +125,15 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     """
     moves = useful_moves(tape.device) if moves is None else moves
 
-    def planned(budget: int) -> Row:
-        try:
-            return Row(budget, make_plan(tape, budget, moves=moves))
-        except NoPlanError as error:
-            return Row(budget, None, error.best)
+    def planned(budgets: list[int]) -> Iterator[Row]:
+        for budget, made in zip(budgets, make_plans(tape, budgets, moves)):
+            yield Row(budget, None, made.best) if isinstance(made, NoPlanError) else Row(budget, made)
 
     eager = make_plan(tape, 1 << 62, moves=moves)
-    first = planned(eager.floor.bytes)
+    first = next(planned([eager.floor.bytes]))
     start = first.budget if first.plan is not None else first.best
-    budgets = {round(start + share * (eager.eager_peak - start)) for share in SHARES}
-    rows = [first, *(planned(budget) for budget in sorted(budgets - {first.budget}))]
+    budgets = {round(start + share * (eager.eager_peak - start)) for share in SHARES} | ({start} if first.plan is None else set())
+    rows = [first, *sorted(planned(sorted(budgets - {first.budget}, reverse=True)), key=lambda row: row.budget)]
     least = least_memory(tape)
     at = min(least.index(max(least)), len(tape.ops) - 1)
     others = [(memory, op.name) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]

@@ -7,7 +7,9 @@ work in order; between queues only events order it.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import enum
+import os
 import time
 from typing import Any, Optional
 
@@ -17,6 +19,8 @@ from ..errors import SpillwayError
 
 
 MEASURED = 128 << 20  # bytes of a copy whose time is measured
+MIB = 1 << 20
+GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
 BESIDE = 0.95  # of the bandwidth of a copy alone, reached beside operators
 
 
@@ -24,6 +28,16 @@ class Queue(enum.Enum):
     COMPUTE = "compute"
     OUT = "out"
     IN = "in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of tensors on a device: now, and the most since the last question."""
+
+    allocated: int  # as the allocator rounds them
+    most: int
+    requested: int
+    most_requested: int
 
 
 class Device(abc.ABC):
@@ -78,8 +92,16 @@ class Device(abc.ABC):
         """Returns the bytes per second of copies between host and device beside operators, in the slower direction."""
         return 10e9
 
-    def used_bytes(self) -> int | None:
-        """Returns the most bytes that were allocated since the last call; None if the device does not count them."""
+    def memory(self) -> Memory | None:
+        """Returns what is allocated; None if the device does not count it."""
+        return None
+
+    def block(self, size: int) -> int:
+        """Returns the bytes that the allocator takes for a storage of `size` bytes."""
+        return size
+
+    def now(self) -> float | None:
+        """Returns the time in seconds once all work is done; None where times are only estimated."""
         return None
 
 
@@ -204,10 +226,33 @@ class CudaDevice(Device):
         host.close()
         return BESIDE * MEASURED / max(least)
 
-    def used_bytes(self) -> int | None:
-        used = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        return used
+    def memory(self) -> Memory | None:
+        stats = torch._C._cuda_memoryStats(self.index)
+        torch._C._cuda_resetPeakMemoryStats(self.index)
+        allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
+        return Memory(allocated["current"], allocated["peak"], requested["current"], requested["peak"])
+
+    def block(self, size: int) -> int:
+        return block_of(size, "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+                        + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+    def now(self) -> float | None:
+        torch.cuda.synchronize(self.index)
+        return time.perf_counter()
+
+
+def block_of(size: int, expandable: bool = False) -> int:
+    """Returns the bytes of the block that PyTorch's allocator of GPUs takes for a storage, in memory that it got for such storages.
+
+    It takes memory from the GPU in pieces, of 20 MiB, or from 10 MiB on of as many MiB as are needed, rounded up to an even number. What
+    remains of a piece goes with the last block, and counts, if it is at most 1 MiB, unless segments are expandable.
+    """
+    size = -(-size // GRANULE) * GRANULE
+    if size <= MIB or expandable:
+        return size
+    pieces = 20 * MIB // size if size < 10 * MIB else 1
+    rest = 20 * MIB - pieces * size if size < 10 * MIB else -size % (2 * MIB)
+    return size + rest // pieces if rest <= MIB else size
 
 
 class CpuDevice(Device):

@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import NotRecordableError, SpillwayError
+from .device import Memory
 from .executor import Executor, _Run
 from .plan import Plan, useful_moves
 from .planner import make_plan
@@ -22,6 +23,8 @@ from .tape import Tape, TapeRecorder
 log = logging.getLogger("spillway_torch")
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
+CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 MOST_RECORDINGS = 3  # a first step may do what later ones do not, such as filling caches
 
 
@@ -63,7 +66,13 @@ class Fitted:
         self._accumulated = 0  # most bytes of gradients before a forward
         self._more = (0, 0)  # bytes of state and gradients before a forward that the plan adds to `_recorded`
         self._updates = 0  # of the model since there is a plan
-        self._used: Callable[[], int | None] = lambda: None
+        self._memory: Callable[[], Memory | None] = lambda: None  # of the device
+        self._now: Callable[[], float | None] = lambda: None  # of the device
+        self._checks = 0  # steps of the plan whose memory was compared with the budget
+        self._checking = False
+        self._unforeseen = 0  # bytes that planned steps took and that no recording shows
+        self._corrections = 0
+        self._update_began: float | None = None
         self._handles: list[Any] = []
         if hook_forward:
             self._handles += [model.register_forward_pre_hook(self._before, prepend=True),
@@ -97,11 +106,13 @@ class Fitted:
         if self.plan is None or again and not self.last_waits():
             self._record()
             return
+        self._check()
         if self._updates < 2 and not self.last_waits():  # gradients and the optimizer's state may come later
             more = self._more_bytes()
             if sum(more) > sum(self._more):
                 self._make_plan(more)
         if self.plan.executor is not None:
+            self._checking = self._checks < CHECKED and self._memory() is not None
             self._open = self.plan.executor.begin()
 
     def end(self) -> None:
@@ -125,6 +136,31 @@ class Fitted:
             self._states[optimizer] = self._recorded_state(optimizer)
         if self._recorder is not None and self._ran:
             self._end_recording()
+        self._check()
+        if self.plan is not None and not self.plan.update_seconds:
+            self._update_began = self._now()
+
+    def _check(self) -> None:
+        """Compares the memory of a planned step, whose backward has ended, with the budget; plans for less where it took more."""
+        if not self._checking or self.last_waits() or self.plan is None:
+            return
+        self._checking = False
+        memory = self._memory()
+        if memory is None or self.last is None or self.last.deviation is not None:
+            return
+        self._checks += 1
+        if memory.most <= self._budget or self._corrections >= MOST_CORRECTIONS:
+            return
+        self._corrections += 1
+        before, over = self._unforeseen, memory.most - self._budget
+        self._unforeseen += memory.most - self.plan.peak
+        why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
+        try:
+            self._make_plan(self._more, why)
+        except SpillwayError as error:
+            self._unforeseen = before
+            log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
+                        f"{over:,}", error)
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         if module is self._model:
@@ -196,8 +232,8 @@ class Fitted:
         try:
             self._tape = recorder.finish()
             self._recorded = self._tape.used
-            self._used = recorder.device.used_bytes
-            self._used()
+            self._memory, self._now = recorder.device.memory, recorder.device.now
+            self._memory()
         except NotRecordableError as error:
             log.warning("spillway: this step was not recorded: %s", error)
             if self._recordings >= MOST_RECORDINGS:
@@ -207,13 +243,19 @@ class Fitted:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
         if not self._concerns(optimizer):
             return
+        if self._update_began is not None and self.plan is not None:
+            began, self._update_began = self._update_began, None
+            self.plan.add_update((self._now() or began) - began)
+            log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", self.plan.update_seconds * 1e3,
+                     self.plan.seconds * 1e3)
         if self._recorder is not None and self._ran:  # the optimizer ran the step in a closure, and then its update
             self._end_recording()
             if self._tape is not None:
                 after = len(self._recorded) - self._tape.ended
                 self._recorded[self._tape.ended:] = self._recorded[self._tape.ended - 1:self._tape.ended] * after
         if self._tape is not None:
-            update = self._used() or 0
+            memory = self._memory()
+            update = memory.most if memory is not None else 0
             if update > self._budget:
                 self._tape = None
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
@@ -221,19 +263,22 @@ class Fitted:
             self._make_plan((self._new_state(), 0))
         self._updates += self.plan is not None
 
-    def _make_plan(self, more: tuple[int, int]) -> None:
+    def _make_plan(self, more: tuple[int, int], why: str | None = None) -> None:
         """Plans the recorded step with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
         tape = self._tape or (self.plan.tape if self.plan is not None else None)
         assert tape is not None
-        why = (f"recorded {len(tape.ops)} operators" if self._tape is not None else
-               f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
+        if why is None:
+            why = (f"recorded {len(tape.ops)} operators" if self._tape is not None else
+                   f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
         self._tape = None
-        self._forget()
-        self._more = more
         state, gradients = more  # the step adds to the gradients where it made others while it was recorded
         tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
+        update = self.plan.update_seconds if self.plan is not None else 0.0
         began = time.perf_counter()
-        plan = make_plan(tape, self._budget, moves=useful_moves(self._device))
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), unforeseen=self._unforeseen)
+        plan.add_update(update)
+        self._forget()
+        self._more, self._checks = more, 0
         plan.executor = Executor(plan)
         self.plan = plan
         log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why, time.perf_counter() - began, plan.summary())

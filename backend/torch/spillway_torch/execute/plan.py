@@ -65,6 +65,14 @@ class Plan:
     tape: Tape = dataclasses.field(repr=False)
     host_seconds: float = 0.0  # of `seconds`, at least: the host takes them to start operators and copies for the GPU
     executor: Optional[Executor] = dataclasses.field(default=None, repr=False)
+    unforeseen: int = 0  # bytes of `peak`, `eager_peak` and `floor` that steps took and that the tape does not show
+    update_seconds: float = 0.0  # of `seconds` and of `eager_seconds`: the optimizer's update, where it was not recorded
+
+    def add_update(self, seconds: float) -> None:
+        """Counts an update of the model that follows the recorded step."""
+        self.update_seconds += seconds
+        self.seconds += seconds
+        self.eager_seconds += seconds
 
     @property
     def host_bound(self) -> bool:

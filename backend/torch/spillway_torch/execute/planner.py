@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import bisect
+import concurrent.futures
 import dataclasses
 import itertools
 import logging
+from collections.abc import Iterator
 
 from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
+from .host import host_costs
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
 from .tape import Tape
 
 NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
-SHARES = 12
-MOST_TRIED = 400  # changes to single storages
-OPERATOR_SECONDS = 25e-6  # host time of an operator of the program, on a machine with a GPU
-REPLAY_SECONDS = 15e-6  # the same of one that runs again
-CHAIN_SECONDS = 60e-6  # the same of comparing a chain with the recorded step in forward, and of starting it in backward
-COPY_SECONDS = 100e-6  # the same of a copy, in each direction
+SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
+MOST_TRIED, FEW_TRIED = 400, 100  # changes to single storages, for one plan and for each of many
+LEAST_SECONDS = 2e-6  # of the host for an operator
 
 log = logging.getLogger("spillway_torch")
 
@@ -55,16 +55,25 @@ class _Model:
     The memory between two positions is the one recorded, in which no saved tensor stayed, and the storages that are present.
     """
 
-    def __init__(self, tape: Tape, smallest: int) -> None:
+    def __init__(self, tape: Tape, smallest: int, unforeseen: int = 0) -> None:
         self.tape = tape
+        self.unforeseen = unforeseen
         self.saved = saved_storages(tape)
         self.starts = tape.positions
-        self.base = [*tape.used, tape.used[-1]]
+        self.base = [used + unforeseen for used in (*tape.used, tape.used[-1])]
         self.ends = [max(a + 1, b) for a, b in zip(self.starts, [*self.starts[1:], len(tape.ops)])]
         self.clock = [0.0]
         for op in tape.ops:
             self.clock.append(self.clock[-1] + op.seconds)
-        self.turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
+        self.costs = host_costs(tape.device)
+        self.host = self._host_clock()
+        last = tape.packs[-1].position
+        hooks = [self.costs.packed if at <= last else self.costs.unpacked for at in range(len(self.starts))]
+        starts = [self.host[at] for at in (*self.starts, -1)]
+        self.hooked = list(map(float.__add__, starts, itertools.accumulate(hooks, initial=0.0)))  # the host's time of positions with hooks
+        watched = self.costs.watched * len(tape.calls) / tape.packed
+        self.watching = [watched * min(at, tape.packed) for at in range(len(starts))]
+        self.plain = starts
         self.uses: dict[int, list[int]] = {}  # positions at which backward reads a storage
         self.until: dict[int, int] = {}  # by position of a use: operators that have run when it ends
         for unpack in tape.unpacks:
@@ -85,6 +94,18 @@ class _Model:
                 last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
                 self.add(self.base, dies, last, tape.rounded(storage))
         self.touched = {p.position for p in tape.packs}
+
+    def _host_clock(self) -> list[float]:
+        """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
+        tape = self.tape
+        if tape.device == "cpu":
+            return [0.0] * (len(tape.ops) + 1)
+        turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
+        entries = sum(op.entries for op in tape.ops[:turn])
+        called = self.costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
+        each = [max(op.host - op.entries * (self.costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
+                for at, op in enumerate(tape.ops)]
+        return [0.0, *itertools.accumulate(each)]
 
     @staticmethod
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
@@ -127,26 +148,42 @@ class _Model:
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
         delays = [0.0] * (len(self.starts) + 1)
-        host = [OPERATOR_SECONDS * self.turn, OPERATOR_SECONDS * (len(self.tape.ops) - self.turn)]
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
             memory[position] += chain.temporary
             delays[position + 1] += chain.seconds
-            host[1] += REPLAY_SECONDS * len(chain.ops) + CHAIN_SECONDS
-        times = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # of positions, without waiting
+        host = self._host(actions, fetched, replayed)
+        busy = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # the GPU's times of positions, never idle
+        idle = list(itertools.accumulate((h - b for h, b in zip(host, busy)), max, initial=0.0))[1:]
+        times = list(map(float.__add__, busy, idle))
         releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
         gone = {s for released in releases.values() for s in released}
         needs = [(begin, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD
                  for begin, _ in (spans if s in gone else spans[1:])]
         prefetches, late = self._copies_in(memory, needs, budget, times)
-        host[0] += sum(COPY_SECONDS if action == OFFLOAD else CHAIN_SECONDS for action in actions.values())
-        host[1] += COPY_SECONDS * len(needs)
-        busy = [self.clock[self.turn] + stalls, self.clock[-1] - self.clock[self.turn] + late + sum(delays)]
-        if self.tape.device == "cpu":
-            host = [0.0, 0.0]
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], max(busy[0], host[0]) + max(busy[1], host[1]), sum(host),
-                        releases, prefetches, drops)
+        seconds = max(self.clock[-1] + sum(delays) + idle[-1] + stalls + late, host[-1])
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], releases, prefetches, drops)
+
+    def _host(self, actions: Actions, fetched: dict[int, list[tuple[int, int]]], replayed: list[tuple[int, int]]) -> list[float]:
+        """Returns when the host comes to each position, and to the end of the step, if it never waits."""
+        if not actions or self.tape.device == "cpu":
+            return self.plain
+        costs, more = self.costs, [0.0] * (len(self.starts) + 1)
+        times = self.hooked
+        for storage, action in actions.items():
+            saved = self.saved[storage]
+            more[saved.packs[0].position + 1] += costs.left if action == OFFLOAD else costs.compared
+            if action == OFFLOAD:
+                for begin, _ in fetched.get(storage, ()):
+                    more[begin + 1] += costs.came
+            elif times is self.hooked and saved.chain is not None and saved.chain.calls:
+                times = list(map(float.__add__, self.hooked, self.watching))
+        for position, storage in replayed:
+            chain = self.saved[storage].chain
+            assert chain is not None
+            more[position + 1] += costs.started + costs.replayed * len(chain.ops)
+        return list(map(float.__add__, times, itertools.accumulate(more)))
 
     def _held(self, actions: Actions) -> dict[int, int]:
         """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
@@ -301,13 +338,14 @@ def least_memory(tape: Tape) -> list[int]:
 
 
 def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
-              policy: str | None = None) -> Plan:
+              policy: str | None = None, unforeseen: int = 0) -> Plan:
     """Returns a plan whose predicted peak is at most `budget` bytes.
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
     policy: a policy of the program `spillway` that chooses ("joint:effort=2"). By default, on a GPU, it is `POLICY`, if the program
         is there; on a CPU nobody is asked.
+    unforeseen: bytes that steps take, and that the tape does not show.
 
     Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
     offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and the
@@ -315,27 +353,45 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
 
     Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
-    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0)
-    floor = model.floor()
-    if budget < floor.bytes:
-        raise SpillwayError(floor.sentence(budget))
+    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0, unforeseen)
+    if budget < model.floor().bytes:
+        raise SpillwayError(model.floor().sentence(budget))
     searches = [_Search(model, budget, moves)]
-    searches[0].consider(_Choice({}, NEAR[0]))
-    if searches[0].score[0]:
-        if policy is None:
-            searches[0].shares(NEAR[0])
-        chosen = _chosen(model, budget, moves, policy)
+    if not searches[0].fits():
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = pool.submit(_chosen, model, budget, moves, policy)
+            if policy is None:
+                searches[0].shares(SHARES)
+            chosen = asked.result()
         if chosen:
             searches.append(_Search(model, budget, moves))
             searches[-1].consider(_Choice(chosen, NEAR[0]))
     for search in searches:
-        search.improve()
-    best = min(searches, key=lambda search: search.score)
-    plan = _plan(model, best.best, budget)
-    if best.score[0]:
-        raise NoPlanError(f"no plan within {budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
-                          f"{floor.bytes:,}): give a larger budget", plan.peak)
-    return plan
+        search.improve(MOST_TRIED)
+    return min(searches, key=lambda search: search.score).plan()
+
+
+def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterator[Plan | NoPlanError]:
+    """Makes a plan for each of many budgets, in less time for each than `make_plan`; an error stands where none was found.
+
+    Budgets are best sorted, because each plan begins with what is best for the budget before.
+    """
+    model = _Model(tape, SMALLEST if tape.device == "cuda" else 0)
+    best = _Choice({}, NEAR[0])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = [pool.submit(_chosen, model, budget, moves, None) for budget in budgets]
+        for budget, chosen in zip(budgets, asked):
+            search = _Search(model, budget, moves)
+            if not search.fits():
+                search.consider(best)
+                search.consider(_Choice(chosen.result(), NEAR[0]))
+                search.shares(COARSE)
+            search.improve(FEW_TRIED)
+            best = search.best
+            try:
+                yield search.plan()
+            except NoPlanError as error:
+                yield error
 
 
 def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | None) -> Actions:
@@ -343,7 +399,7 @@ def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | No
     if policy is None and (model.tape.device == "cpu" or set(moves) != {OFFLOAD, REBUILD}):
         return {}
     try:
-        chosen = ask(model.tape, model.candidates, budget, policy or POLICY)
+        chosen = ask(model.tape, model.candidates, budget - model.unforeseen, policy or POLICY)
     except ProgramError as error:
         if policy is not None:
             raise
@@ -356,7 +412,7 @@ def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, choice.actions, outcome.releases, outcome.prefetches,
                 outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape,
-                outcome.host)
+                outcome.host, unforeseen=model.unforeseen)
 
 
 class _Search:
@@ -377,26 +433,38 @@ class _Search:
             self.best, self.score = choice, score
         return score[0]
 
-    def shares(self, near: int) -> None:
+    def fits(self) -> bool:
+        """Returns whether a step without a plan is within the budget."""
+        return self.consider(_Choice({}, NEAR[0])) == 0
+
+    def plan(self) -> Plan:
+        """Returns the best plan. Raises `NoPlanError` if it is over the budget."""
+        plan = _plan(self.model, self.best, self.budget)
+        if self.score[0]:
+            raise NoPlanError(f"no plan within {self.budget:,} bytes was found (the best has {plan.peak:,}; the floor is "
+                              f"{plan.floor.bytes:,}): give a larger budget", plan.peak)
+        return plan
+
+    def shares(self, parts: int) -> None:
         """Considers to rebuild shares of what can be rebuilt, and to offload as few of the rest as help."""
         cheapest = sorted((s for s in self.model.candidates if s.chain is not None and REBUILD in self.moves),
                           key=lambda s: (_price(s), s.storage))
-        for share in range(SHARES + 1):
-            rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // SHARES]}
+        for share in range(parts + 1):
+            rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // parts]}
             rest = [s.storage for s in self.model.candidates if s.storage not in rebuilt and OFFLOAD in self.moves]
             low, high = 0, len(rest)
-            least = self.consider(_Choice(rebuilt | dict.fromkeys(rest, OFFLOAD), near))
+            least = self.consider(_Choice(rebuilt | dict.fromkeys(rest, OFFLOAD), NEAR[0]))
             while low < high:  # the fewest that leave no more over the budget than all do
                 middle = (low + high) // 2
-                excess = self.consider(_Choice(rebuilt | dict.fromkeys(rest[:middle], OFFLOAD), near))
+                excess = self.consider(_Choice(rebuilt | dict.fromkeys(rest[:middle], OFFLOAD), NEAR[0]))
                 low, high = (low, middle) if excess <= least else (middle + 1, high)
 
-    def improve(self) -> None:
+    def improve(self, most: int) -> None:
         """Considers changes to single storages, the largest first, until none helps or enough were tried."""
         for near in NEAR[1:]:
             self.consider(_Choice(self.best.actions, near))
         tried, before = 0, None
-        while self.best.actions and self.score != before and tried < MOST_TRIED:
+        while self.best.actions and self.score != before and tried < most:
             before = self.score
             for saved in sorted(self.model.candidates, key=lambda s: -s.bytes):
                 for action in (KEEP, *self.moves):
@@ -406,7 +474,7 @@ class _Search:
                             del changed[saved.storage]
                         self.consider(_Choice(changed, self.best.near))
                         tried += 1
-                if tried >= MOST_TRIED:
+                if tried >= most:
                     break
 
 

@@ -11,6 +11,8 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import statistics
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
@@ -24,12 +26,12 @@ from ..ledger import Ledger, Storage
 from ..recorder import _flops, facts_of, tensors_in
 from ..recording import _refuse_compiled
 from .calls import Call, RecordedCalls
-from .device import Device, Host, bytes_of, device_of
+from .device import Device, Host, Memory, bytes_of, device_of
 from .graph import Edge, Graph, current_number
 
 LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
-GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
+OUTLIER = 3  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
 
 # Arguments that do not change the results of an operator as the executor runs it: running statistics go to scratch memory.
@@ -73,6 +75,9 @@ class Op:
     backward: bool
     seconds: float
     used: int = 0  # bytes of the device while it ran
+    scratch: int = 0  # bytes of them that neither existed before nor after
+    host: float = 0.0  # seconds of the host since the operator before
+    entries: int = 1  # operators since then that the recorder saw, with those that only made views
     drawn: int | None = None  # random numbers, if the device can say
 
     @property
@@ -128,6 +133,7 @@ class Tape:
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+        self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def gradients(self) -> list[int]:
         """Returns, for each operator, the bytes that backward made before it and that stay after the step."""
@@ -140,8 +146,7 @@ class Tape:
 
     def rounded(self, storage: int) -> int:
         """Returns the bytes that a storage takes."""
-        size = self.storages[storage].size
-        return size if self.device == "cpu" else -(-size // GRANULE) * GRANULE
+        return self.block(self.storages[storage].size)
 
 
 class TapeRecorder(TorchDispatchMode):
@@ -151,6 +156,7 @@ class TapeRecorder(TorchDispatchMode):
         super().__init__()
         self.device: Device = device_of(device)
         self.tape = Tape(device)
+        self.tape.block = self.device.block
         self._ledger = Ledger(device)
         self._ledger.clock = lambda: len(self.tape.ops)
         self._quiet = False
@@ -160,7 +166,11 @@ class TapeRecorder(TorchDispatchMode):
         self._copies: dict[Value, torch.Tensor] = {}
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
-        self._returned: list[tuple[Storage, list[Unpack]]] = []
+        self._returned: list[tuple[Storage, list[Unpack], int]] = []
+        self._grown: list[int] = []  # for each operator, the bytes that it took without a tensor, and that stay
+        self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
+        self._entries = 0  # operators since then
+        self._left = 0.0  # when the program went on
         self._events: list[tuple[Op, Any, Any]] = []
         self._closing = contextlib.ExitStack()
         self._hooks: Any = None
@@ -180,7 +190,7 @@ class TapeRecorder(TorchDispatchMode):
         self.__enter__()
         self._calls.__enter__()
         self._hooks.__enter__()
-        self.device.used_bytes()
+        self._leave()
 
     def end_forward(self) -> None:
         """Ends the part whose saved tensors are recorded."""
@@ -212,33 +222,60 @@ class TapeRecorder(TorchDispatchMode):
             torch.cuda.synchronize()
             for op, before, after in self._events:
                 op.seconds = max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
+            self._smooth()
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
         tape.used = self._profile()
         tape.bandwidth = self.device.bandwidth()
         return tape
 
+    def _smooth(self) -> None:
+        """Replaces times by usual ones, where the host was held up, such as by loading a kernel for the first time.
+
+        The GPU's time is compared with that of equal operators. The host's is the mean of all operators of the name.
+        """
+        equal: dict[Any, list[Op]] = {}
+        named: dict[Any, list[Op]] = {}
+        for op in self.tape.ops:
+            sizes = tuple(self.tape.storages[s].size for s in op.reads)
+            made = tuple((ref.geometry.size, ref.geometry.dtype) for ref in op.outputs if ref is not None)
+            equal.setdefault((op.name, sizes, made), []).append(op)
+            named.setdefault(op.name, []).append(op)
+        for ops in equal.values():
+            usual = statistics.median_low(op.seconds for op in ops)
+            for op in ops:
+                op.seconds = op.seconds if op.seconds < OUTLIER * usual else usual
+        most = OUTLIER * statistics.median(op.host / op.entries for op in self.tape.ops)
+        for ops in named.values():
+            each = [op.host / op.entries for op in ops]
+            usual = min(most, OUTLIER * statistics.median_low(each))
+            host = statistics.mean(min(seconds, usual) for seconds in each)
+            for op in ops:
+                op.host = host * op.entries
+
     def _profile(self) -> list[int]:
         """Returns the bytes of the device while each operator ran, without tensors that came back for backward."""
         tape = self.tape
         changes = [0] * (len(tape.ops) + 2)
         end = len(tape.ops)
-        if tape.device == "cpu":
+        counted = self.device.memory() is not None
+        if not counted:
             for storage in tape.storages.values():
                 changes[max(storage.born, 0)] += storage.size
                 changes[end if storage.died is None else max(storage.died, 0)] -= storage.size
-        for storage, unpacks in self._returned:
+        for storage, unpacks, size in self._returned:
             last = end if storage.died is None else storage.died
-            if tape.device == "cuda" or storage.number in tape.storages:
-                size = -(-storage.size // GRANULE) * GRANULE if tape.device == "cuda" else storage.size
+            if counted or storage.number in tape.storages:
                 changes[storage.born] -= size
                 changes[last] += size
             for unpack in unpacks:
                 unpack.last = last
         used, held = [], 0
+        growth = sum(self._grown)  # such as the workspaces of libraries: later steps have them from their beginning on
         for at, op in enumerate(tape.ops):
             held += changes[at]
-            used.append(held + op.used)
+            growth -= self._grown[at]
+            used.append(held + growth + op.used)
         return used
 
     # ---- operators ----
@@ -247,11 +284,22 @@ class TapeRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._quiet:
             return func(*args, **kwargs)
+        self._enter()
         for kind in types:
             if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
                 raise NotRecordableError(f"{func} on {kind.__name__}: tensors of special types are not recorded")
-        with self._silence():
-            return self._record(func, args, kwargs)
+        try:
+            with self._silence():
+                return self._record(func, args, kwargs)
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        """Ends a time of the program's own."""
+        self._program += time.perf_counter() - self._left
+
+    def _leave(self) -> None:
+        self._left = time.perf_counter()
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         tape, facts = self.tape, facts_of(func)
@@ -268,9 +316,9 @@ class TapeRecorder(TorchDispatchMode):
             args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
             if self._here(t)]
         drawn = self.device.random_state() if facts.random else None
-        self.device.used_bytes()
+        before = self.device.memory()
         result, timed = self._run(func, args, kwargs)
-        used = self.device.used_bytes() or 0
+        memory = self.device.memory()
         after = self.device.random_state() if facts.random else None
         random = facts.random and not self.device.same_random_state(drawn, after)
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -297,7 +345,10 @@ class TapeRecorder(TorchDispatchMode):
             node = None  # its values are not determined
         assert self._calls is not None
         op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.running, self._read(inputs), random,
-                self._position, backward, 0.0, used, self.device.drawn(drawn, after) if random else None)
+                self._position, backward, 0.0, drawn=self.device.drawn(drawn, after) if random else None)
+        self._grown.append(self._count_memory(op, before, memory))
+        op.host, op.entries = self._program, self._entries
+        self._program, self._entries = 0.0, 0
         if backward:
             op.args = op.kwargs = None  # it never runs again
         if timed is None:
@@ -307,18 +358,31 @@ class TapeRecorder(TorchDispatchMode):
         tape.ops.append(op)
         return result
 
+    def _count_memory(self, op: Op, before: Memory | None, after: Memory | None) -> int:
+        """Notes the memory of an operator; returns the bytes that it took without a tensor, and that stay."""
+        if before is None or after is None:
+            return 0
+        made = sum(self.tape.storages[s].size for s in op.fresh)
+        grown = max(0, after.requested - before.requested - made)
+        op.used = after.most
+        op.scratch = max(0, after.most_requested - before.requested - made - grown)
+        return grown
+
     def _read(self, inputs: list[torch.Tensor]) -> tuple[int, ...]:
         numbers = dict.fromkeys(self._storage(t) for t in inputs if self._here(t))
         return tuple(dict.fromkeys(self.tape.origin.get(number, number) for number in numbers))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
+        self._entries += 1
         if self.tape.device == "cpu":
             return func(*args, **kwargs), None
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(400000)  # a busy GPU: otherwise the pair of events times the host
         before.record()
+        began = time.perf_counter()
         result = func(*args, **kwargs)
+        self._program += time.perf_counter() - began
         after.record()
         return result, (before, after)
 
@@ -359,9 +423,19 @@ class TapeRecorder(TorchDispatchMode):
         finally:
             self._quiet = before
 
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Within it, nothing is recorded, and the time is not the program's."""
+        self._enter()
+        try:
+            with self._silence():
+                yield
+        finally:
+            self._leave()
+
     def _pack(self, tensor: torch.Tensor) -> Any:
         assert self._calls is not None
-        with self._silence(), torch._C.DisableTorchFunction():
+        with self._apart(), torch._C.DisableTorchFunction():
             if torch._C._current_graph_task_id() != -1:
                 return tensor.detach()
             tape = self.tape
@@ -404,7 +478,7 @@ class TapeRecorder(TorchDispatchMode):
         if backward not in self._backwards:
             self._backwards[backward] = False
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
-        with self._silence():
+        with self._apart():
             pack, tensor = packed
             if pack is None:
                 self._count(0)
@@ -426,12 +500,16 @@ class TapeRecorder(TorchDispatchMode):
         known = self._back.get(value)
         storage = known[0]() if known is not None else None
         if known is None or storage is None:
-            copy = self.device.empty(self._copies[value].numel()).copy_(self._copies[value])
+            before = self.device.memory()
+            copy = self.device.empty(self._copies[value].numel())
+            after = self.device.memory()
+            size = copy.numel() if before is None or after is None else after.allocated - before.allocated
+            copy.copy_(self._copies[value])
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             came = self._ledger.find(copy, len(self.tape.ops))
             self.tape.origin[came.number] = value[0]
-            self._returned.append((came, known[1]))
+            self._returned.append((came, known[1], size))
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
 
