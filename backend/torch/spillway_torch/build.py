@@ -20,7 +20,7 @@ import tempfile
 
 import torch
 
-from .execute.replay import SOURCE, library_path
+from .execute.replay import SOURCES, library_path
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
@@ -34,11 +34,14 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     compiler = os.environ.get("CXX", "c++").split()
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        compiled, linked = pathlib.Path(scratch, "replay.o"), pathlib.Path(scratch, "replay.so")
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-        subprocess.run([*cached, *compiler, "-std=c++20", "-O2", "-fPIC", "-isystem", home / "include", abi, "-c", SOURCE.name,
-                        "-o", compiled.resolve()], cwd=SOURCE.parent, check=True)
-        subprocess.run([*compiler, "-shared", compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        linked = pathlib.Path(scratch, "replay.so").resolve()
+        compiled = [linked.with_name(f"{source.stem}.o") for source in SOURCES]
+        flags: list[str | pathlib.Path] = [
+            "-std=c++20", "-O2", "-fPIC", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include"]
+        for source, target in zip(SOURCES, compiled):
+            subprocess.run([*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True)
+        subprocess.run([*compiler, "-shared", *compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
         linked.replace(library)
     return library
 
@@ -46,7 +49,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m spillway_torch.build", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=SOURCE.parent)
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=SOURCES[0].parent)
     try:
         print(build(parser.parse_args().folder))
     except (OSError, subprocess.CalledProcessError) as error:

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import execute_hazards_test
 import execute_test
 from spillway_torch import SpillwayError, build
 from spillway_torch.execute import CudaDevice, Queue, assemble, replay, step
@@ -35,6 +36,14 @@ class EqualityInPythonTest(execute_test.EqualityTest):
 
 class MemoryInPythonTest(execute_test.MemoryTest):
     def setUp(self):
+        patch = in_python()
+        patch.start()
+        self.addCleanup(patch.stop)
+
+
+class HazardsInPythonTest(execute_hazards_test.HazardTest):
+    def setUp(self):
+        super().setUp()
         patch = in_python()
         patch.start()
         self.addCleanup(patch.stop)
@@ -244,8 +253,8 @@ class FallbackTest(unittest.TestCase):
             names.add(replay.library_path().name)
         with mock.patch.object(torch, "compiled_with_cxx11_abi", lambda: None):
             names.add(replay.library_path().name)
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCE", pathlib.Path(folder, "replay_chains.cc")):
-            replay.SOURCE.write_text("int main() {}", encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCES", (pathlib.Path(folder, "a.cc"),)):
+            replay.SOURCES[0].write_text("int main() {}", encoding="utf-8")
             names.add(replay.library_path().name)
         self.assertEqual(len(names), 4)
         with mock.patch.object(torch, "__version__", torch.__version__.split("+")[0] + "+cu999"):

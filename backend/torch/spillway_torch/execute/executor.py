@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
@@ -19,6 +19,7 @@ from .calls import ComparedCalls
 from .chains import Saved, edge_walk, saved_storages
 from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
+from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
 from .plan import KEEP, OFFLOAD, REBUILD, Plan
 from .replay import Replay
 from .tape import Geometry, geometry_of, has_sign, refuse_hooks, view_in, view_of
@@ -44,6 +45,7 @@ class _Recipe:
     replay: Optional[Replay] = None
     calls: int | None = None  # watched calls of PyTorch's functions before it, if its value depends on them
     source: bool = False
+    sources: tuple[int, ...] = ()  # storages from which it is rebuilt
 
 
 @dataclasses.dataclass
@@ -54,6 +56,7 @@ class _Entry:
     geometry: Geometry
     node: int
     first: bool
+    kind: int = LAYOUT  # how hashes compare it
 
 
 def _dead() -> None:
@@ -66,12 +69,12 @@ class _Slot:
     __slots__ = ("recipe", "device", "tensor", "version", "key", "host", "left", "arrived", "sources", "parameters", "marks",
                  "__weakref__")
 
-    def __init__(self, recipe: _Recipe, device: Device, tensor: torch.Tensor) -> None:
+    def __init__(self, recipe: _Recipe, device: Device, tensor: torch.Tensor, known: bool) -> None:
         self.recipe = recipe
         self.device = device
         self.tensor: torch.Tensor | None = tensor
         self.version = tensor._version
-        self.key = StorageWeakRef(tensor.untyped_storage()) if recipe.shared else None
+        self.key = StorageWeakRef(tensor.untyped_storage()) if recipe.shared and not known else None  # hashes tell it
         self.host: torch.Tensor | None = None  # its copy
         self.left: Any = None  # event: the copy to the host is done
         self.arrived: Any = None  # event: the copy from the host is done, and COMPUTE has not waited for it
@@ -137,6 +140,10 @@ class Executor:
         self._host: Host = self.device.host(self._place())
         self._last: Callable[[], _Run | None] = lambda: None
         self._lock = threading.Lock()
+        self.hashes: Hashes | None = step_hashes(len(self.entries))
+        self.parameters = [tape.parameters[p] for p in sorted({
+            p for r in self._recipes.values() if r.replay is not None for p in r.replay.chain.parameters})]
+        self.moments = plan.releases.keys() | plan.prefetches.keys()
         self.marks = frozenset(m for r in self._recipes.values() if r.replay is not None for m in r.replay.marks)
 
     def _make_recipes(self, saved: dict[int, Saved]) -> dict[int, _Recipe]:
@@ -168,10 +175,14 @@ class Executor:
         self.calls = [call for call in tape.calls if call[0] in self.watched]
         before = [0, *itertools.accumulate(call[0] in self.watched for call in tape.calls)]
         for recipe, chain in rebuilt:
-            for value in chain.sources:
-                recipes[value[0]].source = True
+            recipe.sources = tuple(value[0] for value in chain.sources)
+            for storage in recipe.sources:
+                recipes[storage].source = True
             if chain.calls:
                 recipe.calls = before[saved[recipe.storage].packs[0].calls]
+        for entry in self.entries:
+            if entry is not None:
+                entry.kind = AGAIN if not entry.first else MADE if entry.recipe.action == REBUILD else LAYOUT
         return recipes
 
     def _place(self) -> int:
@@ -236,14 +247,20 @@ class _Run:
         self._slots: dict[int, weakref.ref[_Slot]] = {}
         self._marks: dict[int, Any] = {}
         self._open = False
-        self._calls = ComparedCalls(self._base, executor.watched, executor.calls) if executor.watched else None
+        self._parameters: dict[int, tuple[int, torch.Tensor, int, torch.UntypedStorage]] = {}
+        self._hashes = executor.hashes
+        self._known = self._hashes is not None and self._hashes.known  # otherwise Python compares this step
+        self._calls: ComparedCalls | None = None
         self._hooks: Any = None
 
     def enter(self) -> None:
         self._open = True
         if not any(self._entries):
             return  # the plan changes nothing
-        if self._calls is not None:
+        if self._hashes is not None and self.deviation is None:
+            self._hashes.begin([parameter() for parameter in self._executor.parameters])
+        if self._executor.watched and not self._known:
+            self._calls = ComparedCalls(self._base, self._executor.watched, self._executor.calls)
             self._calls.__enter__()
         # The hooks live in saved variables, which this object must not hold.
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -265,6 +282,8 @@ class _Run:
             self._calls = None
         if self.deviation is None and self.packs < self._plan.tape.packed:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._plan.tape.packed}")
+        if self._hashes is not None:
+            self._hashes.end(self.deviation is None)
         if self.deviation is not None:
             for slot in self._alive(list(self._slots)):
                 slot.give_up()
@@ -280,7 +299,7 @@ class _Run:
             self._executor.deviations.append(reason)
             log.warning("spillway: this step keeps its tensors from here on, because it differs from the recorded one: %s", reason)
 
-    def _alive(self, storages: list[int]) -> Iterator[_Slot]:
+    def _alive(self, storages: Sequence[int]) -> Iterator[_Slot]:
         for storage in storages:
             slot = self._slots[storage]() if storage in self._slots else None
             if slot is not None:
@@ -290,14 +309,12 @@ class _Run:
         """Does what the plan wants at this position, and returns it."""
         at = self.position
         self.position = at + 1
-        if self.deviation is None:
-            if at in self._plan.releases:
-                for slot in self._alive(self._plan.releases[at]):
-                    slot.give_up()
-            if at in self._plan.prefetches:
-                for slot in self._alive(self._plan.prefetches[at]):
-                    if slot.tensor is None and slot.host is not None:
-                        slot.bring_back()
+        if at in self._executor.moments and self.deviation is None:
+            for slot in self._alive(self._plan.releases.get(at, ())):
+                slot.give_up()
+            for slot in self._alive(self._plan.prefetches.get(at, ())):
+                if slot.tensor is None and slot.host is not None:
+                    slot.bring_back()
         return at
 
     # ---- saving ----
@@ -320,15 +337,25 @@ class _Run:
             if self.packs > self._plan.tape.packed:
                 self.deviate("it saves more tensors")
             return tensor.detach(), tensor._version, True
-        difference = self._difference(entry, tensor)
+        kept = None
+        if self._known:
+            assert self._hashes is not None
+            kept = self._hashes.save(tensor, at, entry.kind)
+            difference = self._lacks(entry, tensor) if kept is not None else (
+                self._misfit(entry, tensor) or self._hashes.difference())
+        else:
+            if self._hashes is not None:
+                self._hashes.learn(tensor, at, entry.kind)
+            difference = self._difference(entry, tensor) or self._lacks(entry, tensor)
         if difference is not None:
             self.deviate(difference)
             return tensor.detach(), tensor._version, True
-        slot = self._open_slot(entry.recipe, tensor) if entry.first else self._slots[entry.recipe.storage]()
-        return slot, entry.geometry, True
+        if entry.first:
+            return self._open_slot(entry.recipe, kept if kept is not None else tensor.detach()), entry.geometry, True
+        return self._slots[entry.recipe.storage](), entry.geometry, True
 
-    def _difference(self, entry: _Entry, tensor: torch.Tensor) -> str | None:
-        """Returns how a saved tensor differs from the recorded one; None if it does not."""
+    def _misfit(self, entry: _Entry, tensor: torch.Tensor) -> str | None:
+        """Returns how a saved tensor lies in memory in another way than the recorded one; None if it does not."""
         geometry, recipe = entry.geometry, entry.recipe
         if (tensor.shape != geometry.size or tensor.dtype != geometry.dtype or tensor.stride() != geometry.stride
                 or tensor.storage_offset() != geometry.offset or tensor.device != self._device.place or has_sign(tensor)):
@@ -336,27 +363,22 @@ class _Run:
                     "recorded step, or lies differently in memory")
         if tensor.untyped_storage().nbytes() != recipe.size or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return "a saved tensor lies in another storage than in the recorded step"
-        if not self._device.current():
-            return "the step runs on another stream than the one on which it began"
+        return None
+
+    def _difference(self, entry: _Entry, tensor: torch.Tensor) -> str | None:
+        """Returns how a saved tensor, and what it follows from, differs from the recorded one; None if it does not."""
+        misfit = self._misfit(entry, tensor)
+        if misfit is not None:
+            return misfit
         if current_number() - self._base != entry.node:
             return "the step made another number of autograd nodes"
+        recipe = entry.recipe
         if not entry.first:
-            slot = self._slots[recipe.storage]() if recipe.storage in self._slots else None
-            if slot is None or slot.key is None or slot.key.cdata != tensor.untyped_storage()._cdata:
-                return "a tensor is saved again that lay in another storage in the recorded step"
-            if tensor._version != slot.version:
-                return "a tensor was changed between two times that it was saved"
             return None
         if recipe.action == REBUILD or recipe.source:
             difference = recipe.walk.difference(tensor, self._base)
             if difference is not None:
                 return difference
-        if recipe.replay is not None and (
-                any(self._slots.get(value[0], _dead)() is None for value in recipe.replay.chain.sources)
-                or any(self._plan.tape.parameters[p]() is None for p in recipe.replay.chain.parameters)):
-            return "a tensor from which another one is rebuilt is gone"
-        if recipe.replay is not None and not recipe.replay.draws(self._device, self._marks):
-            return "other random numbers are drawn"
         if recipe.calls is not None:
             assert self._calls is not None
             if self._calls.difference is not None:
@@ -365,8 +387,39 @@ class _Run:
                 return f"{self._calls.count} calls of PyTorch ran, and {recipe.calls} in the recorded step"
         return None
 
+    def _lacks(self, entry: _Entry, tensor: torch.Tensor) -> str | None:
+        """Returns what the plan lacks to treat a saved tensor that is as recorded; None if it lacks nothing."""
+        recipe = entry.recipe
+        if not self._device.current():
+            return "the step runs on another stream than the one on which it began"
+        if not entry.first:
+            slot = self._slots[recipe.storage]() if recipe.storage in self._slots else None
+            if slot is None or not self._known and (
+                    slot.key is None or slot.key.cdata != tensor.untyped_storage()._cdata):
+                return "a tensor is saved again that lay in another storage in the recorded step"
+            if tensor._version != slot.version:
+                return "a tensor was changed between two times that it was saved"
+        elif recipe.replay is not None:
+            for storage in recipe.sources:
+                if self._slots.get(storage, _dead)() is None:
+                    return "a tensor from which another one is rebuilt is gone"
+            for storage in recipe.replay.chain.parameters:
+                if storage not in self._parameters and not self._note_parameter(storage):
+                    return "a parameter from which a tensor is rebuilt is gone"
+            if not recipe.replay.draws(self._device, self._marks):
+                return "other random numbers are drawn"
+        return None
+
+    def _note_parameter(self, storage: int) -> bool:
+        """Notes a parameter as it is now, from which tensors are rebuilt; returns False if it is gone."""
+        parameter = self._plan.tape.parameters[storage]()
+        if parameter is None:
+            return False
+        self._parameters[storage] = storage, parameter, parameter._version, parameter.untyped_storage()
+        return True
+
     def _open_slot(self, recipe: _Recipe, tensor: torch.Tensor) -> _Slot:
-        slot = _Slot(recipe, self._device, tensor.detach())
+        slot = _Slot(recipe, self._device, tensor, self._known)
         self._slots[recipe.storage] = weakref.ref(slot)
         if recipe.action == OFFLOAD:
             slot.host = self._executor.region(recipe)
@@ -374,12 +427,8 @@ class _Run:
             self._device.copy(Queue.OUT, slot.host, bytes_of(tensor))
             slot.left = self._device.record(Queue.OUT)
         elif recipe.replay is not None:
-            chain = recipe.replay.chain
-            slot.sources = list(self._alive([value[0] for value in chain.sources]))
-            for storage in chain.parameters:
-                parameter = self._plan.tape.parameters[storage]()
-                assert parameter is not None
-                slot.parameters.append((storage, parameter, parameter._version, parameter.untyped_storage()))
+            slot.sources = list(self._alive(recipe.sources))
+            slot.parameters = [self._parameters[storage] for storage in recipe.replay.chain.parameters]
             slot.marks = {m: self._marks[m] for m in recipe.replay.marks}
             slot.tensor = None
         return slot

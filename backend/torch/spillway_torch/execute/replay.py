@@ -20,14 +20,16 @@ from .tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-SOURCE = pathlib.Path(__file__).with_name("replay_chains.cc")  # of the library
+SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in ("replay_chains.cc", "compare_steps.cc"))  # of the library
 
 
-def library_path(folder: pathlib.Path = SOURCE.parent) -> pathlib.Path:
+def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
     """Returns where the library is. Its name says for which PyTorch it is, and ends in a sum of all that it depends on."""
     version = torch.__version__.split("+")[0]
     key = f"{version} {torch.compiled_with_cxx11_abi()} {platform.machine()}".encode()
-    return folder / f"replay-{version}-{zlib.crc32(SOURCE.read_bytes(), zlib.crc32(key)):08x}.so"
+    for source in SOURCES:
+        key += source.read_bytes()
+    return folder / f"replay-{version}-{zlib.crc32(key):08x}.so"
 
 
 @functools.cache

@@ -1,0 +1,573 @@
+// Compares the operators of a step with those of a step that was seen before, for executor.py.
+//
+// While a step is watched, each value has a hash: of the operator that made it, of the operator's
+// arguments, and of the values that it read. The value of a saved tensor has the hash of its
+// position instead. So two steps in which a saved tensor was made with the same hash made it in the
+// same way, from the same parameters and from the same saved tensors; all else may differ.
+//
+// An operator that the program calls is hashed with its arguments. Some operators are made of
+// others, by a choice that the arguments do not show: those others are hashed by their names.
+//
+// Like replay_chains.cc it uses no header of Python and none of CUDA.
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/flat_hash_map.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+// A hash of 128 bits of a sequence of words.
+struct Hash {
+  uint64_t one = 0x9e3779b97f4a7c15;
+  uint64_t two = 0xd1b54a32d192ed03;
+
+  void Add(uint64_t word) {
+    one = Fold(one ^ word, 0xa0761d6478bd642f);
+    two = Fold(two ^ word, 0x8ebc6af09c88c6e3);
+  }
+  void Add(const Hash& other) {
+    Add(other.one);
+    Add(other.two);
+  }
+  void Add(std::string_view text) {
+    Add(text.size());
+    for (const char c : text) Add(static_cast<unsigned char>(c));
+  }
+  bool operator==(const Hash&) const = default;
+
+ private:
+  static uint64_t Fold(uint64_t x, uint64_t y) {
+    const auto product = static_cast<unsigned __int128>(x) * y;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ y;
+  }
+};
+
+struct HashOfHash {
+  size_t operator()(const Hash& hash) const { return hash.one; }
+};
+
+// An operator, as far as its hash depends on its kind.
+struct Operator {
+  std::string name;
+  Hash hash = {};
+  std::vector<size_t> writes = {};  // arguments
+  bool known = false;               // to PyTorch; otherwise it is a function of the program
+  bool composite = false;           // it is made of others
+  bool cast = false;                // autocast casts its arguments
+  bool random = false;
+  bool allocates = false;  // and nothing determines what is in the memory
+};
+
+Operator Describe(const at::RecordFunction& function) {
+  Operator made{function.name()};
+  const std::string overload = function.overload_name();
+  made.hash.Add(std::string_view(made.name));
+  made.hash.Add(std::string_view(overload));
+  const auto op = c10::Dispatcher::singleton().findSchema({made.name, overload});
+  made.known = op.has_value();
+  if (!op) return made;
+  const auto& arguments = op->schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) made.writes.push_back(i);
+  }
+  made.composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  made.cast = op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) ||
+              op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+  made.random = op->hasTag(at::Tag::nondeterministic_seeded);
+  static constexpr std::array kAllocations = {
+      "aten::empty",     "aten::empty_strided",     "aten::empty_like", "aten::empty_permuted",
+      "aten::new_empty", "aten::new_empty_strided", "aten::resize_"};
+  made.allocates =
+      std::find(kAllocations.begin(), kAllocations.end(), made.name) != kAllocations.end();
+  return made;
+}
+
+// An operator of a step that no other operator called.
+struct Event {
+  Hash hash;
+  const Operator* op;
+};
+
+using Parameters = c10::List<std::optional<Tensor>>;
+
+// How a saved tensor is compared.
+enum class Saved : int64_t {
+  kLayout,  // only how it lies in memory
+  kMade,    // and how it was made
+  kAgain,   // the same, of one that was saved before
+};
+
+// One step of the thread while it is watched.
+class Watch {
+ public:
+  // What holds a value.
+  using Holder = c10::intrusive_ptr_target*;
+
+  // `alone` says that nothing else, such as a profiler, wants to see operators.
+  Watch(const Parameters& parameters, bool alone) : alone_(alone) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::optional<Tensor> parameter = parameters.get(i);
+      const Holder holder = parameter ? HolderOf(*parameter) : nullptr;
+      if (holder != nullptr) SetPart(holder, {}, kParameter + i);
+    }
+  }
+
+  void Start(const at::RecordFunction& function) {
+    if (depth_ > 0 && frames_[depth_ - 1].closed) {
+      ++ignored_;
+      return;
+    }
+    const Operator& op = OperatorOf(function);
+    if (depth_ == frames_.size()) frames_.emplace_back();
+    Frame& frame = frames_[depth_++];
+    frame.op = &op;
+    frame.inner = depth_ > 1 && frames_[depth_ - 2].op->known;
+    frame.hash = op.hash;
+    frame.leaf = false;
+    frame.saved = 0;
+    frame.given.clear();
+    frame.written.clear();
+    frame.pinned.clear();
+    bool cached = false;  // maybe: autocast keeps the casts of leaves
+    if (!frame.inner) {
+      const auto keys =
+          c10::impl::tls_local_dispatch_key_set();  // they tell modes such as autocast
+      frame.hash.Add(keys.included_.raw_repr());
+      frame.hash.Add(keys.excluded_.raw_repr());
+      frame.hash.Add(at::GradMode::is_enabled());
+      const auto inputs = function.inputs();
+      for (const IValue& input : inputs) AddArgument(input, frame);
+      for (const size_t at : op.writes) {
+        if (at < inputs.size()) CollectWritten(inputs[at], frame);
+      }
+    }
+    if (at::autocast::is_autocast_enabled(at::kCUDA) ||
+        at::autocast::is_autocast_enabled(at::kCPU)) {
+      frame.hash.Add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)));
+      frame.hash.Add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
+      cached = op.cast && frame.leaf;
+    }
+    frame.closed = op.known && !op.composite && !cached;
+    if (frame.closed && alone_) at::enableRecordFunction(false);  // it costs time
+  }
+
+  void End(const at::RecordFunction& function) {
+    if (ignored_ > 0) {
+      --ignored_;
+    } else if (depth_ > 0) {
+      EndFrame(frames_[--depth_], function);
+    }
+  }
+
+  // Returns a hash that tells how a tensor lies in memory and, unless the kind is kLayout, how it
+  // was made since the tensors that were saved before.
+  //
+  // The operator that saves it may not be done, so that its result has no hash yet: then the hash
+  // is of the operator, and of how many such tensors it saved before.
+  Hash OfSaved(const Tensor& tensor, int64_t position, Saved kind) {
+    Hash hash;
+    AddLayout(tensor, hash);
+    const Holder holder = HolderOf(tensor);
+    Frame* frame = Running();
+    const Hash* value = holder != nullptr ? ValueOf(holder) : nullptr;
+    if (kind != Saved::kLayout) {
+      if (holder == nullptr) {
+        AddUnknown(hash);
+      } else if (value == nullptr && frame == nullptr) {
+        AddOutside(holder, hash);
+      } else {
+        if (value == nullptr || IsIn(holder, frame, &Frame::written)) {
+          hash.Add(frame->hash);
+          hash.Add(frame->saved++);
+        }
+        if (value != nullptr) hash.Add(*value);
+      }
+    }
+    if (kind == Saved::kAgain || holder == nullptr) return hash;
+    Hash pinned;
+    pinned.Add(kSaved + position);
+    Set(holder, pinned);
+    if (frame != nullptr) frame->pinned.emplace_back(holder, pinned);
+    return hash;
+  }
+
+  // Adds how a tensor lies in memory.
+  static void AddLayout(const Tensor& tensor, Hash& hash) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    hash.Add(kTensor);
+    hash.Add(impl->key_set().raw_repr());
+    hash.Add(static_cast<uint64_t>(tensor.scalar_type()) << 32 | tensor.requires_grad() << 16 |
+             static_cast<uint8_t>(tensor.device().index()));
+    hash.Add(tensor.dim());
+    for (const int64_t size : tensor.sizes()) hash.Add(size);
+    for (const int64_t stride : tensor.strides()) hash.Add(stride);
+    hash.Add(tensor.storage_offset());
+    hash.Add(tensor.has_storage() ? tensor.storage().nbytes() : 0);
+  }
+
+  std::vector<Event>& events() { return events_; }
+
+  // Returns the operator that runs and that no other operator called; null if none runs.
+  const Operator* running() const { return depth_ > 0 ? frames_[0].op : nullptr; }
+
+ private:
+  // Kinds of words, so that no two sequences of words look the same.
+  enum Kind : uint64_t {
+    kOutside = 1,
+    kUnknown,
+    kNone,
+    kTensor,
+    kNumber,
+    kList,
+    kInt,
+    kDouble,
+    kComplex,
+    kBool,
+    kString,
+    kDevice,
+    kGenerator,
+    kWritten = uint64_t{1} << 32,  // and numbers after it
+    kParameter = uint64_t{2} << 32,
+    kSaved = uint64_t{3} << 32,
+  };
+
+  struct Frame {
+    const Operator* op = nullptr;
+    Hash hash = {};
+    bool inner = false;   // another operator called it
+    bool closed = false;  // operators that it calls do not matter
+    bool leaf = false;    // it reads a leaf of the autograd graph
+    uint64_t saved = 0;   // tensors
+    std::vector<Holder> given = {};
+    std::vector<Holder> written = {};
+    std::vector<std::pair<Holder, Hash>> pinned = {};  // values that were saved
+  };
+
+  void EndFrame(const Frame& frame, const at::RecordFunction& function) {
+    if (frame.closed && alone_) at::enableRecordFunction(true);
+    const Operator& op = *frame.op;
+    if (frame.inner) {
+      frames_[depth_ - 1].hash.Add(frame.hash);
+      return;
+    }
+    if (!op.known) return;
+    events_.push_back({frame.hash, &op});
+    Hash made = frame.hash;  // of the values
+    if (op.random || op.allocates) made.Add(repeats_[made]++);
+    uint64_t index = 0;
+    for (const Holder holder : frame.written) SetPart(holder, made, kWritten + index++);
+    index = 0;
+    for (const IValue& output : function.outputs()) SetOutputs(output, frame, made, index);
+    for (const auto& [holder, pinned] : frame.pinned) Set(holder, pinned);
+  }
+
+  // Returns the operator or function that the program called and that runs; null if none does, or
+  // it is one of the program.
+  Frame* Running() {
+    size_t outer = depth_;
+    while (outer > 0 && frames_[outer - 1].inner) --outer;
+    return outer > 0 && frames_[outer - 1].op->known ? &frames_[outer - 1] : nullptr;
+  }
+
+  // Returns the hash of a value; null if it has none.
+  const Hash* ValueOf(Holder holder) const {
+    const auto found = values_.find(holder);
+    return found != values_.end() ? &found->second.hash : nullptr;
+  }
+
+  static bool IsIn(Holder holder, const Frame* frame, std::vector<Holder> Frame::*holders) {
+    return frame != nullptr &&
+           std::ranges::find(frame->*holders, holder) != (frame->*holders).end();
+  }
+
+  void AddOutside(Holder holder, Hash& hash) {
+    Hash outside;
+    outside.Add(kOutside);
+    outside.Add(outside_++);
+    Set(holder, outside);
+    hash.Add(outside);
+  }
+
+  struct Value {
+    Hash hash;
+    c10::weak_intrusive_ptr<c10::intrusive_ptr_target> holder;  // nothing else gets its address
+  };
+
+  // Operators are never deleted, because events name them.
+  static const Operator& OperatorOf(const at::RecordFunction& function) {
+    thread_local ska::flat_hash_map<const char*, const Operator*> known;
+    const Operator*& found = known[function.name()];
+    if (found == nullptr || found->name != function.name())
+      found = new Operator(Describe(function));
+    return *found;
+  }
+
+  // Returns what holds the value of a tensor: its storage, or, of a tensor that stands for others,
+  // as in torch.vmap, the tensor itself; null if nothing tells which value it has.
+  static Holder HolderOf(const Tensor& tensor) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    if (!tensor.defined() || impl->layout() != at::kStrided || impl->has_symbolic_sizes_strides())
+      return nullptr;
+    if (tensor.has_storage()) return tensor.storage().unsafeGetStorageImpl();
+    return impl;
+  }
+
+  void Set(Holder holder, const Hash& hash) {
+    const auto found = values_.find(holder);
+    if (found != values_.end()) {
+      found->second.hash = hash;
+      return;
+    }
+    c10::raw::weak_intrusive_ptr::incref(holder);
+    values_.emplace(
+        holder, Value{hash, c10::weak_intrusive_ptr<c10::intrusive_ptr_target>::reclaim(holder)});
+  }
+
+  void SetPart(Holder holder, Hash hash, uint64_t part) {
+    hash.Add(part);
+    Set(holder, hash);
+  }
+
+  void SetOutputs(const IValue& output, const Frame& frame, const Hash& made, uint64_t& index) {
+    if (output.isTensor()) {
+      ++index;
+      const Tensor& tensor = output.toTensor();
+      const Holder holder = HolderOf(tensor);
+      if (holder != nullptr && !IsIn(holder, &frame, &Frame::given)) SetPart(holder, made, index);
+    } else if (output.isList()) {
+      for (const IValue& item : output.toListRef()) SetOutputs(item, frame, made, index);
+    }
+  }
+
+  void CollectWritten(const IValue& argument, Frame& frame) {
+    if (argument.isTensor()) {
+      const Holder holder = HolderOf(argument.toTensor());
+      if (holder != nullptr && values_.find(holder) != values_.end())
+        frame.written.push_back(holder);
+    } else if (argument.isList()) {
+      for (const IValue& item : argument.toListRef()) CollectWritten(item, frame);
+    }
+  }
+
+  void AddArgument(const IValue& argument, Frame& frame) {
+    Hash& hash = frame.hash;
+    if (argument.isTensor()) {
+      const Tensor& tensor = argument.toTensor();
+      AddTensor(tensor, hash);
+      if (const Holder holder = HolderOf(tensor)) frame.given.push_back(holder);
+      frame.leaf = frame.leaf || (tensor.requires_grad() && tensor.is_leaf());
+    } else if (argument.isNone()) {
+      hash.Add(kNone);
+    } else if (argument.isInt()) {
+      hash.Add(kInt);
+      hash.Add(argument.toInt());
+    } else if (argument.isBool()) {
+      hash.Add(kBool);
+      hash.Add(argument.toBool());
+    } else if (argument.isDouble()) {
+      hash.Add(kDouble);
+      hash.Add(std::bit_cast<uint64_t>(argument.toDouble()));
+    } else if (argument.isComplexDouble()) {
+      AddComplex(argument.toComplexDouble(), hash);
+    } else if (argument.isString()) {
+      hash.Add(kString);
+      hash.Add(argument.toStringView());
+    } else if (argument.isDevice()) {
+      hash.Add(kDevice);
+      hash.Add(std::hash<c10::Device>{}(argument.toDevice()));
+    } else if (argument.isGenerator()) {
+      hash.Add(kGenerator);
+      hash.Add(reinterpret_cast<uint64_t>(argument.toGenerator().unsafeGetGeneratorImpl()));
+    } else if (argument.isList()) {
+      const auto items = argument.toListRef();
+      hash.Add(kList);
+      hash.Add(items.size());
+      for (const IValue& item : items) AddArgument(item, frame);
+    } else {
+      AddUnknown(hash);
+    }
+  }
+
+  static void AddComplex(const c10::complex<double>& number, Hash& hash) {
+    hash.Add(kComplex);
+    hash.Add(std::bit_cast<uint64_t>(number.real()));
+    hash.Add(std::bit_cast<uint64_t>(number.imag()));
+  }
+
+  // Makes a hash that no other step has.
+  static void AddUnknown(Hash& hash) {
+    static std::atomic<uint64_t> unknown = 0;
+    hash.Add(kUnknown);
+    hash.Add(unknown++);
+  }
+
+  // Adds which value a tensor has, and how it lies in memory. A tensor from outside the step has
+  // the number of those that were seen before it.
+  void AddTensor(const Tensor& tensor, Hash& hash) {
+    if (!tensor.defined()) {
+      hash.Add(kNone);
+      return;
+    }
+    const Holder holder = HolderOf(tensor);
+    if (holder == nullptr) {
+      AddUnknown(hash);
+      return;
+    }
+    AddLayout(tensor, hash);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.is_cpu()) {
+      AddNumber(tensor, hash);
+      return;
+    }
+    if (const Hash* value = ValueOf(holder)) {
+      hash.Add(*value);
+    } else {
+      AddOutside(holder, hash);
+    }
+  }
+
+  // Adds a number that PyTorch made a tensor of.
+  static void AddNumber(const Tensor& tensor, Hash& hash) {
+    hash.Add(kNumber);
+    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+    hash.Add(std::string_view(bytes, tensor.element_size()));
+  }
+
+  bool alone_;
+  std::vector<Frame> frames_;
+  size_t depth_ = 0;
+  size_t ignored_ = 0;  // operators that run in a closed frame
+  uint64_t outside_ = 0;
+  ska::flat_hash_map<Holder, Value> values_;
+  std::unordered_map<Hash, uint64_t, HashOfHash> repeats_;
+  std::vector<Event> events_;
+};
+
+thread_local std::unique_ptr<Watch> watch;
+thread_local at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+
+void EndWatch() {
+  if (callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(callback);
+  callback = at::INVALID_CALLBACK_HANDLE;
+  watch.reset();
+}
+
+void BeginWatch(const Parameters& parameters) {
+  EndWatch();
+  watch = std::make_unique<Watch>(parameters, !at::hasCallbacks());
+  callback = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(
+          [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+            if (watch != nullptr) watch->Start(function);
+            return nullptr;
+          },
+          [](const at::RecordFunction& function, at::ObserverContext*) {
+            if (watch != nullptr) watch->End(function);
+          })
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+}
+
+// The hashes of a step by position, and its operators.
+class Hashes : public torch::CustomClassHolder {
+ public:
+  explicit Hashes(int64_t positions) : saved(positions) {}
+
+  // Starts to watch the operators of this thread, which has no other watch.
+  void Begin(const Parameters& parameters) { BeginWatch(parameters); }
+
+  // Ends the watch of this thread. If its hashes were learned, they are complete.
+  void End(bool learned) {
+    if (learned && watch != nullptr) events = std::move(watch->events());
+    EndWatch();
+  }
+
+  // Returns a number for the operators below, valid as long as this object lives.
+  int64_t Handle() const { return reinterpret_cast<int64_t>(this); }
+
+  // Returns where the step of this thread first differs from the one that was learned.
+  std::string Difference() const {
+    if (watch == nullptr) return "it is not watched";
+    const std::vector<Event>& now = watch->events();
+    const size_t both = std::min(now.size(), events.size());
+    size_t at = 0;
+    while (at < both && now[at].hash == events[at].hash) ++at;
+    const Operator* ran = at < now.size() ? now[at].op : watch->running();
+    if (ran == nullptr) return "a saved tensor was made in another way";
+    const std::string where =
+        ran->name + " is operator " + std::to_string(at) + " of the step, and ";
+    if (at >= events.size()) return where + "none was recorded";
+    if (events[at].op->name == ran->name) return where + "had other arguments in the recorded step";
+    return where + events[at].op->name + " was recorded";
+  }
+
+  std::vector<std::optional<Hash>> saved;
+  std::vector<Event> events;
+};
+
+Hashes& HashesOf(const IValue& handle) { return *reinterpret_cast<Hashes*>(handle.toInt()); }
+
+// Takes hashes, a saved tensor, its position, and how it is compared. Returns its hash.
+Hash TakeSaved(const torch::jit::Stack& stack) {
+  TORCH_CHECK(watch != nullptr, "no step of this thread is watched");
+  return watch->OfSaved(stack.at(1).toTensor(), stack.at(2).toInt(), Saved{stack.at(3).toInt()});
+}
+
+void Learn(torch::jit::Stack& stack) {
+  HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) = TakeSaved(stack);
+  stack.clear();
+}
+
+void Save(torch::jit::Stack& stack) {
+  Tensor kept;
+  if (HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) == TakeSaved(stack)) {
+    const auto* impl = stack.at(1).toTensor().unsafeGetTensorImpl();
+    kept = Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+  }
+  stack.clear();
+  stack.emplace_back(std::move(kept));
+}
+
+torch::jit::Operator Define(const char* schema, void (*function)(torch::jit::Stack&)) {
+  return {schema, function, c10::AliasAnalysisKind::CONSERVATIVE};
+}
+
+// These do not pass the dispatcher, so that nothing sees them.
+const torch::jit::RegisterOperators kOperators({
+    Define("spillway_compare::learn(int hashes, Tensor saved, int position, int kind) -> ()",
+           Learn),
+    Define("spillway_compare::save(int hashes, Tensor saved, int position, int kind) -> Tensor?",
+           Save),
+});
+
+}  // namespace
+
+TORCH_LIBRARY(spillway_compare, library) {
+  library.class_<Hashes>("Hashes")
+      .def(torch::init<int64_t>())
+      .def("begin", &Hashes::Begin)
+      .def("end", &Hashes::End)
+      .def("handle", &Hashes::Handle)
+      .def("difference", &Hashes::Difference);
+}
