@@ -232,7 +232,9 @@ class CudaBackend final : public Executor {
   int64_t DeviceAddress(const Block& block) const {
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(memory_.At(block).data));
   }
-  void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
+  // Sets `ranges` to the operands, which lie in the blocks.
+  void DeviceRanges(std::span<const TensorId> operands, std::span<const Block> blocks,
+                    std::vector<DeviceRange>& ranges) const;
 
   // Returns true if the end of command `i` is recorded as an event. An event delays the next kernel
   // by some 2 us on an H200. Therefore all ends are recorded only in the first iteration. Later, an
@@ -321,10 +323,13 @@ CudaBackend::~CudaBackend() {
 
 // --- Contents -----------------------------------------------------------------------------------
 
-void CudaBackend::DeviceRanges(std::span<const Block> blocks,
+void CudaBackend::DeviceRanges(std::span<const TensorId> operands, std::span<const Block> blocks,
                                std::vector<DeviceRange>& ranges) const {
   ranges.clear();
-  for (const Block& block : blocks) ranges.push_back(memory_.At(block));
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    ranges.push_back(memory_.At(blocks[i]));
+    if (i < operands.size()) ranges.back().type = trace_.tensor(operands[i]).dtype;
+  }
 }
 
 void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
@@ -509,8 +514,8 @@ void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
 
 void CudaBackend::RunSlots(const Op& op, const Launch& launch) {
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
-  DeviceRanges(launch.inputs, inputs_);
-  DeviceRanges(launch.outputs, outputs_);
+  DeviceRanges(op.inputs, launch.inputs, inputs_);
+  DeviceRanges(op.outputs, launch.outputs, outputs_);
   SlotLaunch part;
   part.inputs = inputs_;
   part.outputs = outputs_;

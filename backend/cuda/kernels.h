@@ -1,7 +1,7 @@
 // The kernel layer of the CUDA backend, which executes any slot of any op on real device memory.
 //
-// Convolutions, bias, LRN and batch normalisation use cuDNN, and GEMMs use cuBLAS. All other ops
-// use kernels of this project. The layer allocates nothing per launch and makes no choices: memory,
+// Convolutions, bias, LRN and batch normalisation use cuDNN. Products of matrices use cuBLAS, and on
+// sequences cuBLASLt. All other ops use kernels of this project. The layer allocates nothing per launch and makes no choices: memory,
 // algorithm and micro-batch come from the caller. It supports every op type for which FORMAT.md
 // gives a contract.
 //
@@ -12,9 +12,12 @@
 // - Dropout masks are `DropoutKeeps(seed, layer, element)`.
 // - SGD is m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
 //
-// The layer is not thread-safe and serves one stream at a time. Two pieces of memory lie outside
-// the arena: cuBLAS allocates a fixed workspace (32 MiB on Hopper), and the gradients of a fused
-// batch normalisation pass through 512 KiB.
+// Elements are float32 or, on sequences, bfloat16; sums and statistics are float32 for both.
+//
+// The layer is not thread-safe and serves one stream at a time. Three pieces of memory lie outside
+// the arena: cuBLAS allocates a fixed workspace (32 MiB on Hopper), the gradients of a fused batch
+// normalisation pass through 512 KiB, and partial sums over the positions of sequences through
+// 16 MiB.
 
 #ifndef SPILLWAY_BACKEND_CUDA_KERNELS_H_
 #define SPILLWAY_BACKEND_CUDA_KERNELS_H_
@@ -33,6 +36,12 @@
 struct CUstream_st;  // a cudaStream_t is a CUstream_st*
 
 namespace spillway {
+
+// The types of the elements of an op's operands, in the order of op.inputs and op.outputs. Operands
+// that a list lacks are float32.
+struct OperandTypes {
+  std::vector<DataType> inputs, outputs;
+};
 
 struct KernelOptions {
   std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
@@ -71,10 +80,13 @@ class CudaKernels {
 
   // Returns all ways to execute op.slots[slot] on `batch` samples. For a convolution they are the
   // algorithms that cuDNN accepts, in the order of `ConvAlgorithms`, except inaccurate ones. For
-  // any other op the only candidate is "default", without workspace. An accepted algorithm may
+  // the products of sequences they are algorithms of cuBLASLt, whose names are the same for the
+  // same version; a launch may take "default" in place of them. For any other op the only candidate
+  // is "default", without workspace. An accepted algorithm may
   // still fail when launched. Throws `InputError` if the op type is unsupported or cuDNN accepts no
   // algorithm.
-  std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch);
+  std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch,
+                                    const OperandTypes& types = {});
 
   // Enqueues one launch on `stream`. Throws `InputError` that names the op in these cases: an
   // operand is missing or too small, the op type or algorithm is unknown, or the launch is a part

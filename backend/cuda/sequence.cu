@@ -1,0 +1,678 @@
+#include "backend/cuda/sequence.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "backend/cuda/elements.cuh"
+
+namespace spillway {
+namespace {
+
+// Returns the number of threads of a block that has `columns` elements of a row to work on.
+unsigned RowThreads(int64_t columns, int64_t most) {
+  const int64_t warps = (columns + 127) / 128;  // each thread takes four elements at a time
+  return static_cast<unsigned>(std::clamp<int64_t>(warps * 32, 32, most));
+}
+
+// Returns true iff rows of so many elements may be moved four elements at a time.
+bool WideRows(int64_t columns, std::initializer_list<ConstElements> arrays) {
+  return columns % 4 == 0 && Aligned(arrays);
+}
+
+// --- Rows that a block keeps in registers
+
+// Four elements of a row from column `column` on. Elements behind the row's end are 0.
+struct RowPart {
+  int64_t first;  // the row's first element
+  int64_t columns;
+  bool wide;
+
+  __device__ Floats<4> Get(const ConstElements& from, int64_t column) const {
+    Floats<4> part;
+    if (wide && column < columns) {
+      const Pack<4> pack = Load<4>(from, first + column);
+      for (int k = 0; k < 4; ++k) part.v[k] = pack[k];
+    } else {
+      for (int k = 0; k < 4; ++k) {
+        part.v[k] = column + k < columns ? LoadOne(from, first + column + k) : 0.0f;
+      }
+    }
+    return part;
+  }
+  __device__ void Put(const Elements& to, int64_t column, Floats<4> part, bool accumulate) const {
+    if (wide && column < columns) {
+      StoreOrAdd<4>(to, first + column, part, accumulate);
+    } else {
+      for (int k = 0; k < 4 && column + k < columns; ++k) {
+        StoreOrAdd<1>(to, first + column + k, {{part.v[k]}}, accumulate);
+      }
+    }
+  }
+};
+
+// Returns the column of the thread's part number `i`.
+__device__ int64_t ColumnOf(int i) { return (int64_t{i} * blockDim.x + threadIdx.x) * 4; }
+
+struct NormForwardCall {
+  ConstElements x, weight, bias;  // without bias, its data are null
+  Elements y;
+  float* mean;
+  float* inv_std;
+  int64_t features;
+  float epsilon;
+  bool wide;
+};
+
+// Each block normalises one row, of which each thread keeps `kParts` parts.
+template <int kParts>
+__global__ void NormForwardKernel(NormForwardCall call) {
+  const bool centred = call.bias.data != nullptr;
+  const auto count = static_cast<float>(call.features);
+  const RowPart row{blockIdx.x * call.features, call.features, call.wide};
+  const RowPart shared{0, call.features, call.wide};
+  Floats<4> x[kParts];
+  float mean = 0;
+  for (int i = 0; i < kParts; ++i) {
+    x[i] = row.Get(call.x, ColumnOf(i));
+    for (const float value : x[i].v) mean += value;
+  }
+  mean = centred ? BlockReduce<Sum>(mean) / count : 0;
+  float variance = 0;
+  for (int i = 0; i < kParts; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      x[i].v[k] = ColumnOf(i) + k < call.features ? x[i].v[k] - mean : 0;
+      variance += x[i].v[k] * x[i].v[k];
+    }
+  }
+  const float inv_std = 1 / sqrtf(BlockReduce<Sum>(variance) / count + call.epsilon);
+  if (threadIdx.x == 0 && call.inv_std != nullptr) {
+    if (call.mean != nullptr) call.mean[blockIdx.x] = mean;
+    call.inv_std[blockIdx.x] = inv_std;
+  }
+  for (int i = 0; i < kParts; ++i) {
+    const Floats<4> weight = shared.Get(call.weight, ColumnOf(i));
+    Floats<4> bias{};
+    if (centred) bias = shared.Get(call.bias, ColumnOf(i));
+    for (int k = 0; k < 4; ++k) x[i].v[k] = weight.v[k] * (x[i].v[k] * inv_std) + bias.v[k];
+    row.Put(call.y, ColumnOf(i), x[i], false);
+  }
+}
+
+struct NormBackwardCall {
+  ConstElements x, weight, dy;
+  const float* mean;  // null without one
+  const float* inv_std;
+  Elements dx;  // its data are null if it is left out
+  bool accumulate;
+  float* dweight;  // a row of sums from each block
+  float* dbias;    // as dweight, or null
+  int64_t rows;
+  int64_t features;
+  bool wide;
+};
+
+// Each block works on every gridDim.x-th row and sums up the gradients of the parameters.
+//
+// dx = inv_std * (g - mean(g) - n * mean(g * n)) with g = weight * dy and n = (x - mean) * inv_std,
+// where each mean() is taken over the row. Without a mean, mean(g) is left out.
+template <int kParts>
+__global__ void NormBackwardKernel(NormBackwardCall call) {
+  const bool centred = call.mean != nullptr;
+  const RowPart shared{0, call.features, call.wide};
+  Floats<4> weight[kParts], dweight[kParts] = {}, dbias[kParts] = {};
+  for (int i = 0; i < kParts; ++i) weight[i] = shared.Get(call.weight, ColumnOf(i));
+  for (int64_t r = blockIdx.x; r < call.rows; r += gridDim.x) {
+    const RowPart row{r * call.features, call.features, call.wide};
+    const float mean = centred ? call.mean[r] : 0;
+    const float inv_std = call.inv_std[r];
+    Floats<4> normal[kParts], gradient[kParts];
+    for (int i = 0; i < kParts; ++i) {
+      normal[i] = row.Get(call.x, ColumnOf(i));
+      gradient[i] = row.Get(call.dy, ColumnOf(i));
+    }
+    float sum = 0, product = 0;
+    for (int i = 0; i < kParts; ++i) {
+      for (int k = 0; k < 4; ++k) {
+        const bool inside = ColumnOf(i) + k < call.features;
+        normal[i].v[k] = inside ? (normal[i].v[k] - mean) * inv_std : 0;
+        dweight[i].v[k] += gradient[i].v[k] * normal[i].v[k];
+        dbias[i].v[k] += gradient[i].v[k];
+        gradient[i].v[k] *= weight[i].v[k];
+        sum += gradient[i].v[k];
+        product += gradient[i].v[k] * normal[i].v[k];
+      }
+    }
+    if (call.dx.data == nullptr) continue;
+    sum = centred ? BlockReduce<Sum>(sum) / static_cast<float>(call.features) : 0;
+    product = BlockReduce<Sum>(product) / static_cast<float>(call.features);
+    for (int i = 0; i < kParts; ++i) {
+      for (int k = 0; k < 4; ++k) {
+        gradient[i].v[k] = inv_std * (gradient[i].v[k] - sum - normal[i].v[k] * product);
+      }
+      row.Put(call.dx, ColumnOf(i), gradient[i], call.accumulate);
+    }
+  }
+  const RowPart out{blockIdx.x * call.features, call.features, call.wide};
+  for (int i = 0; i < kParts; ++i) {
+    out.Put(call.dweight, ColumnOf(i), dweight[i], false);
+    if (call.dbias != nullptr) out.Put(call.dbias, ColumnOf(i), dbias[i], false);
+  }
+}
+
+// Calls run(parts, threads) with the least number of parts, as a constant, of which threads that
+// are at most 256 can keep a row.
+template <typename Run>
+void WithParts(int64_t features, const Run& run) {
+  const unsigned threads = RowThreads(features, kThreads);
+  const int64_t parts = (features + threads * 4 - 1) / (threads * 4);
+  if (parts <= 1) return run(std::integral_constant<int, 1>(), threads);
+  if (parts <= 2) return run(std::integral_constant<int, 2>(), threads);
+  if (parts <= 4) return run(std::integral_constant<int, 4>(), threads);
+  if (parts <= 8) return run(std::integral_constant<int, 8>(), threads);
+  return run(std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>(), threads);
+}
+
+// Six blocks on each multiprocessor of an H100 leave none idle.
+constexpr int64_t kMostNormBlocks = 132 * 6;
+
+// --- Sums over rows
+
+constexpr int64_t kSumBlocks = 132 * 8;  // more blocks are not needed to keep an H100 busy
+constexpr unsigned kSumColumns = 32;  // columns of a block
+constexpr unsigned kSumRows = 16;     // rows that a block reads at a time
+
+struct SumColumnsCall {
+  ConstElements in;
+  int64_t samples, length, span, columns;
+  int64_t rows_per_block;
+  // The sums of a block are a row of `out`, or of `partial` if that is not null.
+  float* partial;
+  Elements out;
+  GradientScale scale;
+};
+
+// Block (c, g, s) sums the columns of one warp over part s of the rows of group g.
+__global__ void SumColumnsKernel(SumColumnsCall call) {
+  const int64_t column = int64_t{blockIdx.x} * kSumColumns + threadIdx.x;
+  const int64_t begin = min(int64_t{blockIdx.y} * call.span, call.length);
+  const int64_t inner = min(call.span, call.length - begin);  // rows of one sample
+  const int64_t from = blockIdx.z * call.rows_per_block;
+  const int64_t to = min(from + call.rows_per_block, call.samples * inner);
+  float sum = 0;
+  if (column < call.columns) {
+#pragma unroll 4
+    for (int64_t r = from + threadIdx.y; r < to; r += kSumRows) {
+      const int64_t sample = Quotient(r, inner);
+      const int64_t row = sample * call.length + begin + r - sample * inner;
+      sum += LoadOne(call.in, row * call.columns + column);
+    }
+  }
+  __shared__ float shared[kSumRows][kSumColumns];
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  for (unsigned half = kSumRows / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) {
+      shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.y != 0 || column >= call.columns) return;
+  sum = shared[0][threadIdx.x];
+  const int64_t group = blockIdx.y;
+  if (call.partial != nullptr) {
+    call.partial[(group * gridDim.z + blockIdx.z) * call.columns + column] = sum;
+    return;
+  }
+  const int64_t at = group * call.columns + column;
+  const float old = call.scale.beta == 0 ? 0 : call.scale.beta * LoadOne(call.out, at);
+  StoreOne(call.out, at, call.scale.alpha * sum + old);
+}
+
+void LaunchSumColumns(const SumColumnsCall& call, int64_t groups, int64_t parts,
+                      cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((call.columns + kSumColumns - 1) / kSumColumns),
+                  static_cast<unsigned>(groups), static_cast<unsigned>(parts));
+  SumColumnsKernel<<<grid, dim3(kSumColumns, kSumRows), 0, stream>>>(call);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+// Reduces `parts` rows of sums that lie in the scratch.
+void SumParts(float* partial, int64_t parts, int64_t groups, int64_t columns, Elements out,
+              GradientScale scale, cudaStream_t stream) {
+  const SumColumnsCall call{partial, 1, groups * parts, parts, columns, parts, nullptr, out, scale};
+  LaunchSumColumns(call, groups, 1, stream);
+}
+
+struct AddBiasFunction {
+  Elements y;
+  ConstElements bias;
+  int64_t columns;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t column = i - Quotient(i, columns) * columns;
+    const Pack<kWidth> value = Load<kWidth>(y, i);
+    const Pack<kWidth> addend = Load<kWidth>(bias, column);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = value[k] + addend[k];
+    Store(y, i, floats);
+  }
+};
+
+// --- Embeddings
+
+__global__ void EmbedKernel(const int32_t* tokens, ConstElements table, Elements y,
+                            int64_t vocabulary, int64_t features, bool wide) {
+  const int64_t token = tokens[blockIdx.x];
+  const bool known = token >= 0 && token < vocabulary;
+  const RowPart from{known ? token * features : 0, features, wide};
+  const RowPart to{int64_t{blockIdx.x} * features, features, wide};
+  for (int64_t column = threadIdx.x * 4; column < features; column += blockDim.x * 4) {
+    Floats<4> part = from.Get(table, column);
+    if (!known) part = {{NAN, NAN, NAN, NAN}};
+    to.Put(y, column, part, false);
+  }
+}
+
+// The block of a token's first row adds up all rows of the token; the others do nothing.
+__global__ void EmbedBackwardKernel(const int32_t* tokens, ConstElements dy, Elements dtable,
+                                    GradientScale scale, int64_t rows, int64_t vocabulary,
+                                    int64_t features, bool wide) {
+  const int64_t row = blockIdx.x;
+  const int32_t token = tokens[row];
+  if (token < 0 || token >= vocabulary) return;
+  bool before = false;
+  for (int64_t i = threadIdx.x; i < row; i += blockDim.x) before |= tokens[i] == token;
+  if (__syncthreads_or(before)) return;
+
+  __shared__ int64_t list[kThreads];  // rows of the token, in order
+  __shared__ int counts[kThreads / 32];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const RowPart to{token * features, features, wide};
+  bool first = true;
+  for (int64_t base = row; base < rows; base += blockDim.x) {
+    const int64_t i = base + threadIdx.x;
+    const bool equal = i < rows && tokens[i] == token;
+    const unsigned votes = __ballot_sync(0xffffffffu, equal);
+    if (!__syncthreads_or(equal)) continue;
+    if (lane == 0) counts[warp] = __popc(votes);
+    __syncthreads();
+    int place = __popc(votes & ((1u << lane) - 1));
+    int count = 0;
+    for (unsigned w = 0; w < warps; ++w) {
+      if (w < warp) place += counts[w];
+      count += counts[w];
+    }
+    if (equal) list[place] = i;
+    __syncthreads();
+    const float beta = first ? scale.beta : 1;
+    for (int64_t column = threadIdx.x * 4; column < features; column += blockDim.x * 4) {
+      Floats<4> sum{};
+      for (int k = 0; k < count; ++k) {
+        const Floats<4> part = RowPart{list[k] * features, features, wide}.Get(dy, column);
+        for (int j = 0; j < 4; ++j) sum.v[j] += part.v[j];
+      }
+      for (float& value : sum.v) value *= scale.alpha;
+      to.Put(dtable, column, sum, beta != 0);
+    }
+    first = false;
+    __syncthreads();  // the next round overwrites the list
+  }
+}
+
+struct EmbedPositionsFunction {
+  ConstElements x, table, token;  // without a class token, its data are null
+  Elements y;
+  int64_t length, features, span;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t row = Quotient(i, features), column = i - row * features;
+    const int64_t sample = Quotient(row, length), t = row - sample * length;
+    const Pack<kWidth> addend = Load<kWidth>(table, Quotient(t, span) * features + column);
+    Floats<kWidth> floats;
+    if (token.data == nullptr) {
+      const Pack<kWidth> value = Load<kWidth>(x, i);
+      for (int k = 0; k < kWidth; ++k) floats.v[k] = value[k] + addend[k];
+    } else {
+      for (int k = 0; k < kWidth; ++k) {
+        const int64_t pixel = (sample * features + column + k) * (length - 1) + t - 1;
+        floats.v[k] = (t == 0 ? LoadOne(token, column + k) : LoadOne(x, pixel)) + addend[k];
+      }
+    }
+    Store(y, i, floats);
+  }
+};
+
+struct PixelGradientsFunction {
+  ConstElements dy;
+  Elements dx;
+  bool accumulate;
+  int64_t length, features;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const int64_t pixels = length - 1;
+    const int64_t plane = Quotient(i, pixels), pixel = i - plane * pixels;
+    const int64_t sample = Quotient(plane, features), column = plane - sample * features;
+    const float value = LoadOne(dy, (sample * length + pixel + 1) * features + column);
+    StoreOrAdd<1>(dx, i, {{value}}, accumulate);
+  }
+};
+
+// --- Rotary embedding
+
+struct RotateCall {
+  ConstElements x;
+  Elements y;
+  bool accumulate;
+  double sign;
+  int64_t samples, length, heads, half;
+  double log_theta;  // to the base 2
+};
+
+// Thread x of the grid turns one pair of features at one position, in the heads of the samples from
+// blockIdx.y on.
+__global__ void RotateKernel(RotateCall call) {
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= call.length * call.half) return;
+  const int64_t t = at / call.half, i = at - t * call.half;
+  const double share = static_cast<double>(i) / static_cast<double>(call.half);
+  double sine, cosine;
+  sincos(call.sign * static_cast<double>(t) * exp2(-share * call.log_theta), &sine, &cosine);
+  const auto s = static_cast<float>(sine), c = static_cast<float>(cosine);
+  for (int64_t n = blockIdx.y; n < call.samples; n += gridDim.y) {
+    int64_t a = (n * call.length + t) * call.heads * 2 * call.half + i;
+#pragma unroll 4
+    for (int64_t h = 0; h < call.heads; ++h, a += 2 * call.half) {
+      const float first = LoadOne(call.x, a), second = LoadOne(call.x, a + call.half);
+      StoreOrAdd<1>(call.y, a, {{first * c - second * s}}, call.accumulate);
+      StoreOrAdd<1>(call.y, a + call.half, {{second * c + first * s}}, call.accumulate);
+    }
+  }
+}
+
+// --- Softmax and loss
+
+// Each block computes the softmax of one row in two passes, of which the second mostly finds the
+// row in a cache.
+__global__ void SoftmaxKernel(ConstElements x, Elements y, int64_t columns, bool causal,
+                              bool wide) {
+  const int64_t count = causal ? blockIdx.x % columns + 1 : columns;
+  const RowPart row{blockIdx.x * columns, columns, wide};
+  float largest = -INFINITY, sum = 0;
+  for (int64_t column = threadIdx.x * 4; column < count; column += blockDim.x * 4) {
+    const Floats<4> part = row.Get(x, column);
+    float most = largest;
+    for (int k = 0; k < 4; ++k) {
+      if (column + k < count) most = fmaxf(most, part.v[k]);
+    }
+    if (most > largest) {
+      sum *= expf(largest - most);
+      largest = most;
+    }
+    for (int k = 0; k < 4; ++k) {
+      if (column + k < count) sum += expf(part.v[k] - largest);
+    }
+  }
+  const float all = BlockReduce<Max>(largest);
+  sum = BlockReduce<Sum>(largest == -INFINITY ? sum : sum * expf(largest - all));
+  for (int64_t column = threadIdx.x * 4; column < columns; column += blockDim.x * 4) {
+    Floats<4> part{};
+    if (column < count) part = row.Get(x, column);
+    for (int k = 0; k < 4; ++k) {
+      part.v[k] = column + k < count ? expf(part.v[k] - all) / sum : 0;
+    }
+    row.Put(y, column, part, false);
+  }
+}
+
+__global__ void SoftmaxBackwardKernel(ConstElements y, ConstElements dy, Elements dx,
+                                      bool accumulate, int64_t columns, bool causal, bool wide) {
+  const int64_t count = causal ? blockIdx.x % columns + 1 : columns;
+  const RowPart row{blockIdx.x * columns, columns, wide};
+  float sum = 0;
+  for (int64_t column = threadIdx.x * 4; column < count; column += blockDim.x * 4) {
+    const Floats<4> p = row.Get(y, column), gradient = row.Get(dy, column);
+    for (int k = 0; k < 4; ++k) {
+      if (column + k < count) sum += p.v[k] * gradient.v[k];
+    }
+  }
+  sum = BlockReduce<Sum>(sum);
+  for (int64_t column = threadIdx.x * 4; column < columns; column += blockDim.x * 4) {
+    Floats<4> part{};
+    if (column < count) {
+      const Floats<4> p = row.Get(y, column), gradient = row.Get(dy, column);
+      for (int k = 0; k < 4; ++k) {
+        part.v[k] = column + k < count ? p.v[k] * (gradient.v[k] - sum) : 0;
+      }
+    }
+    row.Put(dx, column, part, accumulate);
+  }
+}
+
+constexpr unsigned kLossThreads = 1024;
+
+__global__ void CrossEntropyKernel(ConstElements y, const int32_t* labels, float* loss,
+                                   int64_t rows, int64_t classes, float scale, bool accumulate) {
+  float sum = 0;
+  for (int64_t row = threadIdx.x; row < rows; row += kLossThreads) {
+    const int64_t label = labels[row];
+    const bool known = label >= 0 && label < classes;
+    const float p = known ? LoadOne(y, row * classes + label) : NAN;
+    sum -= logf(p < FLT_MIN ? FLT_MIN : p);  // NaN stays NaN
+  }
+  sum = BlockReduce<Sum>(sum);
+  if (threadIdx.x == 0) *loss = (accumulate ? *loss : 0.0f) + scale * sum;
+}
+
+__global__ void LossBackwardKernel(ConstElements y, const int32_t* labels, Elements dx,
+                                   int64_t classes, float scale, bool wide) {
+  const RowPart row{blockIdx.x * classes, classes, wide};
+  const int64_t label = labels[blockIdx.x];
+  for (int64_t column = threadIdx.x * 4; column < classes; column += blockDim.x * 4) {
+    Floats<4> part = row.Get(y, column);
+    for (int k = 0; k < 4; ++k) part.v[k] = scale * (part.v[k] - (column + k == label ? 1 : 0));
+    row.Put(dx, column, part, false);
+  }
+}
+
+// --- Updates
+
+struct AdamCall {
+  AdamParameter parameters[kMostAdamParameters];
+  bool wide[kMostAdamParameters];  // whether elements can be moved four at a time
+  AdamRule rule;
+};
+
+// Each block updates a part of one parameter. Its first thread computes the corrections that depend
+// on the step.
+__global__ void AdamKernel(AdamCall call) {
+  const AdamParameter& p = call.parameters[blockIdx.y];
+  const AdamRule& rule = call.rule;
+  if (int64_t{blockIdx.x} * blockDim.x * 4 >= p.count) return;
+  __shared__ float size, root;
+  if (threadIdx.x == 0) {
+    const double step = static_cast<double>(*p.step) + 1;
+    size = static_cast<float>(rule.learning_rate / (1 - pow(rule.beta1, step)));
+    root = static_cast<float>(sqrt(1 - pow(rule.beta2, step)));
+  }
+  __syncthreads();
+  const auto beta1 = static_cast<float>(rule.beta1), rest1 = static_cast<float>(1 - rule.beta1);
+  const auto beta2 = static_cast<float>(rule.beta2), rest2 = static_cast<float>(1 - rule.beta2);
+  const auto epsilon = static_cast<float>(rule.epsilon);
+  const double decay = rule.learning_rate * rule.weight_decay;
+  const auto kept = static_cast<float>(rule.decay_apart ? 1 - decay : 1);
+  const auto pull = static_cast<float>(rule.decay_apart ? 0 : rule.weight_decay);
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 4;
+  const RowPart part{0, p.count, call.wide[blockIdx.y]};
+  const Floats<4> w = part.Get(p.weight, i), g = part.Get(p.gradient, i);
+  const Floats<4> m = part.Get(p.first, i), v = part.Get(p.second, i);
+  Floats<4> next_w, next_m, next_v;
+  for (int k = 0; k < 4; ++k) {
+    const float gradient = g.v[k] + pull * w.v[k];
+    next_m.v[k] = beta1 * m.v[k] + rest1 * gradient;
+    next_v.v[k] = beta2 * v.v[k] + rest2 * gradient * gradient;
+    next_w.v[k] = kept * w.v[k] - size * next_m.v[k] / (sqrtf(next_v.v[k]) / root + epsilon);
+  }
+  part.Put(p.next_first, i, next_m, false);
+  part.Put(p.next_second, i, next_v, false);
+  part.Put(p.next_weight, i, next_w, false);
+  if (p.next_copy.data != nullptr) part.Put(p.next_copy, i, next_w, false);
+}
+
+// Runs behind `AdamKernel`, whose blocks read the old steps.
+__global__ void AdamStepKernel(AdamCall call) {
+  const AdamParameter& p = call.parameters[threadIdx.x];
+  *p.next_step = *p.step + 1;
+}
+
+}  // namespace
+
+void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elements y,
+               float* mean, float* inv_std, int64_t rows, int64_t features, float epsilon,
+               cudaStream_t stream) {
+  if (rows <= 0) return;
+  const bool wide = WideRows(features, {x, weight, bias, y});
+  WithParts(features, [&](auto parts, unsigned threads) {
+    NormForwardKernel<decltype(parts)::value><<<static_cast<unsigned>(rows), threads, 0, stream>>>(
+        {x, weight, bias, y, mean, inv_std, features, epsilon, wide});
+  });
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void NormalizeBackward(ConstElements x, ConstElements weight, ConstElements dy, const float* mean,
+                       const float* inv_std, Elements dx, bool accumulate, Elements dweight,
+                       Elements dbias, GradientScale scale, int64_t rows, int64_t features,
+                       const SumScratch& scratch, cudaStream_t stream) {
+  const int64_t stride = (features + 3) / 4 * 4;
+  const int64_t most = scratch.floats / ((dbias.data != nullptr ? 2 : 1) * stride);
+  const int64_t blocks = std::clamp<int64_t>(most, 1, std::min<int64_t>(rows, kMostNormBlocks));
+  float* const bias_sums = dbias.data != nullptr ? scratch.data + blocks * stride : nullptr;
+  const bool wide = WideRows(features, {x, weight, dy, dx});
+  WithParts(features, [&](auto parts, unsigned threads) {
+    const NormBackwardCall call{x,          weight,       dy,        mean, inv_std,  dx,
+                                accumulate, scratch.data, bias_sums, rows, features, wide};
+    NormBackwardKernel<decltype(parts)::value>
+        <<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call);
+  });
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+  SumParts(scratch.data, blocks, 1, features, dweight, scale, stream);
+  if (dbias.data != nullptr) SumParts(bias_sums, blocks, 1, features, dbias, scale, stream);
+}
+
+void SumColumns(ConstElements in, int64_t samples, int64_t length, int64_t span, int64_t groups,
+                int64_t columns, Elements out, GradientScale scale, const SumScratch& scratch,
+                cudaStream_t stream) {
+  if (groups <= 0 || columns <= 0) return;
+  const int64_t rows = samples * std::min(span, length);  // of a group
+  const int64_t blocks = groups * ((columns + kSumColumns - 1) / kSumColumns);
+  const int64_t wanted = std::min((rows + 4 * kSumRows - 1) / (4 * kSumRows), kSumBlocks / blocks);
+  const int64_t parts = std::clamp<int64_t>(wanted, 1, scratch.floats / (groups * columns) + 1);
+  const bool direct = parts * groups * columns > scratch.floats || parts == 1;
+  SumColumnsCall call{in, samples, length, span, columns, rows, nullptr, out, scale};
+  if (direct) return LaunchSumColumns(call, groups, 1, stream);
+  call.rows_per_block = (rows + parts - 1) / parts;
+  call.partial = scratch.data;
+  LaunchSumColumns(call, groups, parts, stream);
+  SumParts(scratch.data, parts, groups, columns, out, scale, stream);
+}
+
+void AddBias(Elements y, ConstElements bias, int64_t rows, int64_t columns, cudaStream_t stream) {
+  ForEach(rows * columns, {y, bias}, columns % 8 == 0, AddBiasFunction{y, bias, columns}, stream);
+}
+
+void Embed(const int32_t* tokens, ConstElements table, Elements y, int64_t rows, int64_t vocabulary,
+           int64_t features, cudaStream_t stream) {
+  if (rows <= 0) return;
+  EmbedKernel<<<static_cast<unsigned>(rows), RowThreads(features, kThreads), 0, stream>>>(
+      tokens, table, y, vocabulary, features, WideRows(features, {table, y}));
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void EmbedBackward(const int32_t* tokens, ConstElements dy, Elements dtable, GradientScale scale,
+                   int64_t rows, int64_t vocabulary, int64_t features, cudaStream_t stream) {
+  if (scale.beta == 0) {
+    const auto bytes = static_cast<size_t>(dtable.Size(vocabulary * features));
+    SPILLWAY_CUDA_CALL(cudaMemsetAsync(dtable.data, 0, bytes, stream));
+  }
+  if (rows <= 0) return;
+  EmbedBackwardKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      tokens, dy, dtable, scale, rows, vocabulary, features, WideRows(features, {dy, dtable}));
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void EmbedPositions(ConstElements x, ConstElements table, ConstElements token, Elements y,
+                    int64_t samples, int64_t length, int64_t features, int64_t span,
+                    cudaStream_t stream) {
+  ForEach(samples * length * features, {x, table, token, y}, features % 8 == 0,
+          EmbedPositionsFunction{x, table, token, y, length, features, span}, stream);
+}
+
+void PixelGradients(ConstElements dy, Elements dx, bool accumulate, int64_t samples, int64_t length,
+                    int64_t features, cudaStream_t stream) {
+  ForEach(samples * (length - 1) * features, {dy, dx}, false,
+          PixelGradientsFunction{dy, dx, accumulate, length, features}, stream);
+}
+
+void Rotate(ConstElements x, Elements y, bool backward, bool accumulate, int64_t samples,
+            int64_t length, int64_t heads, int64_t head_dim, double theta, cudaStream_t stream) {
+  const int64_t half = head_dim / 2;
+  if (samples <= 0 || length * half <= 0) return;
+  const dim3 grid(BlockCount(length * half), static_cast<unsigned>(std::min<int64_t>(samples, 64)));
+  RotateKernel<<<grid, kThreads, 0, stream>>>(
+      {x, y, accumulate, backward ? -1.0 : 1.0, samples, length, heads, half, std::log2(theta)});
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void Softmax(ConstElements x, Elements y, int64_t rows, int64_t columns, bool causal,
+             cudaStream_t stream) {
+  if (rows <= 0) return;
+  SoftmaxKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
+      x, y, columns, causal, WideRows(columns, {x, y}));
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void SoftmaxBackward(ConstElements y, ConstElements dy, Elements dx, bool accumulate, int64_t rows,
+                     int64_t columns, bool causal, cudaStream_t stream) {
+  if (rows <= 0) return;
+  SoftmaxBackwardKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
+      y, dy, dx, accumulate, columns, causal, WideRows(columns, {y, dy, dx}));
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void CrossEntropy(ConstElements y, const int32_t* labels, float* loss, int64_t rows,
+                  int64_t classes, float scale, bool accumulate, cudaStream_t stream) {
+  CrossEntropyKernel<<<1, kLossThreads, 0, stream>>>(y, labels, loss, rows, classes, scale,
+                                                     accumulate);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void SoftmaxCrossEntropyBackward(ConstElements y, const int32_t* labels, Elements dx, int64_t rows,
+                                 int64_t classes, float scale, cudaStream_t stream) {
+  if (rows <= 0) return;
+  LossBackwardKernel<<<static_cast<unsigned>(rows), RowThreads(classes, 512), 0, stream>>>(
+      y, labels, dx, classes, scale, WideRows(classes, {y, dx}));
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+void Adam(const AdamParameter* parameters, size_t count, const AdamRule& rule,
+          cudaStream_t stream) {
+  AdamCall call;
+  call.rule = rule;
+  int64_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const AdamParameter& p = call.parameters[i] = parameters[i];
+    call.wide[i] = WideRows(p.count, {p.weight, p.gradient, p.first, p.second, p.next_weight,
+                                      p.next_first, p.next_second, p.next_copy});
+    largest = std::max(largest, p.count);
+  }
+  if (largest == 0) return;
+  AdamKernel<<<dim3(BlockCount((largest + 3) / 4), static_cast<unsigned>(count)), kThreads, 0,
+               stream>>>(call);
+  AdamStepKernel<<<1, static_cast<unsigned>(count), 0, stream>>>(call);
+  SPILLWAY_CUDA_CALL(cudaGetLastError());
+}
+
+}  // namespace spillway
