@@ -32,7 +32,7 @@ enum class MatmulType : uint8_t {
 // A pass over the output that costs no kernel of its own. The vector has the type of C.
 enum class MatmulEpilogue : uint8_t {
   kNone,
-  kBias,          // adds vector[j] to each element of column j of C
+  kBias,          // adds vector[j] to each element of column j of C, which is no sum of products
   kBiasGradient,  // overwrites vector[i] with the sum of row i of op(A). Needs one product in all.
 };
 
