@@ -10,6 +10,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/operands.h"
 #include "backend/cuda/pooling.h"
 #include "backend/cuda/products.h"
@@ -92,6 +93,7 @@ struct CudaKernels::Impl {
     if (stream_set && next == stream) return;
     dnn.SetStream(next);
     products.SetStream(next);
+    attention.SetStream(next);
     SPILLWAY_CUBLAS_CALL(cublasSetStream(blas, next));
     stream = next;
     stream_set = true;
@@ -123,6 +125,7 @@ struct CudaKernels::Impl {
   bool tf32;
   DnnLibrary dnn;
   Products products;
+  FusedAttention attention;
   // Receives the parameter gradients of a batch normalisation with a fused update: cuDNN still
   // reads the weight to which they are added.
   DeviceBuffer parameter_gradients;
@@ -483,6 +486,7 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
   SPILLWAY_CHECK(slot < op.slots.size());
   RequireExecutableOnGpu(op);
   if (Products::Has(op)) return impl_->products.Candidates(op, slot, batch, types);
+  if (op.type == OpType::kAttention) return impl_->attention.Candidates(op, slot, batch, types);
   if (!RowOf(op.type).algorithms) return {{"default", Bytes(0), RowOf(op.type).deterministic}};
   const ConvStep step = ParseConvStep(op.slots[slot].name);
   const ConvDescription shape = ConvShapeOf(op, batch);
@@ -528,6 +532,8 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Normalise(op, launch, operands, activity);
     case OpType::kBatchNorm:
       return impl_->BatchNorm(op, launch, operands, activity);
+    case OpType::kAttention:
+      return impl_->attention.Run(op, launch, operands, activity);
     case OpType::kFork:
       return impl_->Fork(op, launch, operands);
     case OpType::kRelu:

@@ -12,15 +12,15 @@
 namespace spillway {
 namespace {
 
-// Throws `InputError` if the trace has tensors or products of a type that the backend does not
+// Throws `InputError` if the trace has tensors or products of a type that the CPU backend does not
 // compute with. The ops of a recorded trace have stand-ins, which read bytes of any type.
-void RequireFp32(const Trace& trace, std::string_view backend) {
+void RequireFp32(const Trace& trace) {
   if (trace.recording) return;
   const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
     throw InputError(fmt::format(
-        "{} '{}' is of {}; the {} backend computes in fp32 only, so leave --precision out or use "
+        "{} '{}' is of {}; the CPU backend computes in fp32 only, so leave --precision out or use "
         "--backend sim",
-        what, name, type, backend));
+        what, name, type));
   };
   for (const Op& op : trace.ops) {
     for (const Slot& slot : op.slots) {
@@ -68,7 +68,7 @@ RunBackend Executing(std::unique_ptr<Executor> executor) {
 
 BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
-    RequireFp32(request.trace, "CPU");
+    RequireFp32(request.trace);
     // An address takes memory only when it is touched, and an allocator with segments may use more
     // addresses than there is memory. So the range of addresses has no limit.
     const Device& device = request.run.device;
@@ -84,7 +84,6 @@ BackendFactory CpuFactory(const CpuRun& options) {
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
     const Prepared& prepared = request.run;
-    RequireFp32(request.trace, "CUDA");
     SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
     CudaRunOptions run;
     run.memory = prepared.footprint->device;
