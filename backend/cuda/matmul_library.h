@@ -70,7 +70,8 @@ struct MatmulShape {
 struct MatmulCandidate {
   std::string name;  // for example "id66_tile20_stages36_cluster3", in cuBLASLt's numbers
   Bytes workspace;
-  bool deterministic = true;  // gives the same bits on every run
+  // Gives the same bits on every run. cuBLASLt adds up the parts of a split sum in a fixed order.
+  bool deterministic = true;
 };
 
 class MatmulLibrary {
