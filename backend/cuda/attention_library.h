@@ -1,11 +1,10 @@
 // Fused attention by cuDNN's graph API behind plain types.
 //
-// Queries, outputs and their gradients are
-// [batch, rows, heads, head_dim], keys, values and their gradients [batch, rows, kv_heads,
-// head_dim], dense, of the type of the shape. The logarithms of the sums of the exponentials are
-// fp32, [batch, heads, rows]. Scores are divided by the square root of head_dim. All pointers are
-// 16-byte aligned device pointers, and calls enqueue on the stream that was set last. Failures
-// throw (cuda_error.h). A library is not thread-safe.
+// Queries, outputs and their gradients are [batch, rows, heads, head_dim], keys, values and their
+// gradients [batch, rows, kv_heads, head_dim], dense, of the type of the shape. The logarithms of
+// the sums of the exponentials are fp32, [batch, heads, rows]. Scores are divided by the square
+// root of head_dim. All pointers are 16-byte aligned device pointers, and calls enqueue on the
+// stream that was set last. Failures throw (cuda_error.h). A library is not thread-safe.
 
 #ifndef SPILLWAY_BACKEND_CUDA_ATTENTION_LIBRARY_H_
 #define SPILLWAY_BACKEND_CUDA_ATTENTION_LIBRARY_H_
@@ -27,7 +26,7 @@ struct AttentionShape {
   int64_t batch = 0, rows = 0;
   int64_t heads = 0;     // of the queries
   int64_t kv_heads = 0;  // of keys and values, divides `heads`
-  int64_t head_dim = 0;  // a multiple of 8
+  int64_t head_dim = 0;  // a multiple of 8 up to 128, in inference up to 256
   bool causal = false;   // a position attends to itself and those before it only
 
   auto operator<=>(const AttentionShape&) const = default;
@@ -36,7 +35,8 @@ struct AttentionShape {
 class AttentionLibrary {
  public:
   // Opens cuDNN on the current device. If `deterministic`, backward gives the same bits on every
-  // run, which takes longer and a larger workspace.
+  // run, which takes longer and a workspace as large as a score matrix. Forward always does. Throws
+  // `EnvironmentError` if cuDNN is older than 9.16.
   explicit AttentionLibrary(bool deterministic);
   ~AttentionLibrary();
   AttentionLibrary(const AttentionLibrary&) = delete;

@@ -58,7 +58,7 @@ struct MatmulShape {
   // For example samples, heads of the keys, and queries of each of these heads. The library merges
   // levels where the strides allow it, gives cuBLASLt the largest level that is left, and makes a
   // call for each product of the others.
-  std::array<MatmulLevel, 3> levels;
+  std::array<MatmulLevel, 3> levels = {};
   // The bytes by which the addresses of all operands are divisible, a power of two. Kernels with
   // wide loads need 16.
   int64_t alignment = 256;
@@ -70,7 +70,8 @@ struct MatmulShape {
 struct MatmulCandidate {
   std::string name;  // for example "id66_tile20_stages36_cluster3", in cuBLASLt's numbers
   Bytes workspace;
-  bool deterministic = true;  // gives the same bits on every run
+  // Gives the same bits on every run. cuBLASLt adds up the parts of a split sum in a fixed order.
+  bool deterministic = true;
 };
 
 class MatmulLibrary {
