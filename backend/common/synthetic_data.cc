@@ -1,6 +1,7 @@
 #include "backend/common/synthetic_data.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -18,6 +19,12 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
 }
 
+// Returns the bits of the nearest bfloat16, to even. REQUIRES: the value is no NaN.
+uint16_t RoundToBf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 TensorId WholeOf(const Trace& trace, TensorId id) { return trace.tensor(id).part_of.value_or(id); }
 
 }  // namespace
@@ -27,6 +34,12 @@ SyntheticSource::SyntheticSource(const Trace& trace, uint64_t seed) : trace_(tra
     for (const Role role : {Role::kWeight, Role::kRunningVar}) {
       const auto id = FindInput(op, role);
       if (id && trace.tensor(*id).shape.size() == 1) scales_.insert(WholeOf(trace, *id));
+    }
+    for (size_t part = 0; op.Flag("master"); ++part) {
+      const size_t parameter = InputIndex(op, Role::kParameter, part).value();
+      if (parameter >= op.inputs.size()) break;
+      copied_.try_emplace(op.inputs.at(InputIndex(op, Role::kMaster, part).value()),
+                          op.inputs[parameter]);
     }
     if (const auto id = FindInput(op, Role::kIndices)) {
       classes_.try_emplace(WholeOf(trace, *id),
@@ -40,10 +53,16 @@ SyntheticSource::SyntheticSource(const Trace& trace, uint64_t seed) : trace_(tra
 
 SyntheticData SyntheticSource::Of(TensorId id, uint64_t iteration) const {
   id = WholeOf(trace_, id);
+  if (const auto copied = copied_.find(id); copied != copied_.end()) {
+    SyntheticData data = Of(copied->second, iteration);
+    data.bf16 = false;
+    return data;
+  }
   const Tensor& tensor = trace_.tensor(id);
+  const bool bf16 = tensor.dtype == DataType::kBfloat16;
   if (tensor.kind == TensorKind::kOptimizerState) {
     if (!scales_.contains(id)) return {};
-    return {DataKind::kUniform, 0, 0, /*centre=*/1, 0};
+    return {DataKind::kUniform, 0, 0, /*centre=*/1, 0, bf16};
   }
   if (tensor.kind == TensorKind::kParameter) {
     int64_t fan_in = 1;
@@ -51,17 +70,17 @@ SyntheticData SyntheticSource::Of(TensorId id, uint64_t iteration) const {
     const bool is_weight = tensor.shape.size() > 1;
     const float scale = is_weight ? std::sqrt(3.0f / static_cast<float>(fan_in)) : 0.1f;
     const float centre = scales_.contains(id) ? 1.0f : 0.0f;
-    return {DataKind::kUniform, KeyOf(seed_, id, 0), scale, centre, 0};
+    return {DataKind::kUniform, KeyOf(seed_, id, 0), scale, centre, 0, bf16};
   }
   const uint64_t key = KeyOf(seed_, id, iteration + 1);
   if (const auto labels = classes_.find(id); labels != classes_.end()) {
     return {DataKind::kLabels, key, 0, 0, labels->second};
   }
-  return {DataKind::kUniform, key, 1, 0, 0};
+  return {DataKind::kUniform, key, 1, 0, 0, bf16};
 }
 
 int64_t FirstElement(const Tensor& tensor) {
-  return tensor.part_of ? tensor.offset.count() / int64_t{sizeof(float)} : 0;
+  return tensor.part_of ? tensor.offset.count() / ElementSize(tensor.dtype) : 0;
 }
 
 void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first) {
@@ -70,12 +89,14 @@ void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first) 
     std::memset(bytes.data(), 0, bytes.size());
     return;
   }
-  const auto count = static_cast<int64_t>(bytes.size() / sizeof(float));
+  const size_t size = data.bf16 ? sizeof(uint16_t) : sizeof(float);
+  const auto count = static_cast<int64_t>(bytes.size() / size);
   for (int64_t i = 0; i < count; ++i) {
-    std::byte* element = bytes.data() + static_cast<size_t>(i) * sizeof(float);
+    std::byte* element = bytes.data() + static_cast<size_t>(i) * size;
     if (data.kind == DataKind::kUniform) {
       const float value = data.centre + RandomFloat(data.seed, first + i, data.scale);
-      std::memcpy(element, &value, sizeof(value));
+      const uint16_t rounded = RoundToBf16(value);
+      std::memcpy(element, data.bf16 ? static_cast<const void*>(&rounded) : &value, size);
     } else {
       const int32_t label = RandomLabel(data.seed, first + i, data.classes);
       std::memcpy(element, &label, sizeof(label));

@@ -349,15 +349,15 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     return peer_->Write(contents, bytes);
   }
   std::byte* const out = memory_.At(contents).data;
-  const int64_t count = tensor.size.count() / static_cast<int64_t>(sizeof(float));
+  const int64_t count = tensor.size.count() / ElementSize(tensor.dtype);
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
   switch (data.kind) {
     case DataKind::kZero:
       SPILLWAY_CUDA_CALL(cudaMemsetAsync(out, 0, static_cast<size_t>(tensor.size.count()), stream));
       return;
     case DataKind::kUniform:
-      return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream,
-                         data.centre, first);
+      return FillUniform({out, data.bf16}, count, data.seed, data.scale, stream, data.centre,
+                         first);
     case DataKind::kLabels:
       return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
   }
@@ -549,7 +549,7 @@ void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
   if (!options_.given) return;
   const DeviceRange y = memory_.At(launch.outputs[OutputIndex(op, Role::kY).value()]);
   classes_ = op.IntAttribute("elements");
-  const Bytes size(op.batch * classes_ * static_cast<int64_t>(sizeof(float)));
+  const Bytes size(op.batch * PositionsOf(op) * classes_ * static_cast<int64_t>(sizeof(float)));
   if (!probabilities_) probabilities_.emplace(size);
   SPILLWAY_CUDA_CALL(cudaMemcpyAsync(probabilities_->data(), y.data,
                                      static_cast<size_t>(size.count()), cudaMemcpyDeviceToHost,

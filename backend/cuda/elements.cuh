@@ -88,7 +88,9 @@ __device__ void StoreOrAdd(const Elements& to, int64_t i, Floats<kWidth> floats,
   Store(to, i, floats);
 }
 
-__device__ inline float LoadOne(const ConstElements& from, int64_t i) { return Load<1>(from, i)[0]; }
+__device__ inline float LoadOne(const ConstElements& from, int64_t i) {
+  return Load<1>(from, i)[0];
+}
 __device__ inline void StoreOne(const Elements& to, int64_t i, float value) {
   Store<1>(to, i, {{value}});
 }
@@ -150,25 +152,28 @@ struct Sum {
   static constexpr float kNeutral = 0;
 };
 
+// Returns to every thread the reduction over its warp.
+template <typename Operation>
+__device__ float WarpReduce(float value) {
+  for (int half = 16; half > 0; half /= 2) {
+    value = Operation::Join(value, __shfl_xor_sync(0xffffffffu, value, half));
+  }
+  return value;
+}
+
 // Returns to every thread the reduction over the block's values. The order is a fixed tree, so the
 // result is deterministic. REQUIRES: whole warps, at most 32.
 template <typename Operation>
 __device__ float BlockReduce(float value) {
   __shared__ float shared[32];
-  for (int half = 16; half > 0; half /= 2) {
-    value = Operation::Join(value, __shfl_xor_sync(0xffffffffu, value, half));
-  }
+  value = WarpReduce<Operation>(value);
   const unsigned warps = blockDim.x / 32;
   if (warps == 1) return value;
   const unsigned lane = threadIdx.x % 32;
   __syncthreads();  // waits until the previous use of `shared` is over
   if (lane == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  value = lane < warps ? shared[lane] : Operation::kNeutral;
-  for (int half = 16; half > 0; half /= 2) {
-    value = Operation::Join(value, __shfl_xor_sync(0xffffffffu, value, half));
-  }
-  return value;
+  return WarpReduce<Operation>(lane < warps ? shared[lane] : Operation::kNeutral);
 }
 
 }  // namespace spillway

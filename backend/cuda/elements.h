@@ -27,7 +27,7 @@ struct Elements {
 
   constexpr Elements() = default;
   constexpr Elements(void* first, bool is_bf16) : data(first), bf16(is_bf16) {}
-  constexpr Elements(float* floats) : data(floats) {}                   // NOLINT: implicit
+  constexpr Elements(float* floats) : data(floats) {}                // NOLINT: implicit
   constexpr operator ConstElements() const { return {data, bf16}; }  // NOLINT: implicit
   std::byte* bytes() const { return static_cast<std::byte*>(data); }
   // Returns the bytes of `count` elements.

@@ -1,6 +1,7 @@
 // The small kernels that cuDNN and cuBLAS lack, as host functions that enqueue them on a stream.
 //
-// All pointers are device pointers to dense elements (int32 for labels), and counts are in elements. No function waits for the device. Unless a comment says otherwise, operands may be the
+// All pointers are device pointers to dense elements (int32 for labels), and counts are in
+// elements. No function waits for the device. Unless a comment says otherwise, operands may be the
 // same memory (in-place operation) but must not overlap in part. `accumulate` adds to the output
 // instead of overwriting it. Each function throws `Error` if the launch fails. Results are
 // deterministic.

@@ -14,9 +14,10 @@ constexpr std::string_view kAtomic = "atomic";
 
 void RequireBf16(const Op& op, bool bf16) {
   if (bf16) return;
-  throw InputError(fmt::format("op '{}' (attention): the CUDA backend computes it in bfloat16 only; "
-                               "attention in float32 needs a matrix of scores (--attention math)",
-                               op.name));
+  throw InputError(
+      fmt::format("op '{}' (attention): the CUDA backend computes it in bfloat16 only; "
+                  "attention in float32 needs a matrix of scores (--attention math)",
+                  op.name));
 }
 
 AttentionShape ShapeOf(const Op& op, int64_t batch) {
@@ -75,9 +76,10 @@ void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands&
                            ? library.ForwardWorkspace(shape, op.Flag("training"), activity)
                            : library.BackwardWorkspace(shape, activity);
   if (launch.workspace.size < needed) {
-    throw InputError(fmt::format("op '{}' (attention) needs a workspace of {} bytes and has {}; "
-                                 "record its costs, which say how large the workspace is",
-                                 op.name, needed.count(), launch.workspace.size.count()));
+    throw InputError(
+        fmt::format("op '{}' (attention) needs a workspace of {} bytes and has {}; "
+                    "record its costs, which say how large the workspace is",
+                    op.name, needed.count(), launch.workspace.size.count()));
   }
   if (op.phase == Phase::kForward) {
     float* log_sum_exp = op.Flag("training") ? operands.Output(kLogSumExp, sums) : nullptr;
@@ -86,9 +88,10 @@ void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands&
   }
   for (size_t i = 0; i < launch.outputs.size(); ++i) {
     if (!op.Accumulates(i)) continue;
-    throw InputError(fmt::format("op '{}' (attention): the CUDA backend cannot add to a gradient "
-                                 "that another op has begun",
-                                 op.name));
+    throw InputError(
+        fmt::format("op '{}' (attention): the CUDA backend cannot add to a gradient "
+                    "that another op has begun",
+                    op.name));
   }
   library.Backward(shape, q, k, v, read(kY, queries), read(kDy, queries),
                    operands.Input(kLogSumExp, sums), write(kDx, queries), write(kDx2, keys),

@@ -443,8 +443,7 @@ void CudaKernels::Impl::GatherRows(const Op& op, const SlotLaunch& launch,
   }
 }
 
-void CudaKernels::Impl::Multiply(const Op& op, const SlotLaunch& launch,
-                                 const Operands& operands) {
+void CudaKernels::Impl::Multiply(const Op& op, const SlotLaunch& launch, const Operands& operands) {
   const int64_t elements = op.IntAttribute("elements");
   const int64_t count = launch.batch * elements;
   const ConstElements a = operands.Read(kX, elements), b = operands.Read(kX2, elements);
@@ -460,11 +459,10 @@ void CudaKernels::Impl::Multiply(const Op& op, const SlotLaunch& launch,
 void CudaKernels::Impl::Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands) {
   const std::vector<int64_t> sizes = ParameterSizes(op, launch);
   for (size_t i = 0; i < sizes.size(); ++i) {
-    SgdMomentum(operands.WriteShared(kParameter, sizes[i], i),
-                operands.ReadShared(kGradient, sizes[i], i),
-                operands.WriteShared(kMomentum, sizes[i], i), sizes[i],
-                FloatOf(op, "learning_rate"), FloatOf(op, "momentum"), FloatOf(op, "weight_decay"),
-                stream);
+    SgdMomentum(
+        operands.WriteShared(kParameter, sizes[i], i), operands.ReadShared(kGradient, sizes[i], i),
+        operands.WriteShared(kMomentum, sizes[i], i), sizes[i], FloatOf(op, "learning_rate"),
+        FloatOf(op, "momentum"), FloatOf(op, "weight_decay"), stream);
   }
 }
 

@@ -1,9 +1,9 @@
 // The kernel layer of the CUDA backend, which executes any slot of any op on real device memory.
 //
-// Convolutions, bias, LRN, batch normalisation and fused attention use cuDNN. Products of matrices use cuBLAS, and on
-// sequences cuBLASLt. All other ops use kernels of this project. The layer allocates nothing per launch and makes no choices: memory,
-// algorithm and micro-batch come from the caller. It supports every op type for which FORMAT.md
-// gives a contract.
+// Convolutions, bias, LRN, batch normalisation and fused attention use cuDNN. Products of matrices
+// use cuBLAS, and on sequences cuBLASLt. All other ops use kernels of this project. The layer
+// allocates nothing per launch and makes no choices: memory, algorithm and micro-batch come from
+// the caller. It supports every op type for which FORMAT.md gives a contract.
 //
 // FORMAT.md leaves these conventions to the implementation:
 // - Average pooling divides by the size of the window clipped to the padded input.

@@ -9,9 +9,10 @@ namespace spillway {
 bool IsBf16(const Op& op, DataType type) {
   if (type == DataType::kBfloat16) return true;
   if (type == DataType::kFloat32) return false;
-  throw InputError(fmt::format("op '{}' ({}): an operand is {}; the CUDA backend computes with "
-                               "float32 and bfloat16",
-                               op.name, Name(op.type), Name(type)));
+  throw InputError(
+      fmt::format("op '{}' ({}): an operand is {}; the CUDA backend computes with "
+                  "float32 and bfloat16",
+                  op.name, Name(op.type), Name(type)));
 }
 
 Elements Operands::Take(std::span<const DeviceRange> ranges, std::optional<size_t> i,
@@ -53,9 +54,10 @@ std::vector<int64_t> ParameterSizes(const Op& op, const SlotLaunch& launch) {
     left -= sizes.back();
   }
   if (left == 0) return sizes;
-  throw InputError(fmt::format("op '{}' ({}): the parameters have {} elements less than the {} of "
-                               "attribute 'elements'",
-                               op.name, Name(op.type), left, op.IntAttribute("elements")));
+  throw InputError(
+      fmt::format("op '{}' ({}): the parameters have {} elements less than the {} of "
+                  "attribute 'elements'",
+                  op.name, Name(op.type), left, op.IntAttribute("elements")));
 }
 
 GradientScale ParameterScale(const Op& op, const SlotLaunch& launch, Role gradient) {

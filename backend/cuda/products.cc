@@ -85,8 +85,7 @@ void Products::SetStream(cudaStream_t stream) {
 }
 
 template <typename IsBf16>
-std::vector<Products::Product> Products::Plan(const Op& op, int64_t batch,
-                                              const IsBf16& is_bf16) {
+std::vector<Products::Product> Products::Plan(const Op& op, int64_t batch, const IsBf16& is_bf16) {
   std::vector<Product> products;
   const bool forward = op.phase == Phase::kForward;
   if (op.type == OpType::kLinear) {
@@ -105,7 +104,8 @@ std::vector<Products::Product> Products::Plan(const Op& op, int64_t batch,
         p.shape.m = n, p.shape.n = in, p.shape.k = out;
         p.shape.row_a = out, p.shape.row_b = in, p.shape.row_c = in;
       }
-      Product& p = products.emplace_back(Product{kDy, kX, kDweight, rows * out, rows * in, in * out});
+      Product& p =
+          products.emplace_back(Product{kDy, kX, kDweight, rows * out, rows * in, in * out});
       p.shape.m = out, p.shape.n = in, p.shape.k = n;
       p.shape.transpose_a = true;
       p.shape.row_a = out, p.shape.row_b = in, p.shape.row_c = in;
@@ -119,8 +119,7 @@ std::vector<Products::Product> Products::Plan(const Op& op, int64_t batch,
                            s.rows * s.rows};
     const auto add = [&](Role a, Role b, Role c, const HeadMatrix& of_a, const HeadMatrix& of_b,
                          const HeadMatrix& of_c, int64_t n, int64_t k) -> Product& {
-      Product& p =
-          products.emplace_back(Product{a, b, c, of_a.sample, of_b.sample, of_c.sample});
+      Product& p = products.emplace_back(Product{a, b, c, of_a.sample, of_b.sample, of_c.sample});
       p.shape.m = s.rows, p.shape.n = n, p.shape.k = k;
       p.shape.row_a = of_a.row, p.shape.row_b = of_b.row, p.shape.row_c = of_c.row;
       p.shape.levels = {{{batch, of_a.sample, of_b.sample, of_c.sample},
@@ -197,17 +196,18 @@ std::vector<Candidate> Products::Candidates(const Op& op, size_t slot, int64_t b
     const std::vector<Candidate> none{{"", Bytes(0), true}};
     for (const Candidate& before : candidates.empty() ? none : candidates) {
       for (size_t i = 0; i < count; ++i) {
-        joined.push_back({before.algorithm + (before.algorithm.empty() ? "" : "+") + offered[i].name,
-                          std::max(before.workspace, copies + offered[i].workspace),
-                          before.deterministic && offered[i].deterministic});
+        joined.push_back(
+            {before.algorithm + (before.algorithm.empty() ? "" : "+") + offered[i].name,
+             std::max(before.workspace, copies + offered[i].workspace),
+             before.deterministic && offered[i].deterministic});
       }
     }
     candidates = std::move(joined);
     if (candidates.empty()) {
-      throw InputError(fmt::format("op '{}', slot '{}': cuBLASLt {} has no algorithm for {} at "
-                                   "batch {}",
-                                   op.name, op.slots[slot].name, MatmulLibrary::Version(),
-                                   op.slots[slot].signature, batch));
+      throw InputError(fmt::format(
+          "op '{}', slot '{}': cuBLASLt {} has no algorithm for {} at "
+          "batch {}",
+          op.name, op.slots[slot].name, MatmulLibrary::Version(), op.slots[slot].signature, batch));
     }
   }
   return candidates;
@@ -233,10 +233,11 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
       const int64_t count = elements * (shared ? 1 : launch.batch);
       const Bytes size = AlignedCopy(count);
       if (workspace.size < size) {
-        throw InputError(fmt::format("op '{}' ({}): its workspace of {} bytes has no place for an "
-                                     "operand in bfloat16; record the op's costs, which say how "
-                                     "large the workspace is",
-                                     op.name, Name(op.type), launch.workspace.size.count()));
+        throw InputError(
+            fmt::format("op '{}' ({}): its workspace of {} bytes has no place for an "
+                        "operand in bfloat16; record the op's costs, which say how "
+                        "large the workspace is",
+                        op.name, Name(op.type), launch.workspace.size.count()));
       }
       const Elements copy{workspace.data, true};
       CopyRows(operand, count, copy, count, count, 1, false, stream_);
@@ -247,8 +248,8 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
     const ConstElements a = take(p.a, p.a_elements, p.convert_a);
     const ConstElements b = take(p.b, p.b_elements, p.convert_b);
     const bool parameter = p.c == kDweight;
-    const Elements c = parameter ? operands.WriteShared(p.c, p.c_elements)
-                                 : operands.Write(p.c, p.c_elements);
+    const Elements c =
+        parameter ? operands.WriteShared(p.c, p.c_elements) : operands.Write(p.c, p.c_elements);
     GradientScale scale{p.alpha, 0};
     if (parameter) {
       scale = ParameterScale(op, launch, p.c);

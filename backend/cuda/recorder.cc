@@ -90,8 +90,8 @@ class OpMemory {
       const DeviceRange range{buffer.data(), buffer.size(), trace.tensor(root).dtype};
       FillUniform(ElementsOf(range), CountOf(range), ++sequence, 1, stream);
     }
-    for (const auto& [role, classes] : {std::pair{Role::kLabels, "elements"},
-                                        std::pair{Role::kIndices, "vocabulary"}}) {
+    for (const auto& [role, classes] :
+         {std::pair{Role::kLabels, "elements"}, std::pair{Role::kIndices, "vocabulary"}}) {
       const auto labels = InputIndex(op, role);
       if (!labels) continue;
       const DeviceRange& range = inputs_.at(*labels);

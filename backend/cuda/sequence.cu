@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <type_traits>
 
 #include "backend/cuda/elements.cuh"
 
@@ -51,51 +52,94 @@ struct RowPart {
   }
 };
 
-// Returns the column of the thread's part number `i`.
-__device__ int64_t ColumnOf(int i) { return (int64_t{i} * blockDim.x + threadIdx.x) * 4; }
+// The threads that work on one row together: a warp, or the block.
+template <bool kWarp>
+struct Team {
+  static constexpr bool kIsWarp = kWarp;
+  static constexpr unsigned kWarps = 4;  // of a block of warps
+
+  __device__ static unsigned rank() { return kWarp ? threadIdx.x % 32 : threadIdx.x; }
+  __device__ static unsigned size() { return kWarp ? 32 : blockDim.x; }
+  __device__ static int64_t row() {
+    return kWarp ? int64_t{blockIdx.x} * kWarps + threadIdx.x / 32 : int64_t{blockIdx.x};
+  }
+  // Returns the column of the thread's part number `i`.
+  __device__ static int64_t Column(int i) { return (int64_t{i} * size() + rank()) * 4; }
+  template <typename Operation>
+  __device__ static float Reduce(float value) {
+    return kWarp ? WarpReduce<Operation>(value) : BlockReduce<Operation>(value);
+  }
+  static unsigned Threads() { return kWarp ? kWarps * 32 : kThreads; }
+  static unsigned Blocks(int64_t rows) {
+    return static_cast<unsigned>(kWarp ? (rows + kWarps - 1) / kWarps : rows);
+  }
+};
+
+// Calls run(team, parts) with the team for rows of so many columns and the number of parts, as a
+// constant, that each of its threads keeps in registers. REQUIRES: columns <= kMostNormFeatures.
+template <typename Run>
+void WithTeam(int64_t columns, const Run& run) {
+  const Team<true> warp;
+  const int64_t of_warp = (columns + 127) / 128;
+  if (of_warp <= 1) return run(warp, std::integral_constant<int, 1>());
+  if (of_warp <= 2) return run(warp, std::integral_constant<int, 2>());
+  if (of_warp <= 4) return run(warp, std::integral_constant<int, 4>());
+  if (of_warp <= 6) return run(warp, std::integral_constant<int, 6>());
+  if (of_warp <= 8) return run(warp, std::integral_constant<int, 8>());
+  const Team<false> block;
+  const int64_t of_block = (columns + 4 * kThreads - 1) / (4 * kThreads);
+  if (of_block <= 2) return run(block, std::integral_constant<int, 2>());
+  if (of_block <= 4) return run(block, std::integral_constant<int, 4>());
+  if (of_block <= 8) return run(block, std::integral_constant<int, 8>());
+  run(block, std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>());
+}
 
 struct NormForwardCall {
   ConstElements x, weight, bias;  // without bias, its data are null
   Elements y;
   float* mean;
   float* inv_std;
+  int64_t rows;
   int64_t features;
   float epsilon;
   bool wide;
 };
 
-// Each block normalises one row, of which each thread keeps `kParts` parts.
-template <int kParts>
+// Each team normalises one row, of which each thread keeps `kParts` parts.
+template <typename Team, int kParts>
 __global__ void NormForwardKernel(NormForwardCall call) {
+  const int64_t r = Team::row();
+  if (r >= call.rows) return;
   const bool centred = call.bias.data != nullptr;
   const auto count = static_cast<float>(call.features);
-  const RowPart row{blockIdx.x * call.features, call.features, call.wide};
+  const RowPart row{r * call.features, call.features, call.wide};
   const RowPart shared{0, call.features, call.wide};
   Floats<4> x[kParts];
+  for (int i = 0; i < kParts; ++i) x[i] = row.Get(call.x, Team::Column(i));
   float mean = 0;
   for (int i = 0; i < kParts; ++i) {
-    x[i] = row.Get(call.x, ColumnOf(i));
     for (const float value : x[i].v) mean += value;
   }
-  mean = centred ? BlockReduce<Sum>(mean) / count : 0;
+  mean = centred ? Team::template Reduce<Sum>(mean) / count : 0;
   float variance = 0;
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
-      x[i].v[k] = ColumnOf(i) + k < call.features ? x[i].v[k] - mean : 0;
+      x[i].v[k] = Team::Column(i) + k < call.features ? x[i].v[k] - mean : 0;
       variance += x[i].v[k] * x[i].v[k];
     }
   }
-  const float inv_std = 1 / sqrtf(BlockReduce<Sum>(variance) / count + call.epsilon);
-  if (threadIdx.x == 0 && call.inv_std != nullptr) {
-    if (call.mean != nullptr) call.mean[blockIdx.x] = mean;
-    call.inv_std[blockIdx.x] = inv_std;
+  variance = Team::template Reduce<Sum>(variance) / count;
+  const float inv_std = 1 / sqrtf(variance + call.epsilon);
+  if (Team::rank() == 0 && call.inv_std != nullptr) {
+    if (call.mean != nullptr) call.mean[r] = mean;
+    call.inv_std[r] = inv_std;
   }
   for (int i = 0; i < kParts; ++i) {
-    const Floats<4> weight = shared.Get(call.weight, ColumnOf(i));
+    const Floats<4> weight = shared.Get(call.weight, Team::Column(i));
     Floats<4> bias{};
-    if (centred) bias = shared.Get(call.bias, ColumnOf(i));
+    if (centred) bias = shared.Get(call.bias, Team::Column(i));
     for (int k = 0; k < 4; ++k) x[i].v[k] = weight.v[k] * (x[i].v[k] * inv_std) + bias.v[k];
-    row.Put(call.y, ColumnOf(i), x[i], false);
+    row.Put(call.y, Team::Column(i), x[i], false);
   }
 }
 
@@ -112,29 +156,45 @@ struct NormBackwardCall {
   bool wide;
 };
 
-// Each block works on every gridDim.x-th row and sums up the gradients of the parameters.
+// Adds up the parts of the teams of a block in a fixed order and writes the sums to row blockIdx.x.
+template <typename Team, int kParts>
+__device__ void PutTeamSums(const Floats<4> (&parts)[kParts], float* sums, int64_t features,
+                            bool wide) {
+  const RowPart out{blockIdx.x * features, features, wide};
+  const unsigned teams = blockDim.x / Team::size();
+  for (unsigned team = 0; team < teams; ++team) {
+    if (threadIdx.x / Team::size() == team) {
+      for (int i = 0; i < kParts; ++i) out.Put(sums, Team::Column(i), parts[i], team > 0);
+    }
+    __syncthreads();
+  }
+}
+
+// Each team works on every so many rows and sums up the gradients of the parameters.
 //
 // dx = inv_std * (g - mean(g) - n * mean(g * n)) with g = weight * dy and n = (x - mean) * inv_std,
 // where each mean() is taken over the row. Without a mean, mean(g) is left out.
-template <int kParts>
+template <typename Team, int kParts>
 __global__ void NormBackwardKernel(NormBackwardCall call) {
   const bool centred = call.mean != nullptr;
+  const auto count = static_cast<float>(call.features);
   const RowPart shared{0, call.features, call.wide};
   Floats<4> weight[kParts], dweight[kParts] = {}, dbias[kParts] = {};
-  for (int i = 0; i < kParts; ++i) weight[i] = shared.Get(call.weight, ColumnOf(i));
-  for (int64_t r = blockIdx.x; r < call.rows; r += gridDim.x) {
+  for (int i = 0; i < kParts; ++i) weight[i] = shared.Get(call.weight, Team::Column(i));
+  const int64_t step = int64_t{gridDim.x} * (blockDim.x / Team::size());
+  for (int64_t r = Team::row(); r < call.rows; r += step) {
     const RowPart row{r * call.features, call.features, call.wide};
-    const float mean = centred ? call.mean[r] : 0;
-    const float inv_std = call.inv_std[r];
     Floats<4> normal[kParts], gradient[kParts];
     for (int i = 0; i < kParts; ++i) {
-      normal[i] = row.Get(call.x, ColumnOf(i));
-      gradient[i] = row.Get(call.dy, ColumnOf(i));
+      normal[i] = row.Get(call.x, Team::Column(i));
+      gradient[i] = row.Get(call.dy, Team::Column(i));
     }
+    const float mean = centred ? call.mean[r] : 0;
+    const float inv_std = call.inv_std[r];
     float sum = 0, product = 0;
     for (int i = 0; i < kParts; ++i) {
       for (int k = 0; k < 4; ++k) {
-        const bool inside = ColumnOf(i) + k < call.features;
+        const bool inside = Team::Column(i) + k < call.features;
         normal[i].v[k] = inside ? (normal[i].v[k] - mean) * inv_std : 0;
         dweight[i].v[k] += gradient[i].v[k] * normal[i].v[k];
         dbias[i].v[k] += gradient[i].v[k];
@@ -144,33 +204,17 @@ __global__ void NormBackwardKernel(NormBackwardCall call) {
       }
     }
     if (call.dx.data == nullptr) continue;
-    sum = centred ? BlockReduce<Sum>(sum) / static_cast<float>(call.features) : 0;
-    product = BlockReduce<Sum>(product) / static_cast<float>(call.features);
+    sum = centred ? Team::template Reduce<Sum>(sum) / count : 0;
+    product = Team::template Reduce<Sum>(product) / count;
     for (int i = 0; i < kParts; ++i) {
       for (int k = 0; k < 4; ++k) {
         gradient[i].v[k] = inv_std * (gradient[i].v[k] - sum - normal[i].v[k] * product);
       }
-      row.Put(call.dx, ColumnOf(i), gradient[i], call.accumulate);
+      row.Put(call.dx, Team::Column(i), gradient[i], call.accumulate);
     }
   }
-  const RowPart out{blockIdx.x * call.features, call.features, call.wide};
-  for (int i = 0; i < kParts; ++i) {
-    out.Put(call.dweight, ColumnOf(i), dweight[i], false);
-    if (call.dbias != nullptr) out.Put(call.dbias, ColumnOf(i), dbias[i], false);
-  }
-}
-
-// Calls run(parts, threads) with the least number of parts, as a constant, of which threads that
-// are at most 256 can keep a row.
-template <typename Run>
-void WithParts(int64_t features, const Run& run) {
-  const unsigned threads = RowThreads(features, kThreads);
-  const int64_t parts = (features + threads * 4 - 1) / (threads * 4);
-  if (parts <= 1) return run(std::integral_constant<int, 1>(), threads);
-  if (parts <= 2) return run(std::integral_constant<int, 2>(), threads);
-  if (parts <= 4) return run(std::integral_constant<int, 4>(), threads);
-  if (parts <= 8) return run(std::integral_constant<int, 8>(), threads);
-  return run(std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>(), threads);
+  PutTeamSums<Team>(dweight, call.dweight, call.features, call.wide);
+  if (call.dbias != nullptr) PutTeamSums<Team>(dbias, call.dbias, call.features, call.wide);
 }
 
 // Six blocks on each multiprocessor of an H100 leave none idle.
@@ -179,8 +223,8 @@ constexpr int64_t kMostNormBlocks = 132 * 6;
 // --- Sums over rows
 
 constexpr int64_t kSumBlocks = 132 * 8;  // more blocks are not needed to keep an H100 busy
-constexpr unsigned kSumColumns = 32;  // columns of a block
-constexpr unsigned kSumRows = 16;     // rows that a block reads at a time
+constexpr unsigned kSumColumns = 128;    // columns of a block, four of each thread
+constexpr unsigned kSumRows = 8;         // rows that a block reads at a time
 
 struct SumColumnsCall {
   ConstElements in;
@@ -190,57 +234,62 @@ struct SumColumnsCall {
   float* partial;
   Elements out;
   GradientScale scale;
+  bool wide;
 };
 
-// Block (c, g, s) sums the columns of one warp over part s of the rows of group g.
+// Block (c, g, s) sums some columns over part s of the rows of group g.
 __global__ void SumColumnsKernel(SumColumnsCall call) {
-  const int64_t column = int64_t{blockIdx.x} * kSumColumns + threadIdx.x;
+  const int64_t column = int64_t{blockIdx.x} * kSumColumns + threadIdx.x * 4;
   const int64_t begin = min(int64_t{blockIdx.y} * call.span, call.length);
   const int64_t inner = min(call.span, call.length - begin);  // rows of one sample
   const int64_t from = blockIdx.z * call.rows_per_block;
   const int64_t to = min(from + call.rows_per_block, call.samples * inner);
-  float sum = 0;
+  Floats<4> sum{};
   if (column < call.columns) {
 #pragma unroll 4
     for (int64_t r = from + threadIdx.y; r < to; r += kSumRows) {
-      const int64_t sample = Quotient(r, inner);
+      const int64_t sample = call.samples == 1 ? 0 : Quotient(r, inner);
       const int64_t row = sample * call.length + begin + r - sample * inner;
-      sum += LoadOne(call.in, row * call.columns + column);
+      const Floats<4> part =
+          RowPart{row * call.columns, call.columns, call.wide}.Get(call.in, column);
+      for (int k = 0; k < 4; ++k) sum.v[k] += part.v[k];
     }
   }
-  __shared__ float shared[kSumRows][kSumColumns];
+  __shared__ Floats<4> shared[kSumRows][kSumColumns / 4];
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  for (unsigned half = kSumRows / 2; half > 0; half /= 2) {
-    if (threadIdx.y < half) {
-      shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + half][threadIdx.x];
-    }
-    __syncthreads();
+  if (threadIdx.y != 0) return;
+  for (unsigned y = 1; y < kSumRows; ++y) {
+    for (int k = 0; k < 4; ++k) sum.v[k] += shared[y][threadIdx.x].v[k];
   }
-  if (threadIdx.y != 0 || column >= call.columns) return;
-  sum = shared[0][threadIdx.x];
   const int64_t group = blockIdx.y;
-  if (call.partial != nullptr) {
-    call.partial[(group * gridDim.z + blockIdx.z) * call.columns + column] = sum;
-    return;
+  const bool last = call.partial == nullptr;
+  const int64_t at = last ? group : group * gridDim.z + blockIdx.z;
+  for (int k = 0; k < 4 && column + k < call.columns; ++k) {
+    const int64_t i = at * call.columns + column + k;
+    if (!last) {
+      call.partial[i] = sum.v[k];
+    } else {
+      const float old = call.scale.beta == 0 ? 0 : call.scale.beta * LoadOne(call.out, i);
+      StoreOne(call.out, i, call.scale.alpha * sum.v[k] + old);
+    }
   }
-  const int64_t at = group * call.columns + column;
-  const float old = call.scale.beta == 0 ? 0 : call.scale.beta * LoadOne(call.out, at);
-  StoreOne(call.out, at, call.scale.alpha * sum + old);
 }
 
 void LaunchSumColumns(const SumColumnsCall& call, int64_t groups, int64_t parts,
                       cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((call.columns + kSumColumns - 1) / kSumColumns),
                   static_cast<unsigned>(groups), static_cast<unsigned>(parts));
-  SumColumnsKernel<<<grid, dim3(kSumColumns, kSumRows), 0, stream>>>(call);
+  SumColumnsKernel<<<grid, dim3(kSumColumns / 4, kSumRows), 0, stream>>>(call);
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
 // Reduces `parts` rows of sums that lie in the scratch.
 void SumParts(float* partial, int64_t parts, int64_t groups, int64_t columns, Elements out,
               GradientScale scale, cudaStream_t stream) {
-  const SumColumnsCall call{partial, 1, groups * parts, parts, columns, parts, nullptr, out, scale};
+  const bool wide = WideRows(columns, {partial});
+  const SumColumnsCall call{partial, 1,   groups * parts, parts, columns, parts,
+                            nullptr, out, scale,          wide};
   LaunchSumColumns(call, groups, 1, stream);
 }
 
@@ -395,58 +444,163 @@ __global__ void RotateKernel(RotateCall call) {
 
 // --- Softmax and loss
 
-// Each block computes the softmax of one row in two passes, of which the second mostly finds the
-// row in a cache.
-__global__ void SoftmaxKernel(ConstElements x, Elements y, int64_t columns, bool causal,
-                              bool wide) {
-  const int64_t count = causal ? blockIdx.x % columns + 1 : columns;
-  const RowPart row{blockIdx.x * columns, columns, wide};
+// The most columns of a row whose softmax a warp keeps in registers.
+constexpr int64_t kMostWarpColumns = 1024;
+
+// Each warp computes the softmax of one row.
+template <int kParts>
+__global__ void SoftmaxRowsKernel(ConstElements x, Elements y, int64_t rows, int64_t columns,
+                                  bool causal, bool wide) {
+  using Warp = Team<true>;
+  const int64_t r = Warp::row();
+  if (r >= rows) return;
+  const int64_t count = causal ? r - Quotient(r, columns) * columns + 1 : columns;
+  const RowPart row{r * columns, columns, wide};
+  Floats<4> part[kParts];
+  for (int i = 0; i < kParts; ++i) {
+    if (Warp::Column(i) < count) part[i] = row.Get(x, Warp::Column(i));
+  }
   float largest = -INFINITY, sum = 0;
-  for (int64_t column = threadIdx.x * 4; column < count; column += blockDim.x * 4) {
+  for (int i = 0; i < kParts; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      if (Warp::Column(i) + k < count) largest = fmaxf(largest, part[i].v[k]);
+    }
+  }
+  largest = WarpReduce<Max>(largest);
+  for (int i = 0; i < kParts; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      part[i].v[k] = Warp::Column(i) + k < count ? expf(part[i].v[k] - largest) : 0;
+      sum += part[i].v[k];
+    }
+  }
+  sum = WarpReduce<Sum>(sum);
+  for (int i = 0; i < kParts; ++i) {
+    for (float& value : part[i].v) value /= sum;
+    row.Put(y, Warp::Column(i), part[i], false);
+  }
+}
+
+template <int kParts>
+__global__ void SoftmaxBackwardRowsKernel(ConstElements y, ConstElements dy, Elements dx,
+                                          bool accumulate, int64_t rows, int64_t columns,
+                                          bool causal, bool wide) {
+  using Warp = Team<true>;
+  const int64_t r = Warp::row();
+  if (r >= rows) return;
+  const int64_t count = causal ? r - Quotient(r, columns) * columns + 1 : columns;
+  const RowPart row{r * columns, columns, wide};
+  Floats<4> p[kParts], gradient[kParts];
+  for (int i = 0; i < kParts; ++i) {
+    if (Warp::Column(i) >= count) continue;
+    p[i] = row.Get(y, Warp::Column(i));
+    gradient[i] = row.Get(dy, Warp::Column(i));
+  }
+  float sum = 0;
+  for (int i = 0; i < kParts; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      if (Warp::Column(i) + k < count) sum += p[i].v[k] * gradient[i].v[k];
+    }
+  }
+  sum = WarpReduce<Sum>(sum);
+  for (int i = 0; i < kParts; ++i) {
+    for (int k = 0; k < 4; ++k) {
+      const bool inside = Warp::Column(i) + k < count;
+      p[i].v[k] = inside ? p[i].v[k] * (gradient[i].v[k] - sum) : 0;
+    }
+    row.Put(dx, Warp::Column(i), p[i], accumulate);
+  }
+}
+
+// The columns of a row in parts of four whose addresses are aligned, wherever the row begins.
+struct AlignedRow {
+  int64_t first;
+  int64_t columns;
+  bool aligned;  // the array begins at an aligned address
+
+  // Returns the first column, which is in front of the row if the row's address is not aligned.
+  __device__ int64_t begin() const { return -(first & 3) + threadIdx.x * 4; }
+  __device__ bool Whole(int64_t column) const {
+    return aligned && column >= 0 && column + 4 <= columns;
+  }
+  __device__ bool Has(int64_t column) const { return column >= 0 && column < columns; }
+  __device__ Floats<4> Get(const ConstElements& from, int64_t column) const {
+    Floats<4> part{};
+    if (Whole(column)) {
+      const Pack<4> pack = Load<4>(from, first + column);
+      for (int k = 0; k < 4; ++k) part.v[k] = pack[k];
+    } else {
+      for (int k = 0; k < 4; ++k) {
+        if (Has(column + k)) part.v[k] = LoadOne(from, first + column + k);
+      }
+    }
+    return part;
+  }
+  __device__ void Put(const Elements& to, int64_t column, const Floats<4>& part,
+                      bool accumulate) const {
+    if (Whole(column)) {
+      StoreOrAdd<4>(to, first + column, part, accumulate);
+    } else {
+      for (int k = 0; k < 4; ++k) {
+        if (Has(column + k)) {
+          StoreOrAdd<1>(to, first + column + k, {{part.v[k]}}, accumulate);
+        }
+      }
+    }
+  }
+};
+
+// Each block computes the softmax of one row in two passes.
+__global__ void SoftmaxKernel(ConstElements x, Elements y, int64_t columns, bool causal,
+                              bool aligned) {
+  const int64_t count = causal ? blockIdx.x % columns + 1 : columns;
+  const AlignedRow row{blockIdx.x * columns, columns, aligned};
+  const auto has = [&](int64_t column) { return column >= 0 && column < count; };
+  float largest = -INFINITY, sum = 0;
+#pragma unroll 2
+  for (int64_t column = row.begin(); column < count; column += blockDim.x * 4) {
     const Floats<4> part = row.Get(x, column);
     float most = largest;
     for (int k = 0; k < 4; ++k) {
-      if (column + k < count) most = fmaxf(most, part.v[k]);
+      if (has(column + k)) most = fmaxf(most, part.v[k]);
     }
     if (most > largest) {
       sum *= expf(largest - most);
       largest = most;
     }
     for (int k = 0; k < 4; ++k) {
-      if (column + k < count) sum += expf(part.v[k] - largest);
+      if (has(column + k)) sum += expf(part.v[k] - largest);
     }
   }
   const float all = BlockReduce<Max>(largest);
   sum = BlockReduce<Sum>(largest == -INFINITY ? sum : sum * expf(largest - all));
-  for (int64_t column = threadIdx.x * 4; column < columns; column += blockDim.x * 4) {
-    Floats<4> part{};
-    if (column < count) part = row.Get(x, column);
+#pragma unroll 2
+  for (int64_t column = row.begin(); column < columns; column += blockDim.x * 4) {
+    Floats<4> part = row.Get(x, column);
     for (int k = 0; k < 4; ++k) {
-      part.v[k] = column + k < count ? expf(part.v[k] - all) / sum : 0;
+      part.v[k] = has(column + k) ? expf(part.v[k] - all) / sum : 0;
     }
     row.Put(y, column, part, false);
   }
 }
 
 __global__ void SoftmaxBackwardKernel(ConstElements y, ConstElements dy, Elements dx,
-                                      bool accumulate, int64_t columns, bool causal, bool wide) {
+                                      bool accumulate, int64_t columns, bool causal, bool aligned) {
   const int64_t count = causal ? blockIdx.x % columns + 1 : columns;
-  const RowPart row{blockIdx.x * columns, columns, wide};
+  const AlignedRow row{blockIdx.x * columns, columns, aligned};
+  const auto has = [&](int64_t column) { return column >= 0 && column < count; };
   float sum = 0;
-  for (int64_t column = threadIdx.x * 4; column < count; column += blockDim.x * 4) {
+  for (int64_t column = row.begin(); column < count; column += blockDim.x * 4) {
     const Floats<4> p = row.Get(y, column), gradient = row.Get(dy, column);
     for (int k = 0; k < 4; ++k) {
-      if (column + k < count) sum += p.v[k] * gradient.v[k];
+      if (has(column + k)) sum += p.v[k] * gradient.v[k];
     }
   }
   sum = BlockReduce<Sum>(sum);
-  for (int64_t column = threadIdx.x * 4; column < columns; column += blockDim.x * 4) {
-    Floats<4> part{};
-    if (column < count) {
-      const Floats<4> p = row.Get(y, column), gradient = row.Get(dy, column);
-      for (int k = 0; k < 4; ++k) {
-        part.v[k] = column + k < count ? p.v[k] * (gradient.v[k] - sum) : 0;
-      }
+  for (int64_t column = row.begin(); column < columns; column += blockDim.x * 4) {
+    const Floats<4> gradient = row.Get(dy, column);
+    Floats<4> part = row.Get(y, column);
+    for (int k = 0; k < 4; ++k) {
+      part.v[k] = has(column + k) ? part.v[k] * (gradient.v[k] - sum) : 0;
     }
     row.Put(dx, column, part, accumulate);
   }
@@ -468,10 +622,11 @@ __global__ void CrossEntropyKernel(ConstElements y, const int32_t* labels, float
 }
 
 __global__ void LossBackwardKernel(ConstElements y, const int32_t* labels, Elements dx,
-                                   int64_t classes, float scale, bool wide) {
-  const RowPart row{blockIdx.x * classes, classes, wide};
+                                   int64_t classes, float scale, bool aligned) {
+  const AlignedRow row{blockIdx.x * classes, classes, aligned};
   const int64_t label = labels[blockIdx.x];
-  for (int64_t column = threadIdx.x * 4; column < classes; column += blockDim.x * 4) {
+#pragma unroll 2
+  for (int64_t column = row.begin(); column < classes; column += blockDim.x * 4) {
     Floats<4> part = row.Get(y, column);
     for (int k = 0; k < 4; ++k) part.v[k] = scale * (part.v[k] - (column + k == label ? 1 : 0));
     row.Put(dx, column, part, false);
@@ -484,6 +639,7 @@ struct AdamCall {
   AdamParameter parameters[kMostAdamParameters];
   bool wide[kMostAdamParameters];  // whether elements can be moved four at a time
   AdamRule rule;
+  double log_beta1, log_beta2;
 };
 
 // Each block updates a part of one parameter. Its first thread computes the corrections that depend
@@ -495,8 +651,8 @@ __global__ void AdamKernel(AdamCall call) {
   __shared__ float size, root;
   if (threadIdx.x == 0) {
     const double step = static_cast<double>(*p.step) + 1;
-    size = static_cast<float>(rule.learning_rate / (1 - pow(rule.beta1, step)));
-    root = static_cast<float>(sqrt(1 - pow(rule.beta2, step)));
+    size = static_cast<float>(rule.learning_rate / -expm1(step * call.log_beta1));
+    root = static_cast<float>(sqrt(-expm1(step * call.log_beta2)));
   }
   __syncthreads();
   const auto beta1 = static_cast<float>(rule.beta1), rest1 = static_cast<float>(1 - rule.beta1);
@@ -530,14 +686,14 @@ __global__ void AdamStepKernel(AdamCall call) {
 
 }  // namespace
 
-void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elements y,
-               float* mean, float* inv_std, int64_t rows, int64_t features, float epsilon,
-               cudaStream_t stream) {
+void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elements y, float* mean,
+               float* inv_std, int64_t rows, int64_t features, float epsilon, cudaStream_t stream) {
   if (rows <= 0) return;
   const bool wide = WideRows(features, {x, weight, bias, y});
-  WithParts(features, [&](auto parts, unsigned threads) {
-    NormForwardKernel<decltype(parts)::value><<<static_cast<unsigned>(rows), threads, 0, stream>>>(
-        {x, weight, bias, y, mean, inv_std, features, epsilon, wide});
+  WithTeam(features, [&](auto team, auto parts) {
+    NormForwardKernel<decltype(team), decltype(parts)::value>
+        <<<team.Blocks(rows), team.Threads(), 0, stream>>>(
+            {x, weight, bias, y, mean, inv_std, rows, features, epsilon, wide});
   });
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
@@ -548,14 +704,16 @@ void NormalizeBackward(ConstElements x, ConstElements weight, ConstElements dy, 
                        const SumScratch& scratch, cudaStream_t stream) {
   const int64_t stride = (features + 3) / 4 * 4;
   const int64_t most = scratch.floats / ((dbias.data != nullptr ? 2 : 1) * stride);
-  const int64_t blocks = std::clamp<int64_t>(most, 1, std::min<int64_t>(rows, kMostNormBlocks));
-  float* const bias_sums = dbias.data != nullptr ? scratch.data + blocks * stride : nullptr;
   const bool wide = WideRows(features, {x, weight, dy, dx});
-  WithParts(features, [&](auto parts, unsigned threads) {
+  int64_t blocks = 0;
+  float* bias_sums = nullptr;
+  WithTeam(features, [&](auto team, auto parts) {
+    blocks = std::min({int64_t{team.Blocks(rows)}, most, kMostNormBlocks});
+    if (dbias.data != nullptr) bias_sums = scratch.data + blocks * stride;
     const NormBackwardCall call{x,          weight,       dy,        mean, inv_std,  dx,
                                 accumulate, scratch.data, bias_sums, rows, features, wide};
-    NormBackwardKernel<decltype(parts)::value>
-        <<<static_cast<unsigned>(blocks), threads, 0, stream>>>(call);
+    NormBackwardKernel<decltype(team), decltype(parts)::value>
+        <<<static_cast<unsigned>(blocks), team.Threads(), 0, stream>>>(call);
   });
   SPILLWAY_CUDA_CALL(cudaGetLastError());
   SumParts(scratch.data, blocks, 1, features, dweight, scale, stream);
@@ -566,12 +724,17 @@ void SumColumns(ConstElements in, int64_t samples, int64_t length, int64_t span,
                 int64_t columns, Elements out, GradientScale scale, const SumScratch& scratch,
                 cudaStream_t stream) {
   if (groups <= 0 || columns <= 0) return;
+  if (span >= length) {  // all rows are one group
+    length = span = samples * length;
+    samples = 1;
+  }
   const int64_t rows = samples * std::min(span, length);  // of a group
   const int64_t blocks = groups * ((columns + kSumColumns - 1) / kSumColumns);
   const int64_t wanted = std::min((rows + 4 * kSumRows - 1) / (4 * kSumRows), kSumBlocks / blocks);
   const int64_t parts = std::clamp<int64_t>(wanted, 1, scratch.floats / (groups * columns) + 1);
   const bool direct = parts * groups * columns > scratch.floats || parts == 1;
-  SumColumnsCall call{in, samples, length, span, columns, rows, nullptr, out, scale};
+  SumColumnsCall call{in,   samples, length, span,  columns,
+                      rows, nullptr, out,    scale, WideRows(columns, {in})};
   if (direct) return LaunchSumColumns(call, groups, 1, stream);
   call.rows_per_block = (rows + parts - 1) / parts;
   call.partial = scratch.data;
@@ -629,16 +792,35 @@ void Rotate(ConstElements x, Elements y, bool backward, bool accumulate, int64_t
 void Softmax(ConstElements x, Elements y, int64_t rows, int64_t columns, bool causal,
              cudaStream_t stream) {
   if (rows <= 0) return;
-  SoftmaxKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
-      x, y, columns, causal, WideRows(columns, {x, y}));
+  if (columns <= kMostWarpColumns) {
+    WithTeam(columns, [&](auto team, auto parts) {
+      if constexpr (decltype(team)::kIsWarp) {
+        SoftmaxRowsKernel<decltype(parts)::value><<<team.Blocks(rows), team.Threads(), 0, stream>>>(
+            x, y, rows, columns, causal, WideRows(columns, {x, y}));
+      }
+    });
+  } else {
+    SoftmaxKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
+        x, y, columns, causal, Aligned({x, y}));
+  }
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
 void SoftmaxBackward(ConstElements y, ConstElements dy, Elements dx, bool accumulate, int64_t rows,
                      int64_t columns, bool causal, cudaStream_t stream) {
   if (rows <= 0) return;
-  SoftmaxBackwardKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
-      y, dy, dx, accumulate, columns, causal, WideRows(columns, {y, dy, dx}));
+  if (columns <= kMostWarpColumns) {
+    WithTeam(columns, [&](auto team, auto parts) {
+      if constexpr (decltype(team)::kIsWarp) {
+        SoftmaxBackwardRowsKernel<decltype(parts)::value>
+            <<<team.Blocks(rows), team.Threads(), 0, stream>>>(
+                y, dy, dx, accumulate, rows, columns, causal, WideRows(columns, {y, dy, dx}));
+      }
+    });
+  } else {
+    SoftmaxBackwardKernel<<<static_cast<unsigned>(rows), RowThreads(columns, 512), 0, stream>>>(
+        y, dy, dx, accumulate, columns, causal, Aligned({y, dy, dx}));
+  }
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
@@ -653,7 +835,7 @@ void SoftmaxCrossEntropyBackward(ConstElements y, const int32_t* labels, Element
                                  int64_t classes, float scale, cudaStream_t stream) {
   if (rows <= 0) return;
   LossBackwardKernel<<<static_cast<unsigned>(rows), RowThreads(classes, 512), 0, stream>>>(
-      y, labels, dx, classes, scale, WideRows(classes, {y, dx}));
+      y, labels, dx, classes, scale, Aligned({y, dx}));
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
@@ -661,6 +843,8 @@ void Adam(const AdamParameter* parameters, size_t count, const AdamRule& rule,
           cudaStream_t stream) {
   AdamCall call;
   call.rule = rule;
+  call.log_beta1 = std::log(rule.beta1);
+  call.log_beta2 = std::log(rule.beta2);
   int64_t largest = 0;
   for (size_t i = 0; i < count; ++i) {
     const AdamParameter& p = call.parameters[i] = parameters[i];

@@ -36,9 +36,8 @@ inline constexpr int64_t kMostNormFeatures = 32768;
 // Computes y = weight * (x - mean) * inv_std + bias over each row. Without `bias`, as in RMS norm,
 // the mean is taken as 0. `mean` and `inv_std` may be left out. REQUIRES: features <=
 // kMostNormFeatures.
-void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elements y,
-               float* mean, float* inv_std, int64_t rows, int64_t features, float epsilon,
-               cudaStream_t stream);
+void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elements y, float* mean,
+               float* inv_std, int64_t rows, int64_t features, float epsilon, cudaStream_t stream);
 // Computes the gradients of `Normalize`. dx may be left out, and without a bias so are `mean` and
 // dbias.
 void NormalizeBackward(ConstElements x, ConstElements weight, ConstElements dy, const float* mean,
@@ -63,7 +62,8 @@ void EmbedBackward(const int32_t* tokens, ConstElements dy, Elements dtable, Gra
                    int64_t rows, int64_t vocabulary, int64_t features, cudaStream_t stream);
 
 // Adds row t / span of the table to position t of each sample. With `token`, which may be left out,
-// position 0 is the token, and x is a map [sample, feature, pixel] whose pixels are the positions from 1 on.
+// position 0 is the token, and x is a map [sample, feature, pixel] whose pixels are the positions
+// from 1 on.
 void EmbedPositions(ConstElements x, ConstElements table, ConstElements token, Elements y,
                     int64_t samples, int64_t length, int64_t features, int64_t span,
                     cudaStream_t stream);

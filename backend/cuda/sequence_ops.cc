@@ -104,9 +104,9 @@ void RunRotary(const SequenceCall& call) {
   const int64_t heads = op.IntAttribute("heads", 1);
   const int64_t head_dim = op.IntAttribute("head_dim", 2);
   if (head_dim % 2 != 0) {
-    throw InputError(fmt::format(
-        "op '{}' (rotary): attribute 'head_dim' is {}, expected an even number", op.name,
-        head_dim));
+    throw InputError(
+        fmt::format("op '{}' (rotary): attribute 'head_dim' is {}, expected an even number",
+                    op.name, head_dim));
   }
   const int64_t size = length * heads * head_dim;
   const bool backward = op.phase == Phase::kBackward;
@@ -161,8 +161,8 @@ void RunLoss(const SequenceCall& call) {
   if (op.phase == Phase::kForward) {
     const Elements y = operands.Write(kY, positions * classes);
     Softmax(operands.Read(kX, positions * classes), y, rows, classes, /*causal=*/false, stream);
-    CrossEntropy(y, labels, operands.SharedOutput(kLoss, 1), rows, classes, scale,
-                 launch.first > 0, stream);
+    CrossEntropy(y, labels, operands.SharedOutput(kLoss, 1), rows, classes, scale, launch.first > 0,
+                 stream);
   } else {
     SoftmaxCrossEntropyBackward(operands.Read(kY, positions * classes), labels,
                                 operands.Write(kDx, positions * classes), rows, classes, scale,

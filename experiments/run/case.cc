@@ -106,9 +106,8 @@ constexpr CaseKey kKeys[] = {
      "Update rule: SGD with momentum (the default), Adam or AdamW", SetOptimizer,
      [](const Case& c) { return std::string(c.optimizer ? Name(*c.optimizer) : ""); }},
     {"precision", "precision", Kind::kText, "", "fp32|tf32|bf16",
-     "Arithmetic of matrix products, of predictions only unless fp32 (the default); bf16 halves "
-     "all tensors but those of normalisations, softmax and loss, and Adam then keeps fp32 weights, "
-     "too",
+     "Arithmetic of matrix products, on the CPU fp32 (the default) only; bf16 halves all tensors "
+     "but those of normalisations, softmax and loss, and Adam then keeps fp32 weights, too",
      SetPrecision,
      [](const Case& c) {
        return std::string(c.precision ? kPrecisionNames[static_cast<size_t>(*c.precision)] : "");

@@ -77,6 +77,12 @@ class SequenceKernelsTest : public KernelsTest {
   // The numbers in each storage of an op's operands.
   using Storages = std::map<TensorId, Array>;
 
+  // Returns the type of the elements of a storage. Traces do not say that labels are whole numbers.
+  static DataType TypeOf(const Trace& trace, TensorId root) {
+    const Tensor& tensor = trace.tensor(root);
+    return tensor.name == "labels" ? DataType::kInt32 : tensor.dtype;
+  }
+
   static Bytes SizeOf(const Trace& trace, TensorId root) { return trace.tensor(root).size; }
 
   Storages Draw(const Trace& trace, const Op& op) {
@@ -122,13 +128,13 @@ class SequenceKernelsTest : public KernelsTest {
   static void RunOnCpu(const Trace& trace, const Op& op, Storages& storages) {
     std::map<TensorId, std::vector<std::byte>> memory;
     const auto bytes = [](const Trace& in, TensorId root, int64_t elements) {
-      return static_cast<size_t>(elements) * (in.tensor(root).dtype == DataType::kInt32 ? 4 : 8);
+      return static_cast<size_t>(elements) * (TypeOf(in, root) == DataType::kInt32 ? 4 : 8);
     };
     for (const auto& [root, values] : storages) {
       auto& to = memory[root];
       to.resize(bytes(trace, root, static_cast<int64_t>(values.size())) + 64);
       for (size_t i = 0; i < values.size(); ++i) {
-        if (trace.tensor(root).dtype == DataType::kInt32) {
+        if (TypeOf(trace, root) == DataType::kInt32) {
           reinterpret_cast<int32_t*>(to.data())[i] = static_cast<int32_t>(values[i]);
         } else {
           reinterpret_cast<double*>(to.data())[i] = values[i];
@@ -151,7 +157,7 @@ class SequenceKernelsTest : public KernelsTest {
     const Op run = master ? WithoutShortParameters(op) : op;
     RunOp<double>(run, {}, spans(run.inputs), spans(run.outputs), kSeed);
     for (auto& [root, values] : storages) {
-      if (trace.tensor(root).dtype == DataType::kInt32) continue;
+      if (TypeOf(trace, root) == DataType::kInt32) continue;
       const auto* from = reinterpret_cast<const double*>(memory.at(root).data());
       std::copy_n(from, values.size(), values.begin());
     }
@@ -165,7 +171,7 @@ class SequenceKernelsTest : public KernelsTest {
                     const std::vector<std::string>& algorithms, const std::vector<int64_t>& parts) {
     std::map<TensorId, DeviceBuffer> memory;
     for (const auto& [root, values] : storages) {
-      const std::vector<std::byte> bytes = ToBytes(values, trace.tensor(root).dtype);
+      const std::vector<std::byte> bytes = ToBytes(values, TypeOf(trace, root));
       DeviceBuffer& to = memory[root] = DeviceBuffer(SizeOf(trace, root));
       SPILLWAY_CUDA_CALL(cudaMemcpy(to.data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
     }
@@ -202,10 +208,10 @@ class SequenceKernelsTest : public KernelsTest {
       }
     }
     for (auto& [root, values] : storages) {
-      if (trace.tensor(root).dtype == DataType::kInt32) continue;
+      if (TypeOf(trace, root) == DataType::kInt32) continue;
       std::vector<std::byte> bytes(static_cast<size_t>(SizeOf(trace, root).count()));
-      SPILLWAY_CUDA_CALL(cudaMemcpy(bytes.data(), memory.at(root).data(), bytes.size(),
-                                    cudaMemcpyDeviceToHost));
+      SPILLWAY_CUDA_CALL(
+          cudaMemcpy(bytes.data(), memory.at(root).data(), bytes.size(), cudaMemcpyDeviceToHost));
       values = FromBytes(bytes, trace.tensor(root).dtype);
     }
     return storages;
@@ -296,14 +302,19 @@ class SequenceKernelsTest : public KernelsTest {
           false);
     check(BuildBert("bert", 9, {.width = 16, .layers = 1, .heads = 2, .vocabulary = 21}, kMath), 2);
     check(BuildVit("vit", 20, {.width = 24, .layers = 1, .heads = 2, .patch = 5}, kMath), 2);
-    check(BuildLlama("llama", 5,
-                     {.width = 24, .layers = 1, .heads = 6, .kv_heads = 2, .ffn = 21,
-                      .vocabulary = 17},
-                     kMath),
+    check(BuildLlama(
+              "llama", 5,
+              {.width = 24, .layers = 1, .heads = 6, .kv_heads = 2, .ffn = 21, .vocabulary = 17},
+              kMath),
           2);
     check(BuildLlama("broad", 40,
-                     {.width = 1100, .layers = 1, .heads = 2, .kv_heads = 1, .ffn = 64,
-                      .vocabulary = 100, .tied = true},
+                     {.width = 1100,
+                      .layers = 1,
+                      .heads = 2,
+                      .kv_heads = 1,
+                      .ffn = 64,
+                      .vocabulary = 100,
+                      .tied = true},
                      kMath),
           2);
   }
@@ -316,9 +327,8 @@ TEST_F(SequenceKernelsTest, ComputeInBfloat16) { CheckNetworks(Precision::kBf16,
 
 // The rows of a word that occurs often are added in their order.
 TEST_F(SequenceKernelsTest, EmbeddingOfFewWords) {
-  const Network network =
-      BuildGpt("few", 600, {.width = 4, .layers = 0, .heads = 1, .vocabulary = 2},
-               AttentionKind::kMath);
+  const Network network = BuildGpt(
+      "few", 600, {.width = 4, .layers = 0, .heads = 1, .vocabulary = 2}, AttentionKind::kMath);
   CheckNetwork(network, {.batch = 2}, 1e-5);
 }
 

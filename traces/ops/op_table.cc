@@ -100,12 +100,12 @@ constexpr OpRow AdamRow(OpType type, double weight_decay) {
                      Number("beta2", 0.999), Number("epsilon", 1e-8),
                      Number("weight_decay", weight_decay), Flag("master")},
       .geometry = "elements={elements} master={master}",
-      .update =
-          {.inputs = {{kParameter, kGradient, {kMaster, "master"}, kMomentum, kSecondMoment, kStep},
-                      true},
-           .outputs = {{kParameter, {kMaster, "master"}, kMomentum, kSecondMoment, kStep}, true},
-           .slots = {{"update", Adam}},
-           .whole_batch = ""}};
+      .update = {
+          .inputs = {{kParameter, kGradient, {kMaster, "master"}, kMomentum, kSecondMoment, kStep},
+                     true},
+          .outputs = {{kParameter, {kMaster, "master"}, kMomentum, kSecondMoment, kStep}, true},
+          .slots = {{"update", Adam}},
+          .whole_batch = ""}};
 }
 
 constexpr std::string_view kHeadsGeometry =
@@ -517,10 +517,10 @@ void RequireExecutable(const Op& op, std::string_view backend) {
 void RequireExecutableOnGpu(const Op& op) {
   RequireExecutable(op, "CUDA");
   if (RowOf(op.type).on_gpu) return;
-  throw InputError(
-      fmt::format("op '{}': the CUDA backend has no kernel for {} ops; the backends sim and cpu run "
-                  "it",
-                  op.name, Name(op.type)));
+  throw InputError(fmt::format(
+      "op '{}': the CUDA backend has no kernel for {} ops; the backends sim and cpu run "
+      "it",
+      op.name, Name(op.type)));
 }
 
 size_t ParameterCount(const Op& op, size_t inputs, size_t outputs) {
