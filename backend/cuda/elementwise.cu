@@ -3,7 +3,7 @@
 #include <cfloat>
 
 #include "backend/cuda/cuda_error.h"
-#include "backend/cuda/elements.cuh"
+#include "backend/cuda/device_elements.h"
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 

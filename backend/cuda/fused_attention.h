@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "backend/cuda/attention_library.h"
-#include "backend/cuda/kernels.h"
-#include "backend/cuda/operands.h"
+#include "backend/cuda/slot_launch.h"
+#include "backend/cuda/slot_operands.h"
 
 namespace spillway {
 

@@ -11,10 +11,10 @@
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
 #include "backend/cuda/fused_attention.h"
-#include "backend/cuda/operands.h"
 #include "backend/cuda/pooling.h"
 #include "backend/cuda/products.h"
 #include "backend/cuda/sequence_ops.h"
+#include "backend/cuda/slot_operands.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 

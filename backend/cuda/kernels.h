@@ -25,49 +25,19 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "backend/cuda/device_memory.h"
-#include "traces/base/units.h"
+#include "backend/cuda/slot_launch.h"
 #include "traces/trace.h"
 
 struct CUstream_st;  // a cudaStream_t is a CUstream_st*
 
 namespace spillway {
 
-// The types of the elements of an op's operands, in the order of op.inputs and op.outputs. Operands
-// that a list lacks are float32.
-struct OperandTypes {
-  std::vector<DataType> inputs, outputs;
-};
-
 struct KernelOptions {
   std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
   uint64_t seed = 1;          // for the dropout masks
-};
-
-// One way to execute a slot.
-struct Candidate {
-  std::string algorithm;  // "default" if the library offers no choice
-  Bytes workspace;
-  bool deterministic = true;  // gives the same bits on every run
-};
-
-// A launch of the samples [first, first + batch) of one slot. The ranges cover the operands of the
-// whole op, in the order of op.inputs and op.outputs; the kernel layer adds the offset of `first`.
-// The parts of a slot are launched in order from first = 0. The first part overwrites parameter
-// gradients and the loss, and later parts add to them.
-struct SlotLaunch {
-  size_t slot = 0;
-  std::string_view algorithm = "default";
-  int64_t first = 0;
-  int64_t batch = 0;
-  std::span<const DeviceRange> inputs;
-  std::span<const DeviceRange> outputs;
-  DeviceRange workspace;  // at least `Candidate::workspace`
 };
 
 class CudaKernels {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "backend/cuda/elementwise.h"
-#include "backend/cuda/sequence.h"
+#include "backend/cuda/sequence_kernels.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 

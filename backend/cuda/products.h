@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/cuda/kernels.h"
 #include "backend/cuda/matmul_library.h"
-#include "backend/cuda/operands.h"
+#include "backend/cuda/slot_launch.h"
+#include "backend/cuda/slot_operands.h"
 
 namespace spillway {
 

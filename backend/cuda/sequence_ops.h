@@ -3,9 +3,9 @@
 #ifndef SPILLWAY_BACKEND_CUDA_SEQUENCE_OPS_H_
 #define SPILLWAY_BACKEND_CUDA_SEQUENCE_OPS_H_
 
-#include "backend/cuda/kernels.h"
-#include "backend/cuda/operands.h"
-#include "backend/cuda/sequence.h"
+#include "backend/cuda/sequence_kernels.h"
+#include "backend/cuda/slot_launch.h"
+#include "backend/cuda/slot_operands.h"
 
 namespace spillway {
 

@@ -325,6 +325,22 @@ TEST_F(SequenceKernelsTest, ComputeAsOnTheCpu) { CheckNetworks(Precision::kFp32,
 // Three units in the last place of bfloat16 at the largest element.
 TEST_F(SequenceKernelsTest, ComputeInBfloat16) { CheckNetworks(Precision::kBf16, 3.0 / 256); }
 
+// Three units in the last place, as the probabilities are rounded, too.
+TEST_F(SequenceKernelsTest, FuseAttentionInBfloat16) {
+  constexpr AttentionKind kFused = AttentionKind::kFused;
+  const GptSpec gpt{.width = 64, .layers = 1, .heads = 2, .vocabulary = 9};
+  LlamaSpec llama{.width = 64, .layers = 1, .heads = 4, .kv_heads = 2, .ffn = 24, .vocabulary = 9};
+  for (const int64_t length : {1, 50, 128}) {
+    for (const Network& network :
+         {BuildGpt("gpt", length, gpt, kFused), BuildBert("bert", length, gpt, kFused),
+          BuildLlama("llama", length, llama, kFused)}) {
+      CheckNetwork(network, {.batch = 2, .precision = Precision::kBf16}, 3.0 / 256);
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_THROW(CheckNetwork(BuildGpt("gpt", 8, gpt, kFused), {.batch = 1}, 1e-5), InputError);
+}
+
 // The rows of a word that occurs often are added in their order.
 TEST_F(SequenceKernelsTest, EmbeddingOfFewWords) {
   const Network network = BuildGpt(

@@ -1,4 +1,4 @@
-#include "backend/cuda/operands.h"
+#include "backend/cuda/slot_operands.h"
 
 #include <fmt/format.h>
 

@@ -4,8 +4,8 @@
 // The rules of elementwise.h hold here too. A row is one position of one sample, and its elements
 // lie side by side. Statistics and sums are float, whatever the type of the elements.
 
-#ifndef SPILLWAY_BACKEND_CUDA_SEQUENCE_H_
-#define SPILLWAY_BACKEND_CUDA_SEQUENCE_H_
+#ifndef SPILLWAY_BACKEND_CUDA_SEQUENCE_KERNELS_H_
+#define SPILLWAY_BACKEND_CUDA_SEQUENCE_KERNELS_H_
 
 #include <cuda_runtime_api.h>
 
@@ -122,4 +122,4 @@ void Adam(const AdamParameter* parameters, size_t count, const AdamRule& rule, c
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_BACKEND_CUDA_SEQUENCE_H_
+#endif  // SPILLWAY_BACKEND_CUDA_SEQUENCE_KERNELS_H_

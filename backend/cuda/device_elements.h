@@ -1,7 +1,7 @@
 // Device code that reads and writes elements, some at a time, and calculates with floats.
 
-#ifndef SPILLWAY_BACKEND_CUDA_ELEMENTS_CUH_
-#define SPILLWAY_BACKEND_CUDA_ELEMENTS_CUH_
+#ifndef SPILLWAY_BACKEND_CUDA_DEVICE_ELEMENTS_H_
+#define SPILLWAY_BACKEND_CUDA_DEVICE_ELEMENTS_H_
 
 #include <cuda_bf16.h>
 
@@ -178,4 +178,4 @@ __device__ float BlockReduce(float value) {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_BACKEND_CUDA_ELEMENTS_CUH_
+#endif  // SPILLWAY_BACKEND_CUDA_DEVICE_ELEMENTS_H_

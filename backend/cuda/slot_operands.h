@@ -1,7 +1,7 @@
 // The operands of one launch of a slot, found by their roles.
 
-#ifndef SPILLWAY_BACKEND_CUDA_OPERANDS_H_
-#define SPILLWAY_BACKEND_CUDA_OPERANDS_H_
+#ifndef SPILLWAY_BACKEND_CUDA_SLOT_OPERANDS_H_
+#define SPILLWAY_BACKEND_CUDA_SLOT_OPERANDS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "backend/cuda/elements.h"
-#include "backend/cuda/kernels.h"
-#include "backend/cuda/sequence.h"
+#include "backend/cuda/sequence_kernels.h"
+#include "backend/cuda/slot_launch.h"
 #include "traces/ops/op_table.h"
 
 namespace spillway {
@@ -79,4 +79,4 @@ GradientScale ParameterScale(const Op& op, const SlotLaunch& launch, Role gradie
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_BACKEND_CUDA_OPERANDS_H_
+#endif  // SPILLWAY_BACKEND_CUDA_SLOT_OPERANDS_H_

@@ -1,11 +1,11 @@
-#include "backend/cuda/sequence.h"
+#include "backend/cuda/sequence_kernels.h"
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <type_traits>
 
-#include "backend/cuda/elements.cuh"
+#include "backend/cuda/device_elements.h"
 
 namespace spillway {
 namespace {
