@@ -38,12 +38,14 @@ struct Pack {
 template <int kWords>
 __device__ void MoveWords(const uint32_t* from, uint32_t* to) {
   if constexpr (kWords % 4 == 0) {
+#pragma unroll
     for (int k = 0; k < kWords; k += 4) {
       *reinterpret_cast<uint4*>(to + k) = *reinterpret_cast<const uint4*>(from + k);
     }
   } else if constexpr (kWords == 2) {
     *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
   } else {
+#pragma unroll
     for (int k = 0; k < kWords; ++k) to[k] = from[k];
   }
 }
@@ -66,11 +68,13 @@ template <int kWidth>
 __device__ void Store(const Elements& to, int64_t i, const Floats<kWidth>& floats) {
   alignas(16) uint32_t word[kWidth];
   if (!to.bf16) {
+#pragma unroll
     for (int k = 0; k < kWidth; ++k) word[k] = __float_as_uint(floats.v[k]);
     MoveWords<kWidth>(word, static_cast<uint32_t*>(to.data) + i);
   } else if constexpr (kWidth == 1) {
     static_cast<__nv_bfloat16*>(to.data)[i] = __float2bfloat16_rn(floats.v[0]);
   } else {
+#pragma unroll
     for (int k = 0; k < kWidth; k += 2) {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(floats.v[k], floats.v[k + 1]);
       word[k / 2] = *reinterpret_cast<const uint32_t*>(&pair);
@@ -83,6 +87,7 @@ template <int kWidth>
 __device__ void StoreOrAdd(const Elements& to, int64_t i, Floats<kWidth> floats, bool accumulate) {
   if (accumulate) {
     const Pack<kWidth> old = Load<kWidth>(to, i);
+#pragma unroll
     for (int k = 0; k < kWidth; ++k) floats.v[k] += old[k];
   }
   Store(to, i, floats);

@@ -55,7 +55,7 @@ std::vector<Candidate> FusedAttention::Candidates(const Op& op, size_t slot, int
 }
 
 void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands& operands,
-                         const Activity& activity) {
+                         SpareWorkspace& spare, const Activity& activity) {
   const AttentionShape shape = ShapeOf(op, launch.batch);
   const int64_t queries = shape.rows * shape.heads * shape.head_dim;
   const int64_t keys = shape.rows * shape.kv_heads * shape.head_dim;
@@ -75,15 +75,10 @@ void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands&
   const Bytes needed = op.phase == Phase::kForward
                            ? library.ForwardWorkspace(shape, op.Flag("training"), activity)
                            : library.BackwardWorkspace(shape, activity);
-  if (launch.workspace.size < needed) {
-    throw InputError(
-        fmt::format("op '{}' (attention) needs a workspace of {} bytes and has {}; "
-                    "record its costs, which say how large the workspace is",
-                    op.name, needed.count(), launch.workspace.size.count()));
-  }
+  const DeviceRange& workspace = spare.AtLeast(needed, launch.workspace);
   if (op.phase == Phase::kForward) {
     float* log_sum_exp = op.Flag("training") ? operands.Output(kLogSumExp, sums) : nullptr;
-    library.Forward(shape, q, k, v, write(kY, queries), log_sum_exp, launch.workspace, activity);
+    library.Forward(shape, q, k, v, write(kY, queries), log_sum_exp, workspace, activity);
     return;
   }
   for (size_t i = 0; i < launch.outputs.size(); ++i) {
@@ -95,7 +90,7 @@ void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands&
   }
   library.Backward(shape, q, k, v, read(kY, queries), read(kDy, queries),
                    operands.Input(kLogSumExp, sums), write(kDx, queries), write(kDx2, keys),
-                   write(kDx3, keys), launch.workspace, activity);
+                   write(kDx3, keys), workspace, activity);
 }
 
 }  // namespace spillway

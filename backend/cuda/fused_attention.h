@@ -12,6 +12,7 @@
 #include "backend/cuda/attention_library.h"
 #include "backend/cuda/slot_launch.h"
 #include "backend/cuda/slot_operands.h"
+#include "backend/cuda/spare_workspace.h"
 
 namespace spillway {
 
@@ -24,7 +25,7 @@ class FusedAttention {
   // names the op if its operands are not bfloat16 or cuDNN does not support its shape.
   std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch,
                                     const OperandTypes& types);
-  void Run(const Op& op, const SlotLaunch& launch, const Operands& operands,
+  void Run(const Op& op, const SlotLaunch& launch, const Operands& operands, SpareWorkspace& spare,
            const Activity& activity);
 
  private:

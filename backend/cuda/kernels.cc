@@ -126,6 +126,7 @@ struct CudaKernels::Impl {
   DnnLibrary dnn;
   Products products;
   FusedAttention attention;
+  SpareWorkspace spare;
   // Receives the parameter gradients of a batch normalisation with a fused update: cuDNN still
   // reads the weight to which they are added.
   DeviceBuffer parameter_gradients;
@@ -516,7 +517,8 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
   const Operands operands(op, launch);
   const Activity activity{op.name, op.slots[launch.slot].name, launch.algorithm};
   const SumScratch scratch{impl_->partial_sums.floats(), kScratchFloats};
-  if (Products::Has(op)) return impl_->products.Run(op, launch, operands, scratch, activity);
+  if (Products::Has(op))
+    return impl_->products.Run(op, launch, operands, scratch, impl_->spare, activity);
   if (RunSequence({op, launch, operands, scratch, stream})) return;
   switch (op.type) {
     case OpType::kConv2d:
@@ -531,7 +533,7 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
     case OpType::kBatchNorm:
       return impl_->BatchNorm(op, launch, operands, activity);
     case OpType::kAttention:
-      return impl_->attention.Run(op, launch, operands, activity);
+      return impl_->attention.Run(op, launch, operands, impl_->spare, activity);
     case OpType::kFork:
       return impl_->Fork(op, launch, operands);
     case OpType::kRelu:

@@ -75,7 +75,9 @@ struct Products::Product {
 };
 
 bool Products::Has(const Op& op) {
-  return (op.type == OpType::kLinear && op.FindAttribute("rows")) ||
+  const auto bf16 = [](const Slot& slot) { return slot.arithmetic == Arithmetic::kBf16; };
+  return (op.type == OpType::kLinear &&
+          (op.FindAttribute("rows") || std::ranges::any_of(op.slots, bf16))) ||
          op.type == OpType::kAttentionScores || op.type == OpType::kAttentionValues;
 }
 
@@ -89,7 +91,7 @@ std::vector<Products::Product> Products::Plan(const Op& op, int64_t batch, const
   std::vector<Product> products;
   const bool forward = op.phase == Phase::kForward;
   if (op.type == OpType::kLinear) {
-    const int64_t rows = op.IntAttribute("rows", 1);
+    const int64_t rows = PositionsOf(op);
     const int64_t in = op.IntAttribute("in_features", 1), out = op.IntAttribute("out_features", 1);
     const int64_t n = batch * rows;
     if (forward) {
@@ -214,7 +216,7 @@ std::vector<Candidate> Products::Candidates(const Op& op, size_t slot, int64_t b
 }
 
 void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& operands,
-                   const SumScratch& scratch, const Activity& activity) {
+                   const SumScratch& scratch, SpareWorkspace& spare, const Activity& activity) {
   const std::vector<Product> products = Plan(op, launch.batch, [&](Role role) {
     return IsInput(role) ? operands.ReadShared(role, 0).bf16 : operands.WriteShared(role, 0).bf16;
   });
@@ -224,7 +226,7 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
     const std::string_view algorithm = algorithms.substr(0, end);
     if (end != algorithms.npos) algorithms.remove_prefix(end + 1);
 
-    DeviceRange workspace = launch.workspace;
+    DeviceRange workspace = spare.AtLeast(p.Copies(launch.batch), launch.workspace);
     const auto take = [&](Role role, int64_t elements, bool convert) {
       const bool shared = role == kWeight;
       ConstElements operand =
@@ -232,13 +234,6 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
       if (!convert) return operand;
       const int64_t count = elements * (shared ? 1 : launch.batch);
       const Bytes size = AlignedCopy(count);
-      if (workspace.size < size) {
-        throw InputError(
-            fmt::format("op '{}' ({}): its workspace of {} bytes has no place for an "
-                        "operand in bfloat16; record the op's costs, which say how "
-                        "large the workspace is",
-                        op.name, Name(op.type), launch.workspace.size.count()));
-      }
       const Elements copy{workspace.data, true};
       CopyRows(operand, count, copy, count, count, 1, false, stream_);
       workspace.data += size.count();
@@ -264,7 +259,7 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
                       vector, workspace, activity);
   }
   if (!op.Flag("bias")) return;
-  const int64_t rows = op.IntAttribute("rows"), out = op.IntAttribute("out_features");
+  const int64_t rows = PositionsOf(op), out = op.IntAttribute("out_features");
   const int64_t n = launch.batch * rows;
   if (op.phase == Phase::kForward) {
     if (products.front().shape.epilogue == MatmulEpilogue::kBias) return;

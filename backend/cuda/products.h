@@ -10,6 +10,7 @@
 #include "backend/cuda/matmul_library.h"
 #include "backend/cuda/slot_launch.h"
 #include "backend/cuda/slot_operands.h"
+#include "backend/cuda/spare_workspace.h"
 
 namespace spillway {
 
@@ -32,7 +33,7 @@ class Products {
                                     const OperandTypes& types);
 
   void Run(const Op& op, const SlotLaunch& launch, const Operands& operands,
-           const SumScratch& scratch, const Activity& activity);
+           const SumScratch& scratch, SpareWorkspace& spare, const Activity& activity);
 
  private:
   struct Product;

@@ -23,32 +23,55 @@ bool WideRows(int64_t columns, std::initializer_list<ConstElements> arrays) {
 
 // --- Rows that a block keeps in registers
 
-// Four elements of a row from column `column` on. Elements behind the row's end are 0.
-struct RowPart {
+// A row, of which four elements at a time are read or written from column `column` on, a multiple
+// of four. Elements behind the row's end are 0. If `kWide`, the row has whole fours at aligned
+// addresses.
+template <bool kWide>
+struct RowPartOf {
   int64_t first;  // the row's first element
   int64_t columns;
-  bool wide;
 
   __device__ Floats<4> Get(const ConstElements& from, int64_t column) const {
-    Floats<4> part;
-    if (wide && column < columns) {
+    Floats<4> part{};
+    if constexpr (kWide) {
+      if (column >= columns) return part;
       const Pack<4> pack = Load<4>(from, first + column);
+#pragma unroll
       for (int k = 0; k < 4; ++k) part.v[k] = pack[k];
     } else {
+#pragma unroll
       for (int k = 0; k < 4; ++k) {
-        part.v[k] = column + k < columns ? LoadOne(from, first + column + k) : 0.0f;
+        if (column + k < columns) part.v[k] = LoadOne(from, first + column + k);
       }
     }
     return part;
   }
   __device__ void Put(const Elements& to, int64_t column, Floats<4> part, bool accumulate) const {
-    if (wide && column < columns) {
-      StoreOrAdd<4>(to, first + column, part, accumulate);
+    if constexpr (kWide) {
+      if (column < columns) StoreOrAdd<4>(to, first + column, part, accumulate);
     } else {
-      for (int k = 0; k < 4 && column + k < columns; ++k) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (column + k >= columns) continue;
         StoreOrAdd<1>(to, first + column + k, {{part.v[k]}}, accumulate);
       }
     }
+  }
+};
+
+// The same with a choice that is made when the kernel runs.
+struct RowPart {
+  int64_t first;
+  int64_t columns;
+  bool wide;
+
+  __device__ Floats<4> Get(const ConstElements& from, int64_t column) const {
+    return wide ? RowPartOf<true>{first, columns}.Get(from, column)
+                : RowPartOf<false>{first, columns}.Get(from, column);
+  }
+  __device__ void Put(const Elements& to, int64_t column, Floats<4> part, bool accumulate) const {
+    wide ? RowPartOf<true>{first, columns}.Put(to, column, part, accumulate)
+         : RowPartOf<false>{first, columns}.Put(to, column, part, accumulate);
   }
 };
 
@@ -75,23 +98,26 @@ struct Team {
   }
 };
 
-// Calls run(team, parts) with the team for rows of so many columns and the number of parts, as a
-// constant, that each of its threads keeps in registers. REQUIRES: columns <= kMostNormFeatures.
+// Calls run(team, parts, wide) with the team for rows of so many columns, the number of parts that
+// each of its threads keeps in registers, and `wide`, all as constants. REQUIRES: columns <=
+// kMostNormFeatures.
 template <typename Run>
-void WithTeam(int64_t columns, const Run& run) {
+void WithTeam(int64_t columns, bool wide, const Run& run) {
+  const auto with = [&](auto team, auto parts) {
+    wide ? run(team, parts, std::true_type()) : run(team, parts, std::false_type());
+  };
   const Team<true> warp;
   const int64_t of_warp = (columns + 127) / 128;
-  if (of_warp <= 1) return run(warp, std::integral_constant<int, 1>());
-  if (of_warp <= 2) return run(warp, std::integral_constant<int, 2>());
-  if (of_warp <= 4) return run(warp, std::integral_constant<int, 4>());
-  if (of_warp <= 6) return run(warp, std::integral_constant<int, 6>());
-  if (of_warp <= 8) return run(warp, std::integral_constant<int, 8>());
+  if (of_warp <= 1) return with(warp, std::integral_constant<int, 1>());
+  if (of_warp <= 2) return with(warp, std::integral_constant<int, 2>());
+  if (of_warp <= 4) return with(warp, std::integral_constant<int, 4>());
+  if (of_warp <= 6) return with(warp, std::integral_constant<int, 6>());
+  if (of_warp <= 8) return with(warp, std::integral_constant<int, 8>());
   const Team<false> block;
   const int64_t of_block = (columns + 4 * kThreads - 1) / (4 * kThreads);
-  if (of_block <= 2) return run(block, std::integral_constant<int, 2>());
-  if (of_block <= 4) return run(block, std::integral_constant<int, 4>());
-  if (of_block <= 8) return run(block, std::integral_constant<int, 8>());
-  run(block, std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>());
+  if (of_block <= 4) return with(block, std::integral_constant<int, 4>());
+  if (of_block <= 8) return with(block, std::integral_constant<int, 8>());
+  with(block, std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>());
 }
 
 struct NormForwardCall {
@@ -102,26 +128,28 @@ struct NormForwardCall {
   int64_t rows;
   int64_t features;
   float epsilon;
-  bool wide;
 };
 
 // Each team normalises one row, of which each thread keeps `kParts` parts.
-template <typename Team, int kParts>
+template <typename Team, int kParts, bool kWide>
 __global__ void NormForwardKernel(NormForwardCall call) {
   const int64_t r = Team::row();
   if (r >= call.rows) return;
   const bool centred = call.bias.data != nullptr;
   const auto count = static_cast<float>(call.features);
-  const RowPart row{r * call.features, call.features, call.wide};
-  const RowPart shared{0, call.features, call.wide};
+  const RowPartOf<kWide> row{r * call.features, call.features};
+  const RowPartOf<kWide> shared{0, call.features};
   Floats<4> x[kParts];
+#pragma unroll
   for (int i = 0; i < kParts; ++i) x[i] = row.Get(call.x, Team::Column(i));
   float mean = 0;
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (const float value : x[i].v) mean += value;
   }
   mean = centred ? Team::template Reduce<Sum>(mean) / count : 0;
   float variance = 0;
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
       x[i].v[k] = Team::Column(i) + k < call.features ? x[i].v[k] - mean : 0;
@@ -134,6 +162,7 @@ __global__ void NormForwardKernel(NormForwardCall call) {
     if (call.mean != nullptr) call.mean[r] = mean;
     call.inv_std[r] = inv_std;
   }
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     const Floats<4> weight = shared.Get(call.weight, Team::Column(i));
     Floats<4> bias{};
@@ -153,17 +182,16 @@ struct NormBackwardCall {
   float* dbias;    // as dweight, or null
   int64_t rows;
   int64_t features;
-  bool wide;
 };
 
 // Adds up the parts of the teams of a block in a fixed order and writes the sums to row blockIdx.x.
-template <typename Team, int kParts>
-__device__ void PutTeamSums(const Floats<4> (&parts)[kParts], float* sums, int64_t features,
-                            bool wide) {
-  const RowPart out{blockIdx.x * features, features, wide};
+template <typename Team, bool kWide, int kParts>
+__device__ void PutTeamSums(const Floats<4> (&parts)[kParts], float* sums, int64_t features) {
+  const RowPartOf<kWide> out{blockIdx.x * features, features};
   const unsigned teams = blockDim.x / Team::size();
   for (unsigned team = 0; team < teams; ++team) {
     if (threadIdx.x / Team::size() == team) {
+#pragma unroll
       for (int i = 0; i < kParts; ++i) out.Put(sums, Team::Column(i), parts[i], team > 0);
     }
     __syncthreads();
@@ -174,17 +202,19 @@ __device__ void PutTeamSums(const Floats<4> (&parts)[kParts], float* sums, int64
 //
 // dx = inv_std * (g - mean(g) - n * mean(g * n)) with g = weight * dy and n = (x - mean) * inv_std,
 // where each mean() is taken over the row. Without a mean, mean(g) is left out.
-template <typename Team, int kParts>
+template <typename Team, int kParts, bool kWide>
 __global__ void NormBackwardKernel(NormBackwardCall call) {
   const bool centred = call.mean != nullptr;
   const auto count = static_cast<float>(call.features);
-  const RowPart shared{0, call.features, call.wide};
+  const RowPartOf<kWide> shared{0, call.features};
   Floats<4> weight[kParts], dweight[kParts] = {}, dbias[kParts] = {};
+#pragma unroll
   for (int i = 0; i < kParts; ++i) weight[i] = shared.Get(call.weight, Team::Column(i));
   const int64_t step = int64_t{gridDim.x} * (blockDim.x / Team::size());
   for (int64_t r = Team::row(); r < call.rows; r += step) {
-    const RowPart row{r * call.features, call.features, call.wide};
+    const RowPartOf<kWide> row{r * call.features, call.features};
     Floats<4> normal[kParts], gradient[kParts];
+#pragma unroll
     for (int i = 0; i < kParts; ++i) {
       normal[i] = row.Get(call.x, Team::Column(i));
       gradient[i] = row.Get(call.dy, Team::Column(i));
@@ -192,6 +222,7 @@ __global__ void NormBackwardKernel(NormBackwardCall call) {
     const float mean = centred ? call.mean[r] : 0;
     const float inv_std = call.inv_std[r];
     float sum = 0, product = 0;
+#pragma unroll
     for (int i = 0; i < kParts; ++i) {
       for (int k = 0; k < 4; ++k) {
         const bool inside = Team::Column(i) + k < call.features;
@@ -206,6 +237,7 @@ __global__ void NormBackwardKernel(NormBackwardCall call) {
     if (call.dx.data == nullptr) continue;
     sum = centred ? Team::template Reduce<Sum>(sum) / count : 0;
     product = Team::template Reduce<Sum>(product) / count;
+#pragma unroll
     for (int i = 0; i < kParts; ++i) {
       for (int k = 0; k < 4; ++k) {
         gradient[i].v[k] = inv_std * (gradient[i].v[k] - sum - normal[i].v[k] * product);
@@ -213,8 +245,8 @@ __global__ void NormBackwardKernel(NormBackwardCall call) {
       row.Put(call.dx, Team::Column(i), gradient[i], call.accumulate);
     }
   }
-  PutTeamSums<Team>(dweight, call.dweight, call.features, call.wide);
-  if (call.dbias != nullptr) PutTeamSums<Team>(dbias, call.dbias, call.features, call.wide);
+  PutTeamSums<Team, kWide>(dweight, call.dweight, call.features);
+  if (call.dbias != nullptr) PutTeamSums<Team, kWide>(dbias, call.dbias, call.features);
 }
 
 // Six blocks on each multiprocessor of an H100 leave none idle.
@@ -448,25 +480,28 @@ __global__ void RotateKernel(RotateCall call) {
 constexpr int64_t kMostWarpColumns = 1024;
 
 // Each warp computes the softmax of one row.
-template <int kParts>
+template <int kParts, bool kWide>
 __global__ void SoftmaxRowsKernel(ConstElements x, Elements y, int64_t rows, int64_t columns,
-                                  bool causal, bool wide) {
+                                  bool causal) {
   using Warp = Team<true>;
   const int64_t r = Warp::row();
   if (r >= rows) return;
   const int64_t count = causal ? r - Quotient(r, columns) * columns + 1 : columns;
-  const RowPart row{r * columns, columns, wide};
+  const RowPartOf<kWide> row{r * columns, columns};
   Floats<4> part[kParts];
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     if (Warp::Column(i) < count) part[i] = row.Get(x, Warp::Column(i));
   }
   float largest = -INFINITY, sum = 0;
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
       if (Warp::Column(i) + k < count) largest = fmaxf(largest, part[i].v[k]);
     }
   }
   largest = WarpReduce<Max>(largest);
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
       part[i].v[k] = Warp::Column(i) + k < count ? expf(part[i].v[k] - largest) : 0;
@@ -474,34 +509,38 @@ __global__ void SoftmaxRowsKernel(ConstElements x, Elements y, int64_t rows, int
     }
   }
   sum = WarpReduce<Sum>(sum);
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (float& value : part[i].v) value /= sum;
     row.Put(y, Warp::Column(i), part[i], false);
   }
 }
 
-template <int kParts>
+template <int kParts, bool kWide>
 __global__ void SoftmaxBackwardRowsKernel(ConstElements y, ConstElements dy, Elements dx,
                                           bool accumulate, int64_t rows, int64_t columns,
-                                          bool causal, bool wide) {
+                                          bool causal) {
   using Warp = Team<true>;
   const int64_t r = Warp::row();
   if (r >= rows) return;
   const int64_t count = causal ? r - Quotient(r, columns) * columns + 1 : columns;
-  const RowPart row{r * columns, columns, wide};
+  const RowPartOf<kWide> row{r * columns, columns};
   Floats<4> p[kParts], gradient[kParts];
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     if (Warp::Column(i) >= count) continue;
     p[i] = row.Get(y, Warp::Column(i));
     gradient[i] = row.Get(dy, Warp::Column(i));
   }
   float sum = 0;
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
       if (Warp::Column(i) + k < count) sum += p[i].v[k] * gradient[i].v[k];
     }
   }
   sum = WarpReduce<Sum>(sum);
+#pragma unroll
   for (int i = 0; i < kParts; ++i) {
     for (int k = 0; k < 4; ++k) {
       const bool inside = Warp::Column(i) + k < count;
@@ -690,10 +729,10 @@ void Normalize(ConstElements x, ConstElements weight, ConstElements bias, Elemen
                float* inv_std, int64_t rows, int64_t features, float epsilon, cudaStream_t stream) {
   if (rows <= 0) return;
   const bool wide = WideRows(features, {x, weight, bias, y});
-  WithTeam(features, [&](auto team, auto parts) {
-    NormForwardKernel<decltype(team), decltype(parts)::value>
+  WithTeam(features, wide, [&](auto team, auto parts, auto is_wide) {
+    NormForwardKernel<decltype(team), decltype(parts)::value, is_wide()>
         <<<team.Blocks(rows), team.Threads(), 0, stream>>>(
-            {x, weight, bias, y, mean, inv_std, rows, features, epsilon, wide});
+            {x, weight, bias, y, mean, inv_std, rows, features, epsilon});
   });
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
@@ -707,12 +746,12 @@ void NormalizeBackward(ConstElements x, ConstElements weight, ConstElements dy, 
   const bool wide = WideRows(features, {x, weight, dy, dx});
   int64_t blocks = 0;
   float* bias_sums = nullptr;
-  WithTeam(features, [&](auto team, auto parts) {
+  WithTeam(features, wide, [&](auto team, auto parts, auto is_wide) {
     blocks = std::min({int64_t{team.Blocks(rows)}, most, kMostNormBlocks});
     if (dbias.data != nullptr) bias_sums = scratch.data + blocks * stride;
-    const NormBackwardCall call{x,          weight,       dy,        mean, inv_std,  dx,
-                                accumulate, scratch.data, bias_sums, rows, features, wide};
-    NormBackwardKernel<decltype(team), decltype(parts)::value>
+    const NormBackwardCall call{x,          weight,       dy,        mean, inv_std, dx,
+                                accumulate, scratch.data, bias_sums, rows, features};
+    NormBackwardKernel<decltype(team), decltype(parts)::value, is_wide()>
         <<<static_cast<unsigned>(blocks), team.Threads(), 0, stream>>>(call);
   });
   SPILLWAY_CUDA_CALL(cudaGetLastError());
@@ -793,10 +832,10 @@ void Softmax(ConstElements x, Elements y, int64_t rows, int64_t columns, bool ca
              cudaStream_t stream) {
   if (rows <= 0) return;
   if (columns <= kMostWarpColumns) {
-    WithTeam(columns, [&](auto team, auto parts) {
+    WithTeam(columns, WideRows(columns, {x, y}), [&](auto team, auto parts, auto wide) {
       if constexpr (decltype(team)::kIsWarp) {
-        SoftmaxRowsKernel<decltype(parts)::value><<<team.Blocks(rows), team.Threads(), 0, stream>>>(
-            x, y, rows, columns, causal, WideRows(columns, {x, y}));
+        SoftmaxRowsKernel<decltype(parts)::value, wide()>
+            <<<team.Blocks(rows), team.Threads(), 0, stream>>>(x, y, rows, columns, causal);
       }
     });
   } else {
@@ -810,11 +849,11 @@ void SoftmaxBackward(ConstElements y, ConstElements dy, Elements dx, bool accumu
                      int64_t columns, bool causal, cudaStream_t stream) {
   if (rows <= 0) return;
   if (columns <= kMostWarpColumns) {
-    WithTeam(columns, [&](auto team, auto parts) {
+    WithTeam(columns, WideRows(columns, {y, dy, dx}), [&](auto team, auto parts, auto wide) {
       if constexpr (decltype(team)::kIsWarp) {
-        SoftmaxBackwardRowsKernel<decltype(parts)::value>
-            <<<team.Blocks(rows), team.Threads(), 0, stream>>>(
-                y, dy, dx, accumulate, rows, columns, causal, WideRows(columns, {y, dy, dx}));
+        SoftmaxBackwardRowsKernel<decltype(parts)::value, wide()>
+            <<<team.Blocks(rows), team.Threads(), 0, stream>>>(y, dy, dx, accumulate, rows, columns,
+                                                               causal);
       }
     });
   } else {

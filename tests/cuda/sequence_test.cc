@@ -284,6 +284,16 @@ class SequenceKernelsTest : public KernelsTest {
     }
   }
 
+  // Checks the normalisations of a network without products of matrices.
+  void CheckNorm(OpType type, int64_t width) {
+    Network network = Network::OfTokens("norm", 3);
+    const LayerNode x = network.Embedding("words", network.image(), 5, width);
+    const LayerNode y = type == OpType::kLayerNorm ? network.LayerNorm("norm", x, 1e-5)
+                                                   : network.RmsNorm("norm", x, 1e-5);
+    network.SoftmaxLoss("loss", y);
+    CheckNetwork(network, {.batch = 2}, 1e-5);
+  }
+
   void CheckNetworks(Precision precision, double tolerance) {
     constexpr AttentionKind kMath = AttentionKind::kMath;
     const auto check = [&](const Network& network, int64_t batch, bool training = true,
@@ -349,14 +359,13 @@ TEST_F(SequenceKernelsTest, EmbeddingOfFewWords) {
 }
 
 TEST_F(SequenceKernelsTest, LongRows) {
-  const auto check = [&](int64_t width) {
-    const Network network =
-        BuildGpt("long", 3, {.width = width, .layers = 0, .heads = 1, .vocabulary = 5},
-                 AttentionKind::kMath);
-    CheckNetwork(network, {.batch = 2}, 1e-5);
-  };
-  for (const int64_t width : {2052, 5000, 9001, 32768}) check(width);
-  EXPECT_THROW(check(32769), InputError);
+  for (const OpType type : {OpType::kLayerNorm, OpType::kRmsNorm}) {
+    for (const int64_t width : {2052, 5000, 9001, 32768}) {
+      CheckNorm(type, width);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_THROW(CheckNorm(type, 32769), InputError);
+  }
 }
 
 }  // namespace
