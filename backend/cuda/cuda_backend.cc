@@ -232,7 +232,9 @@ class CudaBackend final : public Executor {
   int64_t DeviceAddress(const Block& block) const {
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(memory_.At(block).data));
   }
-  void DeviceRanges(std::span<const Block> blocks, std::vector<DeviceRange>& ranges) const;
+  // Sets `ranges` to the operands, which lie in the blocks.
+  void DeviceRanges(std::span<const TensorId> operands, std::span<const Block> blocks,
+                    std::vector<DeviceRange>& ranges) const;
 
   // Returns true if the end of command `i` is recorded as an event. An event delays the next kernel
   // by some 2 us on an H200. Therefore all ends are recorded only in the first iteration. Later, an
@@ -321,10 +323,13 @@ CudaBackend::~CudaBackend() {
 
 // --- Contents -----------------------------------------------------------------------------------
 
-void CudaBackend::DeviceRanges(std::span<const Block> blocks,
+void CudaBackend::DeviceRanges(std::span<const TensorId> operands, std::span<const Block> blocks,
                                std::vector<DeviceRange>& ranges) const {
   ranges.clear();
-  for (const Block& block : blocks) ranges.push_back(memory_.At(block));
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    ranges.push_back(memory_.At(blocks[i]));
+    if (i < operands.size()) ranges.back().type = trace_.tensor(operands[i]).dtype;
+  }
 }
 
 void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
@@ -344,15 +349,15 @@ void CudaBackend::OnArrive(TensorId id, const Block& block, PoolId pool) {
     return peer_->Write(contents, bytes);
   }
   std::byte* const out = memory_.At(contents).data;
-  const int64_t count = tensor.size.count() / static_cast<int64_t>(sizeof(float));
+  const int64_t count = tensor.size.count() / ElementSize(tensor.dtype);
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
   switch (data.kind) {
     case DataKind::kZero:
       SPILLWAY_CUDA_CALL(cudaMemsetAsync(out, 0, static_cast<size_t>(tensor.size.count()), stream));
       return;
     case DataKind::kUniform:
-      return FillUniform(reinterpret_cast<float*>(out), count, data.seed, data.scale, stream,
-                         data.centre, first);
+      return FillUniform({out, data.bf16}, count, data.seed, data.scale, stream, data.centre,
+                         first);
     case DataKind::kLabels:
       return FillLabels(reinterpret_cast<int32_t*>(out), count, data.classes, data.seed, stream);
   }
@@ -509,8 +514,8 @@ void CudaBackend::LaunchOnce(const Op& op, const Launch& launch) {
 
 void CudaBackend::RunSlots(const Op& op, const Launch& launch) {
   cudaStream_t const stream = machine_.streams[Index(Stream::kCompute)].stream.get();
-  DeviceRanges(launch.inputs, inputs_);
-  DeviceRanges(launch.outputs, outputs_);
+  DeviceRanges(op.inputs, launch.inputs, inputs_);
+  DeviceRanges(op.outputs, launch.outputs, outputs_);
   SlotLaunch part;
   part.inputs = inputs_;
   part.outputs = outputs_;
@@ -544,7 +549,7 @@ void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
   if (!options_.given) return;
   const DeviceRange y = memory_.At(launch.outputs[OutputIndex(op, Role::kY).value()]);
   classes_ = op.IntAttribute("elements");
-  const Bytes size(op.batch * classes_ * static_cast<int64_t>(sizeof(float)));
+  const Bytes size(op.batch * PositionsOf(op) * classes_ * static_cast<int64_t>(sizeof(float)));
   if (!probabilities_) probabilities_.emplace(size);
   SPILLWAY_CUDA_CALL(cudaMemcpyAsync(probabilities_->data(), y.data,
                                      static_cast<size_t>(size.count()), cudaMemcpyDeviceToHost,

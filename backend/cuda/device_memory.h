@@ -9,13 +9,16 @@
 #include <utility>
 
 #include "traces/base/units.h"
+#include "traces/ops/data_type.h"
 
 namespace spillway {
 
-// The bytes [data, data + size) of device memory. Does not own them.
+// The bytes [data, data + size) of device memory. Does not own them. `type` is that of the elements
+// of an operand.
 struct DeviceRange {
   std::byte* data = nullptr;
   Bytes size;
+  DataType type = DataType::kFloat32;
 };
 
 // A range of device memory that is allocated by the constructor and freed by the destructor.

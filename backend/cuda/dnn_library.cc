@@ -3,9 +3,9 @@
 #include <cudnn.h>
 #include <fmt/format.h>
 
-#include <array>
 #include <map>
 
+#include "backend/cuda/cudnn_error.h"
 #include "traces/base/error.h"
 
 // The v7-style interface is deprecated in cuDNN 9 but still complete.
@@ -21,22 +21,6 @@ static_assert(CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED == 5);
 static_assert(CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT == 6);
 static_assert(CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING == 6);
 static_assert(CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT == 7);
-
-// Returns true for codes whose cause is this machine's installation or driver.
-bool IsEnvironment(cudnnStatus_t code) {
-  return code == CUDNN_STATUS_NOT_INITIALIZED || code == CUDNN_STATUS_LICENSE_ERROR ||
-         code == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH ||
-         code == CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED;
-}
-
-void CheckCudnn(cudnnStatus_t code, const char* call, const Activity& activity = {}) {
-  if (code == CUDNN_STATUS_SUCCESS) return;
-  std::array<char, 512> detail{};
-  cudnnGetLastErrorString(detail.data(), detail.size());
-  ThrowLibraryError(IsEnvironment(code), call, cudnnGetErrorString(code), detail.data(), activity);
-}
-
-#define SPILLWAY_CUDNN_CALL(call, ...) CheckCudnn((call), #call __VA_OPT__(, ) __VA_ARGS__)
 
 // A cuDNN descriptor that is destroyed with its owner.
 template <typename T, cudnnStatus_t (*kCreate)(T*), cudnnStatus_t (*kDestroy)(T)>
@@ -104,12 +88,6 @@ struct ConvDescriptors {
   }
 };
 
-// Returns true for the codes by which cuDNN declines an algorithm, as opposed to failing.
-bool IsDeclined(cudnnStatus_t code) {
-  return CUDNN_STATUS_CATEGORY(code) == CUDNN_STATUS_NOT_SUPPORTED ||
-         CUDNN_STATUS_CATEGORY(code) == CUDNN_STATUS_BAD_PARAM;
-}
-
 }  // namespace
 
 struct DnnLibrary::Impl {
@@ -151,10 +129,7 @@ struct DnnLibrary::Impl {
 DnnLibrary::DnnLibrary(bool tf32) : impl_(std::make_unique<Impl>(tf32)) {}
 DnnLibrary::~DnnLibrary() = default;
 
-std::string DnnLibrary::Version() {
-  const size_t version = cudnnGetVersion();  // 91400 means 9.14.0
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
+std::string DnnLibrary::Version() { return CudnnVersion(); }
 
 void DnnLibrary::SetStream(cudaStream_t stream) {
   SPILLWAY_CUDNN_CALL(cudnnSetStream(impl_->handle, stream));

@@ -1,7 +1,7 @@
 // cuDNN behind plain types: convolutions, bias, local response normalisation and batch
 // normalisation.
 //
-// dnn_library.cc is the only file of the project that includes cuDNN. It uses the v7-style
+// Only dnn_library.cc and attention_library.cc include cuDNN. This library uses the v7-style
 // convolution calls, which name their algorithms and workspaces, as the papers do. Tensors are
 // dense NCHW fp32. All pointers are device pointers, and calls enqueue on the stream that was set
 // last. Failures throw (cuda_error.h).

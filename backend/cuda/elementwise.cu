@@ -1,92 +1,30 @@
 #include "backend/cuda/elementwise.h"
 
 #include <cfloat>
-#include <initializer_list>
 
 #include "backend/cuda/cuda_error.h"
+#include "backend/cuda/device_elements.h"
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 namespace {
 
-constexpr int kThreads = 256;
-
-// `kWidth` consecutive floats that one instruction moves.
-template <int kWidth>
-struct alignas(sizeof(float) * kWidth) Pack {
-  float v[kWidth];
-};
-
-template <int kWidth>
-__device__ Pack<kWidth> Load(const float* from, int64_t i) {
-  return *reinterpret_cast<const Pack<kWidth>*>(from + i);
-}
-
-template <int kWidth>
-__device__ void Store(float* to, int64_t i, const Pack<kWidth>& pack) {
-  *reinterpret_cast<Pack<kWidth>*>(to + i) = pack;
-}
-
-template <int kWidth>
-__device__ void StoreOrAdd(float* to, int64_t i, Pack<kWidth> pack, bool accumulate) {
-  if (accumulate) {
-    const Pack<kWidth> old = Load<kWidth>(to, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] += old.v[k];
-  }
-  Store(to, i, pack);
-}
-
-// Calls function.Do<kWidth>(i) for every kWidth-th i in [0, count), and Do<1> for the remaining
-// elements.
-template <int kWidth, typename Function>
-__global__ void ForEachKernel(int64_t count, Function function) {
-  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWidth;
-  if (i + kWidth <= count) {
-    function.template Do<kWidth>(i);
-  } else {
-    for (int64_t j = i; j < count; ++j) function.template Do<1>(j);
-  }
-}
-
-bool Aligned(std::initializer_list<const void*> pointers) {
-  for (const void* pointer : pointers) {
-    if (reinterpret_cast<uintptr_t>(pointer) % alignof(Pack<4>) != 0) return false;
-  }
-  return true;
-}
-
-unsigned BlockCount(int64_t threads) {
-  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-}
-
-// Calls `function` for all elements, four at a time if `wide`.
-template <typename Function>
-void ForEach(int64_t count, bool wide, const Function& function, cudaStream_t stream) {
-  if (count <= 0) return;
-  if (wide) {
-    ForEachKernel<4><<<BlockCount((count + 3) / 4), kThreads, 0, stream>>>(count, function);
-  } else {
-    ForEachKernel<1><<<BlockCount(count), kThreads, 0, stream>>>(count, function);
-  }
-  SPILLWAY_CUDA_CALL(cudaGetLastError());
-}
-
 struct FillUniformFunction {
-  float* out;
+  Elements out;
   uint64_t seed;
   float scale, centre;
   int64_t first;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    Pack<kWidth> pack;
+    Floats<kWidth> floats;
     for (int k = 0; k < kWidth; ++k) {
       // The sum is rounded separately, as on the host. A fused multiply-add would round
       // differently.
-      pack.v[k] = __fadd_rn(centre, RandomFloat(seed, first + i + k, scale));
+      floats.v[k] = __fadd_rn(centre, RandomFloat(seed, first + i + k, scale));
     }
-    Store(out, i, pack);
+    Store(out, i, floats);
   }
 };
 
@@ -116,79 +54,130 @@ struct GeluActivation {
   }
 };
 
+struct SiluActivation {
+  __device__ static float Sigmoid(float x) { return 1 / (1 + expf(-x)); }
+  __device__ static float Value(float x) { return x * Sigmoid(x); }
+  __device__ static float Gradient(float x, float dy) {
+    return dy * Sigmoid(x) * (1 + x * (1 - Sigmoid(x)));
+  }
+};
+
 // Calls run(activation) with the activation of the op type. REQUIRES: the op type is an activation.
 template <typename Run>
 void WithActivation(std::string_view type, const Run& run) {
   if (type == "relu") return run(ReluActivation());
   if (type == "gelu") return run(GeluActivation());
+  if (type == "silu") return run(SiluActivation());
   SPILLWAY_CHECK(false);
 }
 
 template <typename Activation>
 struct ActivationFunction {
-  const float* x;
-  float* y;
+  ConstElements x;
+  Elements y;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    Pack<kWidth> pack = Load<kWidth>(x, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] = Activation::Value(pack.v[k]);
-    Store(y, i, pack);
+    const Pack<kWidth> pack = Load<kWidth>(x, i);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = Activation::Value(pack[k]);
+    Store(y, i, floats);
   }
 };
 
 template <typename Activation>
 struct ActivationBackwardFunction {
-  const float* saved;
-  const float* dy;
-  float* dx;
+  ConstElements saved;
+  ConstElements dy;
+  Elements dx;
   bool accumulate;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
     const Pack<kWidth> value = Load<kWidth>(saved, i);
-    Pack<kWidth> pack = Load<kWidth>(dy, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] = Activation::Gradient(value.v[k], pack.v[k]);
-    StoreOrAdd(dx, i, pack, accumulate);
+    const Pack<kWidth> gradient = Load<kWidth>(dy, i);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = Activation::Gradient(value[k], gradient[k]);
+    StoreOrAdd(dx, i, floats, accumulate);
   }
 };
 
 struct AddFunction {
-  const float* a;
-  const float* b;
-  float* y;
+  ConstElements a;
+  ConstElements b;
+  Elements y;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    Pack<kWidth> pack = Load<kWidth>(a, i);
+    const Pack<kWidth> one = Load<kWidth>(a, i);
     const Pack<kWidth> other = Load<kWidth>(b, i);
-    for (int k = 0; k < kWidth; ++k) pack.v[k] += other.v[k];
-    Store(y, i, pack);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = one[k] + other[k];
+    Store(y, i, floats);
+  }
+};
+
+struct MultiplyFunction {
+  ConstElements a;
+  ConstElements b;
+  Elements y;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const Pack<kWidth> one = Load<kWidth>(a, i);
+    const Pack<kWidth> other = Load<kWidth>(b, i);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = one[k] * other[k];
+    Store(y, i, floats);
+  }
+};
+
+struct MultiplyBackwardFunction {
+  ConstElements a;
+  ConstElements b;
+  ConstElements dy;
+  Elements da;
+  Elements db;
+  bool accumulate_a;
+  bool accumulate_b;
+
+  template <int kWidth>
+  __device__ void Do(int64_t i) const {
+    const Pack<kWidth> one = Load<kWidth>(a, i);
+    const Pack<kWidth> other = Load<kWidth>(b, i);
+    const Pack<kWidth> gradient = Load<kWidth>(dy, i);
+    Floats<kWidth> to_a, to_b;
+    for (int k = 0; k < kWidth; ++k) {
+      to_a.v[k] = gradient[k] * other[k];
+      to_b.v[k] = gradient[k] * one[k];
+    }
+    StoreOrAdd(da, i, to_a, accumulate_a);
+    StoreOrAdd(db, i, to_b, accumulate_b);
   }
 };
 
 struct CopyRowsFunction {
-  const float* from;
+  ConstElements from;
   int64_t from_stride;
-  float* to;
+  Elements to;
   int64_t to_stride;
   int64_t length;
-  bool small;  // indices fit in 32 bits, which makes division much cheaper
   bool accumulate;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    const int64_t row =
-        small ? static_cast<uint32_t>(i) / static_cast<uint32_t>(length) : i / length;
+    const int64_t row = Quotient(i, length);
     const int64_t column = i - row * length;
-    StoreOrAdd(to, row * to_stride + column, Load<kWidth>(from, row * from_stride + column),
-               accumulate);
+    const Pack<kWidth> pack = Load<kWidth>(from, row * from_stride + column);
+    Floats<kWidth> floats;
+    for (int k = 0; k < kWidth; ++k) floats.v[k] = pack[k];
+    StoreOrAdd(to, row * to_stride + column, floats, accumulate);
   }
 };
 
 struct DropoutFunction {
-  const float* x;
-  float* y;
+  ConstElements x;
+  Elements y;
   int64_t first;
   uint64_t seed;
   uint32_t layer;
@@ -198,34 +187,37 @@ struct DropoutFunction {
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    const int64_t element = first + i;  // a multiple of kWidth
-    const Philox4 random = PhiloxGroup(seed, layer, element / 4);
-    Pack<kWidth> pack = Load<kWidth>(x, i);
+    const int64_t element = first + i;  // a multiple of kWidth unless kWidth is 1
+    const Pack<kWidth> pack = Load<kWidth>(x, i);
+    Floats<kWidth> floats;
+    Philox4 random;
     for (int k = 0; k < kWidth; ++k) {
+      if (k % 4 == 0) random = PhiloxGroup(seed, layer, (element + k) / 4);
       const bool keep = UnitFloat(random.word[(element + k) % 4]) >= ratio;
-      pack.v[k] = keep ? pack.v[k] * scale : 0;
+      floats.v[k] = keep ? pack[k] * scale : 0;
     }
-    StoreOrAdd(y, i, pack, accumulate);
+    StoreOrAdd(y, i, floats, accumulate);
   }
 };
 
 struct SgdFunction {
-  float* weight;
-  const float* gradient;
-  float* momentum;
+  Elements weight;
+  ConstElements gradient;
+  Elements momentum;
   float learning_rate, momentum_factor, weight_decay;
 
   template <int kWidth>
   __device__ void Do(int64_t i) const {
-    Pack<kWidth> w = Load<kWidth>(weight, i);
-    Pack<kWidth> m = Load<kWidth>(momentum, i);
+    const Pack<kWidth> w = Load<kWidth>(weight, i);
+    const Pack<kWidth> m = Load<kWidth>(momentum, i);
     const Pack<kWidth> g = Load<kWidth>(gradient, i);
+    Floats<kWidth> next_w, next_m;
     for (int k = 0; k < kWidth; ++k) {
-      m.v[k] = momentum_factor * m.v[k] + (g.v[k] + weight_decay * w.v[k]);
-      w.v[k] -= learning_rate * m.v[k];
+      next_m.v[k] = momentum_factor * m[k] + (g[k] + weight_decay * w[k]);
+      next_w.v[k] = w[k] - learning_rate * next_m.v[k];
     }
-    Store(momentum, i, m);
-    Store(weight, i, w);
+    Store(momentum, i, next_m);
+    Store(weight, i, next_w);
   }
 };
 
@@ -244,67 +236,6 @@ struct MoveStatisticsFunction {
     running_var[i] += momentum * (variance - running_var[i]);
   }
 };
-
-struct SoftmaxBackwardFunction {
-  const float* y;
-  const int32_t* labels;
-  float* dx;
-  int64_t classes;
-  float scale;
-
-  template <int kWidth>
-  __device__ void Do(int64_t i) const {
-    const int64_t row = i / classes;
-    const float target = i - row * classes == labels[row] ? 1.0f : 0.0f;
-    dx[i] = scale * (y[i] - target);
-  }
-};
-
-struct Max {
-  __device__ static float Join(float a, float b) { return fmaxf(a, b); }
-};
-struct Sum {
-  __device__ static float Join(float a, float b) { return a + b; }
-};
-
-// Returns to every thread the reduction over the block's kThreads values. The order is a fixed
-// tree, so the result is deterministic.
-template <typename Operation>
-__device__ float BlockReduce(float value) {
-  __shared__ float shared[kThreads];
-  __syncthreads();  // waits until the previous use of `shared` is over
-  shared[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) {
-      shared[threadIdx.x] = Operation::Join(shared[threadIdx.x], shared[threadIdx.x + half]);
-    }
-    __syncthreads();
-  }
-  return shared[0];
-}
-
-__global__ void SoftmaxKernel(const float* x, float* y, int64_t classes) {
-  const float* in = x + blockIdx.x * classes;
-  float* out = y + blockIdx.x * classes;
-  float largest = -INFINITY;
-  for (int64_t i = threadIdx.x; i < classes; i += kThreads) largest = fmaxf(largest, in[i]);
-  largest = BlockReduce<Max>(largest);
-  float sum = 0;
-  for (int64_t i = threadIdx.x; i < classes; i += kThreads) sum += expf(in[i] - largest);
-  sum = BlockReduce<Sum>(sum);
-  for (int64_t i = threadIdx.x; i < classes; i += kThreads) out[i] = expf(in[i] - largest) / sum;
-}
-
-__global__ void CrossEntropyKernel(const float* y, const int32_t* labels, float* loss, int64_t rows,
-                                   int64_t classes, float scale, bool accumulate) {
-  float sum = 0;
-  for (int64_t row = threadIdx.x; row < rows; row += kThreads) {
-    sum -= logf(fmaxf(y[row * classes + labels[row]], FLT_MIN));
-  }
-  sum = BlockReduce<Sum>(sum);
-  if (threadIdx.x == 0) *loss = (accumulate ? *loss : 0.0f) + scale * sum;
-}
 
 // Each block computes the gradients of one channel.
 __global__ void ParameterGradientsKernel(const float* x, const float* dy, const float* mean,
@@ -327,15 +258,16 @@ __global__ void ParameterGradientsKernel(const float* x, const float* dy, const 
   dweight[channel] = product;
 }
 
-__global__ void CompareKernel(const float* a, const float* b, int64_t count, Comparison* result) {
+__global__ void CompareKernel(ConstElements a, ConstElements b, int64_t count, Comparison* result) {
   float largest = 0;
   float difference = 0;
   bool finite = true;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    finite = finite && isfinite(a[i]);
-    largest = fmaxf(largest, fabsf(a[i]));
-    if (b != nullptr) difference = fmaxf(difference, fabsf(a[i] - b[i]));
+    const float value = LoadOne(a, i);
+    finite = finite && isfinite(value);
+    largest = fmaxf(largest, fabsf(value));
+    if (b.data != nullptr) difference = fmaxf(difference, fabsf(value - LoadOne(b, i)));
   }
   largest = BlockReduce<Max>(largest);
   difference = BlockReduce<Max>(difference);
@@ -394,47 +326,57 @@ __global__ void LrnBackwardInPlaceKernel(const float* x, const float* y, float* 
 
 }  // namespace
 
-void FillUniform(float* out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
+void FillUniform(Elements out, int64_t count, uint64_t seed, float scale, cudaStream_t stream,
                  float centre, int64_t first) {
-  ForEach(count, Aligned({out}), FillUniformFunction{out, seed, scale, centre, first}, stream);
+  ForEach(count, {out}, true, FillUniformFunction{out, seed, scale, centre, first}, stream);
 }
 
 void FillLabels(int32_t* out, int64_t count, int32_t classes, uint64_t seed, cudaStream_t stream) {
-  ForEach(count, false, FillLabelsFunction{out, seed, classes}, stream);
+  ForEach(count, {}, false, FillLabelsFunction{out, seed, classes}, stream);
 }
 
-void Activate(std::string_view type, const float* x, float* y, int64_t count, cudaStream_t stream) {
+void Activate(std::string_view type, ConstElements x, Elements y, int64_t count,
+              cudaStream_t stream) {
   WithActivation(type, [&](auto activation) {
-    ForEach(count, Aligned({x, y}), ActivationFunction<decltype(activation)>{x, y}, stream);
+    ForEach(count, {x, y}, true, ActivationFunction<decltype(activation)>{x, y}, stream);
   });
 }
 
-void ActivateBackward(std::string_view type, const float* saved, const float* dy, float* dx,
+void ActivateBackward(std::string_view type, ConstElements saved, ConstElements dy, Elements dx,
                       int64_t count, bool accumulate, cudaStream_t stream) {
   WithActivation(type, [&](auto activation) {
-    ForEach(count, Aligned({saved, dy, dx}),
+    ForEach(count, {saved, dy, dx}, true,
             ActivationBackwardFunction<decltype(activation)>{saved, dy, dx, accumulate}, stream);
   });
 }
 
-void AddTensors(const float* a, const float* b, float* y, int64_t count, cudaStream_t stream) {
-  ForEach(count, Aligned({a, b, y}), AddFunction{a, b, y}, stream);
+void AddTensors(ConstElements a, ConstElements b, Elements y, int64_t count, cudaStream_t stream) {
+  ForEach(count, {a, b, y}, true, AddFunction{a, b, y}, stream);
 }
 
-void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t length,
-              int64_t rows, bool accumulate, cudaStream_t stream) {
+void MultiplyTensors(ConstElements a, ConstElements b, Elements y, int64_t count,
+                     cudaStream_t stream) {
+  ForEach(count, {a, b, y}, true, MultiplyFunction{a, b, y}, stream);
+}
+
+void MultiplyBackward(ConstElements a, ConstElements b, ConstElements dy, Elements da, Elements db,
+                      int64_t count, bool accumulate_a, bool accumulate_b, cudaStream_t stream) {
+  ForEach(count, {a, b, dy, da, db}, true,
+          MultiplyBackwardFunction{a, b, dy, da, db, accumulate_a, accumulate_b}, stream);
+}
+
+void CopyRows(ConstElements from, int64_t from_stride, Elements to, int64_t to_stride,
+              int64_t length, int64_t rows, bool accumulate, cudaStream_t stream) {
   const int64_t count = rows * length;
-  const bool wide =
-      Aligned({from, to}) && length % 4 == 0 && from_stride % 4 == 0 && to_stride % 4 == 0;
-  const bool small = count <= INT64_C(0xffffffff);
-  ForEach(count, wide,
-          CopyRowsFunction{from, from_stride, to, to_stride, length, small, accumulate}, stream);
+  const int64_t width = from.bf16 || to.bf16 ? 8 : 4;
+  const bool wide = length % width == 0 && from_stride % width == 0 && to_stride % width == 0;
+  ForEach(count, {from, to}, wide,
+          CopyRowsFunction{from, from_stride, to, to_stride, length, accumulate}, stream);
 }
 
-void Dropout(const float* x, float* y, int64_t count, int64_t first, uint64_t seed, uint32_t layer,
-             float ratio, bool accumulate, cudaStream_t stream) {
-  const bool wide = Aligned({x, y}) && first % 4 == 0;
-  ForEach(count, wide,
+void Dropout(ConstElements x, Elements y, int64_t count, int64_t first, uint64_t seed,
+             uint32_t layer, float ratio, bool accumulate, cudaStream_t stream) {
+  ForEach(count, {x, y}, first % 8 == 0,
           DropoutFunction{x, y, first, seed, layer, ratio, 1 / (1 - ratio), accumulate}, stream);
 }
 
@@ -448,27 +390,10 @@ void LrnBackwardInPlace(const float* x, const float* y, float* dy, int64_t batch
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-void Softmax(const float* x, float* y, int64_t rows, int64_t classes, cudaStream_t stream) {
-  if (rows <= 0) return;
-  SoftmaxKernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, y, classes);
-  SPILLWAY_CUDA_CALL(cudaGetLastError());
-}
-
-void CrossEntropy(const float* y, const int32_t* labels, float* loss, int64_t rows, int64_t classes,
-                  float scale, bool accumulate, cudaStream_t stream) {
-  CrossEntropyKernel<<<1, kThreads, 0, stream>>>(y, labels, loss, rows, classes, scale, accumulate);
-  SPILLWAY_CUDA_CALL(cudaGetLastError());
-}
-
-void SoftmaxCrossEntropyBackward(const float* y, const int32_t* labels, float* dx, int64_t rows,
-                                 int64_t classes, float scale, cudaStream_t stream) {
-  ForEach(rows * classes, false, SoftmaxBackwardFunction{y, labels, dx, classes, scale}, stream);
-}
-
-void SgdMomentum(float* weight, const float* gradient, float* momentum, int64_t count,
+void SgdMomentum(Elements weight, ConstElements gradient, Elements momentum, int64_t count,
                  float learning_rate, float momentum_factor, float weight_decay,
                  cudaStream_t stream) {
-  ForEach(count, Aligned({weight, gradient, momentum}),
+  ForEach(count, {weight, gradient, momentum}, true,
           SgdFunction{weight, gradient, momentum, learning_rate, momentum_factor, weight_decay},
           stream);
 }
@@ -488,12 +413,12 @@ void MoveRunningStatistics(const float* mean, const float* inv_std, float* runni
   const float unbiased =
       count > 1 ? static_cast<float>(count) / static_cast<float>(count - 1) : 1.0f;
   ForEach(
-      channels, false,
+      channels, {}, false,
       MoveStatisticsFunction{mean, inv_std, running_mean, running_var, epsilon, momentum, unbiased},
       stream);
 }
 
-void Compare(const float* a, const float* b, int64_t count, Comparison* result,
+void Compare(ConstElements a, ConstElements b, int64_t count, Comparison* result,
              cudaStream_t stream) {
   SPILLWAY_CUDA_CALL(cudaMemsetAsync(result, 0, sizeof(Comparison), stream));
   if (count <= 0) return;

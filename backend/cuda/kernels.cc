@@ -10,7 +10,11 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/dnn_library.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/pooling.h"
+#include "backend/cuda/products.h"
+#include "backend/cuda/sequence_ops.h"
+#include "backend/cuda/slot_operands.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
@@ -18,6 +22,8 @@ namespace spillway {
 namespace {
 
 constexpr int64_t kElementSize = sizeof(float);
+// The memory for partial sums, 16 MiB.
+constexpr int64_t kScratchFloats = int64_t{1} << 22;
 // The most channels that a batch normalisation with a fused update can have.
 constexpr int64_t kMostChannels = 65536;
 
@@ -56,60 +62,6 @@ ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
   return shape;
 }
 
-// The operands of one launch, whose sizes are checked when they are used.
-class Operands {
- public:
-  Operands(const Op& op, const SlotLaunch& launch) : op_(op), launch_(launch) {}
-
-  // Return an operand of `elements` elements per sample, at the launch's first sample. `part` has
-  // the meaning that it has for `InputIndex`.
-  const float* Input(Role role, int64_t elements, size_t part = 0) const {
-    return SharedInput(role, (launch_.first + launch_.batch) * elements, part) +
-           launch_.first * elements;
-  }
-  float* Output(Role role, int64_t elements, size_t part = 0) const {
-    return SharedOutput(role, (launch_.first + launch_.batch) * elements, part) +
-           launch_.first * elements;
-  }
-  // Return an operand without a batch dimension.
-  const float* SharedInput(Role role, int64_t elements, size_t part = 0) const {
-    return Take(launch_.inputs, InputIndex(op_, role, part), "input", elements);
-  }
-  float* SharedOutput(Role role, int64_t elements, size_t part = 0) const {
-    return Take(launch_.outputs, OutputIndex(op_, role, part), "output", elements);
-  }
-
- private:
-  float* Take(std::span<const DeviceRange> ranges, std::optional<size_t> i, const char* what,
-              int64_t elements) const {
-    SPILLWAY_CHECK(i.has_value());  // the op's table row names every operand that its kernels use
-    if (*i >= ranges.size()) {
-      throw InputError(fmt::format("op '{}' ({}) has {} {}s, needs {}", op_.name, Name(op_.type),
-                                   ranges.size(), what, *i + 1));
-    }
-    if (ranges[*i].size < Bytes(elements * kElementSize)) {
-      throw InputError(fmt::format("op '{}' ({}): {} {} has {} bytes, needs {}", op_.name,
-                                   Name(op_.type), what, *i, ranges[*i].size.count(),
-                                   elements * kElementSize));
-    }
-    return reinterpret_cast<float*>(ranges[*i].data);
-  }
-
-  const Op& op_;
-  const SlotLaunch& launch_;
-};
-
-// The factors with which a parameter gradient is written: out = alpha * gradient + beta * out.
-struct GradientScale {
-  float alpha = 1;
-  float beta = 0;
-};
-
-GradientScale ParameterScale(const Op& op, const SlotLaunch& launch) {
-  if (op.Flag("fused_update")) return {-FloatOf(op, "learning_rate"), 1};
-  return {1, launch.first > 0 ? 1.0f : 0.0f};
-}
-
 bool ParseTf32(const std::string& math) {
   if (math != "fp32" && math != "tf32") {
     throw UsageError(UnknownName("math", math, {"fp32", "tf32"}));
@@ -124,7 +76,9 @@ struct CudaKernels::Impl {
       : seed(options.seed),
         tf32(ParseTf32(options.math)),
         dnn(tf32),
-        parameter_gradients(Bytes(2 * kMostChannels * kElementSize)) {
+        products(tf32),
+        parameter_gradients(Bytes(2 * kMostChannels * kElementSize)),
+        partial_sums(Bytes(kScratchFloats * kElementSize)) {
     SPILLWAY_CUBLAS_CALL(cublasCreate(&blas));
     SPILLWAY_CUBLAS_CALL(
         cublasSetMathMode(blas, tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH));
@@ -138,6 +92,8 @@ struct CudaKernels::Impl {
   void UseStream(cudaStream_t next) {
     if (stream_set && next == stream) return;
     dnn.SetStream(next);
+    products.SetStream(next);
+    attention.SetStream(next);
     SPILLWAY_CUBLAS_CALL(cublasSetStream(blas, next));
     stream = next;
     stream_set = true;
@@ -162,15 +118,19 @@ struct CudaKernels::Impl {
   void Fork(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Concatenate(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void GatherRows(const Op& op, const SlotLaunch& launch, const Operands& operands);
-  void Loss(const Op& op, const SlotLaunch& launch, const Operands& operands);
+  void Multiply(const Op& op, const SlotLaunch& launch, const Operands& operands);
   void Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands);
 
   uint64_t seed;
   bool tf32;
   DnnLibrary dnn;
+  Products products;
+  FusedAttention attention;
+  SpareWorkspace spare;
   // Receives the parameter gradients of a batch normalisation with a fused update: cuDNN still
   // reads the weight to which they are added.
   DeviceBuffer parameter_gradients;
+  DeviceBuffer partial_sums;
   cublasHandle_t blas = nullptr;
   cudaStream_t stream = nullptr;
   bool stream_set = false;
@@ -205,7 +165,7 @@ void CudaKernels::Impl::Convolution(const Op& op, const SlotLaunch& launch,
                    operands.Output(kDx, in), launch.workspace, activity);
       return;
     case ConvStep::kBackwardFilter: {
-      const GradientScale scale = ParameterScale(op, launch);
+      const GradientScale scale = ParameterScale(op, launch, kDweight);
       const float* dy = operands.Input(kDy, out);
       dnn.Convolve(step, s, algorithm, scale.alpha, operands.Input(kX, in), dy, scale.beta,
                    operands.SharedOutput(kDweight, weights), launch.workspace, activity);
@@ -248,7 +208,7 @@ void CudaKernels::Impl::Linear(const Op& op, const SlotLaunch& launch, const Ope
     Gemm(false, false, in, n, out, 1, weight, in, dy, out, op.Accumulates(0) ? 1.0f : 0.0f,
          operands.Output(kDx, in), in, activity);
   }
-  const GradientScale scale = ParameterScale(op, launch);
+  const GradientScale scale = ParameterScale(op, launch, kDweight);
   Gemm(false, true, in, out, n, scale.alpha, x, in, dy, out, scale.beta,
        operands.SharedOutput(kDweight, int64_t{in} * out), in, activity);
   if (bias) {
@@ -390,8 +350,8 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
   const int64_t elements = op.IntAttribute("elements");
   const int64_t count = launch.batch * elements;
   const bool forward = op.phase == Phase::kForward;
-  const float* in = operands.Input(forward ? kX : kDy, elements);
-  float* out = operands.Output(forward ? kY : kDx, elements);
+  const ConstElements in = operands.Read(forward ? kX : kDy, elements);
+  const Elements out = operands.Write(forward ? kY : kDx, elements);
   const bool accumulate = !forward && op.Accumulates(0);
   if (op.type == OpType::kDropout) {
     Dropout(in, out, count, launch.first * elements, seed, static_cast<uint32_t>(op.layer),
@@ -399,15 +359,15 @@ void CudaKernels::Impl::Pointwise(const Op& op, const SlotLaunch& launch,
   } else if (op.type != OpType::kAdd && forward) {
     Activate(Name(op.type), in, out, count, stream);
   } else if (op.type != OpType::kAdd) {
-    const float* saved = operands.Input(InputIndex(op, kY) ? kY : kX, elements);
+    const ConstElements saved = operands.Read(InputIndex(op, kY) ? kY : kX, elements);
     ActivateBackward(Name(op.type), saved, in, out, count, accumulate, stream);
   } else if (forward) {
-    AddTensors(in, operands.Input(kX, elements, 1), out, count, stream);
+    AddTensors(in, operands.Read(kX, elements, 1), out, count, stream);
   } else {
     for (size_t i = 0; i < launch.outputs.size(); ++i) {
-      float* dx = operands.Output(kDx, elements, i);
+      const Elements dx = operands.Write(kDx, elements, i);
       const bool adds = op.Accumulates(i);
-      if (dx == in && !adds) continue;  // in place, so dx already holds the gradient
+      if (dx.data == in.data && !adds) continue;  // in place, so dx already holds the gradient
       CopyRows(in, count, dx, count, count, 1, adds, stream);
     }
   }
@@ -418,19 +378,19 @@ void CudaKernels::Impl::Fork(const Op& op, const SlotLaunch& launch, const Opera
   const int64_t count = launch.batch * elements;
   const auto parts = static_cast<size_t>(IntOf(op, "parts"));
   if (op.phase == Phase::kForward) {
-    const float* x = operands.Input(kX, elements);
+    const ConstElements x = operands.Read(kX, elements);
     for (size_t i = 0; i < parts; ++i) {
-      float* y = operands.Output(kY, elements, i);
-      if (y != x) CopyRows(x, count, y, count, count, 1, false, stream);
+      const Elements y = operands.Write(kY, elements, i);
+      if (y.data != x.data) CopyRows(x, count, y, count, count, 1, false, stream);
     }
     return;
   }
-  float* dx = operands.Output(kDx, elements);
+  const Elements dx = operands.Write(kDx, elements);
   const bool accumulate = op.Accumulates(0);
   for (size_t i = 0; i < parts; ++i) {
-    const float* dy = operands.Input(kDy, elements, i);
+    const ConstElements dy = operands.Read(kDy, elements, i);
     if (i == 0 && !accumulate) {
-      if (dy != dx) CopyRows(dy, count, dx, count, count, 1, false, stream);
+      if (dy.data != dx.data) CopyRows(dy, count, dx, count, count, 1, false, stream);
     } else {
       AddTensors(dx, dy, dx, count, stream);
     }
@@ -484,39 +444,26 @@ void CudaKernels::Impl::GatherRows(const Op& op, const SlotLaunch& launch,
   }
 }
 
-void CudaKernels::Impl::Loss(const Op& op, const SlotLaunch& launch, const Operands& operands) {
-  const int64_t classes = op.IntAttribute("elements");
-  const auto* labels = reinterpret_cast<const int32_t*>(operands.Input(kLabels, 1));
-  const bool forward = op.phase == Phase::kForward;
-  const float* in = operands.Input(forward ? kX : kY, classes);
-  float* out = operands.Output(forward ? kY : kDx, classes);
-  const float scale = 1 / static_cast<float>(op.batch);
-  if (forward) {
-    Softmax(in, out, launch.batch, classes, stream);
-    CrossEntropy(out, labels, operands.SharedOutput(kLoss, 1), launch.batch, classes, scale,
-                 launch.first > 0, stream);
+void CudaKernels::Impl::Multiply(const Op& op, const SlotLaunch& launch, const Operands& operands) {
+  const int64_t elements = op.IntAttribute("elements");
+  const int64_t count = launch.batch * elements;
+  const ConstElements a = operands.Read(kX, elements), b = operands.Read(kX2, elements);
+  if (op.phase == Phase::kForward) {
+    MultiplyTensors(a, b, operands.Write(kY, elements), count, stream);
   } else {
-    SoftmaxCrossEntropyBackward(in, labels, out, launch.batch, classes, scale, stream);
+    MultiplyBackward(a, b, operands.Read(kDy, elements), operands.Write(kDx, elements),
+                     operands.Write(kDx2, elements), count, op.Accumulates(0), op.Accumulates(1),
+                     stream);
   }
 }
 
 void CudaKernels::Impl::Sgd(const Op& op, const SlotLaunch& launch, const Operands& operands) {
-  const size_t parameters = ParameterCount(op, launch.inputs.size(), launch.outputs.size());
-  int64_t left = op.IntAttribute("elements");
-  for (size_t i = 0; i < parameters; ++i) {
-    const DeviceRange& parameter = launch.inputs[InputIndex(op, kParameter, i).value()];
-    const int64_t count = parameter.size.count() / kElementSize;
-    left -= count;
-    SgdMomentum(operands.SharedOutput(kParameter, count, i),
-                operands.SharedInput(kGradient, count, i),
-                operands.SharedOutput(kMomentum, count, i), count, FloatOf(op, "learning_rate"),
-                FloatOf(op, "momentum"), FloatOf(op, "weight_decay"), stream);
-  }
-  if (left != 0) {
-    throw InputError(
-        fmt::format("op '{}' (sgd): the parameters have {} elements less than the {} "
-                    "of attribute 'elements'",
-                    op.name, left, op.IntAttribute("elements")));
+  const std::vector<int64_t> sizes = ParameterSizes(op, launch);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    SgdMomentum(
+        operands.WriteShared(kParameter, sizes[i], i), operands.ReadShared(kGradient, sizes[i], i),
+        operands.WriteShared(kMomentum, sizes[i], i), sizes[i], FloatOf(op, "learning_rate"),
+        FloatOf(op, "momentum"), FloatOf(op, "weight_decay"), stream);
   }
 }
 
@@ -533,9 +480,12 @@ static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& 
   return algorithm.name == "winograd_nonfused" && std::max(shape.kernel_h, shape.kernel_w) > 3;
 }
 
-std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_t batch) {
+std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_t batch,
+                                               const OperandTypes& types) {
   SPILLWAY_CHECK(slot < op.slots.size());
   RequireExecutableOnGpu(op);
+  if (Products::Has(op)) return impl_->products.Candidates(op, slot, batch, types);
+  if (op.type == OpType::kAttention) return impl_->attention.Candidates(op, slot, batch, types);
   if (!RowOf(op.type).algorithms) return {{"default", Bytes(0), RowOf(op.type).deterministic}};
   const ConvStep step = ParseConvStep(op.slots[slot].name);
   const ConvDescription shape = ConvShapeOf(op, batch);
@@ -566,6 +516,10 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
   impl_->UseStream(stream);
   const Operands operands(op, launch);
   const Activity activity{op.name, op.slots[launch.slot].name, launch.algorithm};
+  const SumScratch scratch{impl_->partial_sums.floats(), kScratchFloats};
+  if (Products::Has(op))
+    return impl_->products.Run(op, launch, operands, scratch, impl_->spare, activity);
+  if (RunSequence({op, launch, operands, scratch, stream})) return;
   switch (op.type) {
     case OpType::kConv2d:
       return impl_->Convolution(op, launch, operands, activity);
@@ -578,10 +532,13 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Normalise(op, launch, operands, activity);
     case OpType::kBatchNorm:
       return impl_->BatchNorm(op, launch, operands, activity);
+    case OpType::kAttention:
+      return impl_->attention.Run(op, launch, operands, impl_->spare, activity);
     case OpType::kFork:
       return impl_->Fork(op, launch, operands);
     case OpType::kRelu:
     case OpType::kGelu:
+    case OpType::kSilu:
     case OpType::kDropout:
     case OpType::kAdd:
       return impl_->Pointwise(op, launch, operands);
@@ -589,8 +546,8 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
       return impl_->Concatenate(op, launch, operands);
     case OpType::kRows:
       return impl_->GatherRows(op, launch, operands);
-    case OpType::kSoftmaxLoss:
-      return impl_->Loss(op, launch, operands);
+    case OpType::kMul:
+      return impl_->Multiply(op, launch, operands);
     case OpType::kSgd:
       return impl_->Sgd(op, launch, operands);
     default:

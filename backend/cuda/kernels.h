@@ -1,9 +1,9 @@
 // The kernel layer of the CUDA backend, which executes any slot of any op on real device memory.
 //
-// Convolutions, bias, LRN and batch normalisation use cuDNN, and GEMMs use cuBLAS. All other ops
-// use kernels of this project. The layer allocates nothing per launch and makes no choices: memory,
-// algorithm and micro-batch come from the caller. It supports every op type for which FORMAT.md
-// gives a contract.
+// Convolutions, bias, LRN, batch normalisation and fused attention use cuDNN. Products of matrices
+// use cuBLAS, and on sequences cuBLASLt. All other ops use kernels of this project. The layer
+// allocates nothing per launch and makes no choices: memory, algorithm and micro-batch come from
+// the caller. It supports every op type for which FORMAT.md gives a contract.
 //
 // FORMAT.md leaves these conventions to the implementation:
 // - Average pooling divides by the size of the window clipped to the padded input.
@@ -12,22 +12,23 @@
 // - Dropout masks are `DropoutKeeps(seed, layer, element)`.
 // - SGD is m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
 //
-// The layer is not thread-safe and serves one stream at a time. Two pieces of memory lie outside
-// the arena: cuBLAS allocates a fixed workspace (32 MiB on Hopper), and the gradients of a fused
-// batch normalisation pass through 512 KiB.
+// Elements are float32 or, on sequences, bfloat16; sums and statistics are float32 for both. Fused
+// attention is for bfloat16 only.
+//
+// The layer is not thread-safe and serves one stream at a time. Three pieces of memory lie outside
+// the arena: cuBLAS allocates a fixed workspace (32 MiB on Hopper), the gradients of a fused batch
+// normalisation pass through 512 KiB, and partial sums over the positions of sequences through
+// 16 MiB. Costs that were not measured add a fourth, the workspaces that they do not know.
 
 #ifndef SPILLWAY_BACKEND_CUDA_KERNELS_H_
 #define SPILLWAY_BACKEND_CUDA_KERNELS_H_
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "backend/cuda/device_memory.h"
-#include "traces/base/units.h"
+#include "backend/cuda/slot_launch.h"
 #include "traces/trace.h"
 
 struct CUstream_st;  // a cudaStream_t is a CUstream_st*
@@ -37,27 +38,6 @@ namespace spillway {
 struct KernelOptions {
   std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
   uint64_t seed = 1;          // for the dropout masks
-};
-
-// One way to execute a slot.
-struct Candidate {
-  std::string algorithm;  // "default" if the library offers no choice
-  Bytes workspace;
-  bool deterministic = true;  // gives the same bits on every run
-};
-
-// A launch of the samples [first, first + batch) of one slot. The ranges cover the operands of the
-// whole op, in the order of op.inputs and op.outputs; the kernel layer adds the offset of `first`.
-// The parts of a slot are launched in order from first = 0. The first part overwrites parameter
-// gradients and the loss, and later parts add to them.
-struct SlotLaunch {
-  size_t slot = 0;
-  std::string_view algorithm = "default";
-  int64_t first = 0;
-  int64_t batch = 0;
-  std::span<const DeviceRange> inputs;
-  std::span<const DeviceRange> outputs;
-  DeviceRange workspace;  // at least `Candidate::workspace`
 };
 
 class CudaKernels {
@@ -71,10 +51,13 @@ class CudaKernels {
 
   // Returns all ways to execute op.slots[slot] on `batch` samples. For a convolution they are the
   // algorithms that cuDNN accepts, in the order of `ConvAlgorithms`, except inaccurate ones. For
-  // any other op the only candidate is "default", without workspace. An accepted algorithm may
+  // the products of sequences they are algorithms of cuBLASLt, whose names are the same for the
+  // same version; a launch may take "default" in place of them. For any other op the only candidate
+  // is "default", without workspace. An accepted algorithm may
   // still fail when launched. Throws `InputError` if the op type is unsupported or cuDNN accepts no
   // algorithm.
-  std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch);
+  std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch,
+                                    const OperandTypes& types = {});
 
   // Enqueues one launch on `stream`. Throws `InputError` that names the op in these cases: an
   // operand is missing or too small, the op type or algorithm is unknown, or the launch is a part

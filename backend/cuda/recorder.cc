@@ -25,6 +25,7 @@ namespace {
 
 constexpr double kFp32Tolerance = 1e-3;
 constexpr double kTf32Tolerance = 1e-2;
+constexpr double kBf16Tolerance = 2e-2;
 constexpr int kLeastRepeats = 5;
 // Launches shorter than `kShort` are timed in groups that last about `kGroupTime`.
 constexpr Duration kShort = Duration::Microseconds(50);
@@ -63,6 +64,18 @@ std::vector<Job> FindJobs(const Trace& trace, const RecordOptions& options) {
   return sorted;
 }
 
+Elements ElementsOf(const DeviceRange& range) {
+  return {range.data, range.type == DataType::kBfloat16};
+}
+int64_t CountOf(const DeviceRange& range) { return range.size.count() / ElementSize(range.type); }
+
+OperandTypes TypesOf(const Trace& trace, const Op& op) {
+  OperandTypes types;
+  for (const TensorId id : op.inputs) types.inputs.push_back(trace.tensor(id).dtype);
+  for (const TensorId id : op.outputs) types.outputs.push_back(trace.tensor(id).dtype);
+  return types;
+}
+
 // The memory of one op's operands. Tensors of one storage share its memory.
 class OpMemory {
  public:
@@ -74,17 +87,28 @@ class OpMemory {
     outputs_ = Ranges(trace, op.outputs);
     uint64_t sequence = seed << 16;
     for (auto& [root, buffer] : buffers_) {
-      FillUniform(buffer.floats(), buffer.size().count() / 4, ++sequence, 1, stream);
+      const DeviceRange range{buffer.data(), buffer.size(), trace.tensor(root).dtype};
+      FillUniform(ElementsOf(range), CountOf(range), ++sequence, 1, stream);
     }
-    if (const auto labels = InputIndex(op, Role::kLabels)) {
-      FillLabels(reinterpret_cast<int32_t*>(inputs_.at(*labels).data), op.batch,
-                 static_cast<int32_t>(op.IntAttribute("elements")), ++sequence, stream);
+    for (const auto& [role, classes] :
+         {std::pair{Role::kLabels, "elements"}, std::pair{Role::kIndices, "vocabulary"}}) {
+      const auto labels = InputIndex(op, role);
+      if (!labels) continue;
+      const DeviceRange& range = inputs_.at(*labels);
+      FillLabels(reinterpret_cast<int32_t*>(range.data), CountOf(range),
+                 static_cast<int32_t>(op.IntAttribute(classes)), ++sequence, stream);
     }
-    const bool forward = op.phase == Phase::kForward;
-    if (const auto scale = InputIndex(op, forward ? Role::kRunningVar : Role::kInvStd)) {
-      const DeviceRange& range = inputs_.at(*scale);
-      FillUniform(reinterpret_cast<float*>(range.data), range.size.count() / 4, ++sequence, 0.5f,
-                  stream, 1);
+    // These operands are never negative.
+    const bool update = op.phase == Phase::kUpdate;
+    const size_t parts = update ? ParameterCount(op, inputs_.size(), outputs_.size()) : 1;
+    for (const Role role : {op.phase == Phase::kForward ? Role::kRunningVar : Role::kInvStd,
+                            Role::kSecondMoment, Role::kStep}) {
+      for (size_t part = 0; part < parts; ++part) {
+        const auto positive = InputIndex(op, role, part);
+        if (!positive) continue;
+        const DeviceRange& range = inputs_.at(*positive);
+        FillUniform(ElementsOf(range), CountOf(range), ++sequence, 0.5f, stream, 1);
+      }
     }
   }
 
@@ -110,7 +134,8 @@ class OpMemory {
     std::vector<DeviceRange> ranges;
     for (const TensorId id : ids) {
       std::byte* const storage = buffers_.at(trace.Root(id)).data();
-      ranges.push_back({storage + trace.OffsetInStorage(id).count(), trace.tensor(id).size});
+      const Tensor& tensor = trace.tensor(id);
+      ranges.push_back({storage + trace.OffsetInStorage(id).count(), tensor.size, tensor.dtype});
     }
     return ranges;
   }
@@ -153,7 +178,8 @@ class Recorder {
     // This check precedes all measurements, so that an op without an implementation fails at once
     // rather than after minutes.
     for (const Job& job : jobs) {
-      static_cast<void>(kernels_.Candidates(*job.op, job.slot, job.batch));
+      static_cast<void>(
+          kernels_.Candidates(*job.op, job.slot, job.batch, TypesOf(trace_, *job.op)));
     }
     WarmUpClocks();
     progress_.entries = jobs.size();
@@ -179,7 +205,8 @@ class Recorder {
   void WarmUpClocks();
   CostEntry Measure(const Job& job);
   std::optional<RecordedKernel> TryCandidate(const Job& job, const Candidate& candidate,
-                                             const OpMemory& memory, DeviceBuffer& reference);
+                                             const OpMemory& memory, bool check,
+                                             DeviceBuffer& reference);
   RecordedKernel Time(const Job& job, const SlotLaunch& launch);
   std::optional<std::string> CheckResult(const DeviceRange& result, DeviceBuffer& reference);
   // Returns the time of one launch, measured as `count` launches between two events. The stream is
@@ -252,8 +279,11 @@ CostEntry Recorder::Measure(const Job& job) {
   entry.signature = job.slot_data().signature;
   entry.batch = job.batch;
   DeviceBuffer reference;  // the first algorithm's result
-  for (const Candidate& candidate : kernels_.Candidates(op, job.slot, job.batch)) {
-    std::optional<RecordedKernel> kernel = TryCandidate(job, candidate, memory, reference);
+  const std::vector<Candidate> candidates =
+      kernels_.Candidates(op, job.slot, job.batch, TypesOf(trace_, op));
+  for (const Candidate& candidate : candidates) {
+    std::optional<RecordedKernel> kernel =
+        TryCandidate(job, candidate, memory, candidates.size() > 1, reference);
     if (kernel) entry.kernels.push_back(std::move(*kernel));
   }
   if (entry.kernels.empty()) {
@@ -268,10 +298,10 @@ CostEntry Recorder::Measure(const Job& job) {
   return entry;
 }
 
-// Returns the measured kernel, or nullopt if the candidate was dropped. Throws if the cause of a
-// failure is not the candidate.
+// Returns the measured kernel, or nullopt if the candidate was dropped. Checks its result if
+// `check`. Throws if the cause of a failure is not the candidate.
 std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candidate& candidate,
-                                                     const OpMemory& memory,
+                                                     const OpMemory& memory, bool check,
                                                      DeviceBuffer& reference) {
   const auto drop = [&](std::string_view why) {
     last_drop_ = fmt::format("algorithm {} dropped: {}", candidate.algorithm, why);
@@ -290,7 +320,7 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
                           .workspace = workspace->range()};
   RecordedKernel recorded;
   try {
-    if (RowOf(job.op->type).algorithms) {
+    if (check) {
       // The result is zeroed first, so that algorithms that accumulate and algorithms that
       // overwrite give comparable results.
       DeviceRange result = memory.outputs()[ResultOf(*job.op, job.slot_data())];
@@ -322,10 +352,10 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
 // result becomes the reference.
 std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
                                                  DeviceBuffer& reference) {
-  const auto* values = reinterpret_cast<const float*>(result.data);
+  const ConstElements values = ElementsOf(result);
   const bool compare = options_.verify && reference.data() != nullptr;
   auto* on_device = reinterpret_cast<Comparison*>(comparison_.data());
-  Compare(values, compare ? reference.floats() : nullptr, result.size.count() / 4, on_device,
+  Compare(values, {compare ? reference.data() : nullptr, values.bf16}, CountOf(result), on_device,
           stream_.get());
   Comparison found;
   SPILLWAY_CUDA_CALL(
@@ -334,7 +364,8 @@ std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
   if (found.not_finite != 0) return "its result is not finite";
   const double largest = std::bit_cast<float>(found.largest_bits);
   const double difference = std::bit_cast<float>(found.difference_bits);
-  if (difference > tolerance_ * largest) {
+  const double tolerance = values.bf16 ? std::max(tolerance_, kBf16Tolerance) : tolerance_;
+  if (difference > tolerance * largest) {
     return fmt::format(
         "its result differs from the first algorithm's by {:.2g}, its largest element is {:.2g}",
         difference, largest);

@@ -13,28 +13,28 @@
 namespace spillway {
 namespace {
 
-// Throws `InputError` if the trace has tensors or products of a type that the backend does not
-// compute with: float32 and, if `bf16`, bfloat16. The ops of a recorded trace have stand-ins, which
-// read bytes of any type.
-void RequireTypes(const Trace& trace, std::string_view backend, bool bf16) {
+// Throws `InputError` if the trace has tensors or products of a type that the CPU backend does not
+// compute with. The ops of a recorded trace have stand-ins, which read bytes of any type.
+void RequireTypes(const Trace& trace) {
   if (trace.recording) return;
   const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
     throw InputError(fmt::format(
-        "{} '{}' is of {}; the {} backend computes in {} only, so leave --precision out or use "
-        "--backend sim",
-        what, name, type, backend, bf16 ? "fp32 and bf16" : "fp32"));
+        "{} '{}' is of {}; the CPU backend computes in fp32 and bf16 only, so leave --precision out "
+        "or use --backend sim",
+        what, name, type));
   };
   for (const Op& op : trace.ops) {
     for (const Slot& slot : op.slots) {
-      if (slot.arithmetic == Arithmetic::kFp32) continue;
-      if (bf16 && slot.arithmetic == Arithmetic::kBf16) continue;
-      fail("op", op.name, Name(slot.arithmetic));
+      if (slot.arithmetic != Arithmetic::kFp32 && slot.arithmetic != Arithmetic::kBf16) {
+        fail("op", op.name, Name(slot.arithmetic));
+      }
     }
   }
   for (const Tensor& tensor : trace.tensors) {
-    if (tensor.dtype == DataType::kFloat32 || tensor.dtype == DataType::kInt32) continue;
-    if (bf16 && tensor.dtype == DataType::kBfloat16) continue;
-    fail("tensor", tensor.name, Name(tensor.dtype));
+    if (tensor.dtype != DataType::kFloat32 && tensor.dtype != DataType::kBfloat16 &&
+        tensor.dtype != DataType::kInt32) {
+      fail("tensor", tensor.name, Name(tensor.dtype));
+    }
   }
 }
 
@@ -74,7 +74,7 @@ RunBackend Executing(std::unique_ptr<Executor> executor) {
 
 BackendFactory CpuFactory(const CpuRun& options) {
   return {[options](const BackendRequest& request) {
-    RequireTypes(request.trace, "CPU", /*bf16=*/true);
+    RequireTypes(request.trace);
     // An address takes memory only when it is touched, and an allocator with segments may use more
     // addresses than there is memory. So the range of addresses has no limit.
     const Device& device = request.run.device;
@@ -92,7 +92,6 @@ BackendFactory CpuFactory(const CpuRun& options) {
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
     const Prepared& prepared = request.run;
-    RequireTypes(request.trace, "CUDA", /*bf16=*/false);
     SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
     CudaRunOptions run;
     run.memory = prepared.footprint->device;

@@ -90,7 +90,6 @@ constexpr OpRow Activation(OpType type) {
           .backward = {.inputs = {{kX, kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Elements}}},
           .cheap = true,
           .group = LayerGroup::kFeature,
-          .on_gpu = type == OpType::kGelu,
           .overwrites_dy = kGradientsInPlace};
 }
 
@@ -101,13 +100,12 @@ constexpr OpRow AdamRow(OpType type, double weight_decay) {
                      Number("beta2", 0.999), Number("epsilon", 1e-8),
                      Number("weight_decay", weight_decay), Flag("master")},
       .geometry = "elements={elements} master={master}",
-      .update =
-          {.inputs = {{kParameter, kGradient, {kMaster, "master"}, kMomentum, kSecondMoment, kStep},
-                      true},
-           .outputs = {{kParameter, {kMaster, "master"}, kMomentum, kSecondMoment, kStep}, true},
-           .slots = {{"update", Adam}},
-           .whole_batch = ""},
-      .on_gpu = false};
+      .update = {
+          .inputs = {{kParameter, kGradient, {kMaster, "master"}, kMomentum, kSecondMoment, kStep},
+                     true},
+          .outputs = {{kParameter, {kMaster, "master"}, kMomentum, kSecondMoment, kStep}, true},
+          .slots = {{"update", Adam}},
+          .whole_batch = ""}};
 }
 
 constexpr std::string_view kHeadsGeometry =
@@ -214,8 +212,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .whole_batch = ""},
      .cheap = true,
      .group = LayerGroup::kFeature,
-     .stays_fp32 = true,
-     .on_gpu = false},
+     .stays_fp32 = true},
     {.type = OpType::kRmsNorm,
      .attributes = {"rows", "features", Number("epsilon")},
      .geometry = "rows={rows} features={features}",
@@ -229,8 +226,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .whole_batch = ""},
      .cheap = true,
      .group = LayerGroup::kFeature,
-     .stays_fp32 = true,
-     .on_gpu = false},
+     .stays_fp32 = true},
     {.type = OpType::kSoftmax,
      .attributes = {"rows", "columns", Flag("causal")},
      .geometry = "rows={rows} columns={columns} causal={causal}",
@@ -239,7 +235,6 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .cheap = true,
      .group = LayerGroup::kFeature,
      .stays_fp32 = true,
-     .on_gpu = false,
      .overwrites_x = kSoftmaxInPlace,
      .overwrites_dy = kGradientsInPlace},
     {.type = OpType::kDropout,
@@ -259,8 +254,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .whole_batch = ""},
      .cheap = true,
      .group = LayerGroup::kFeature,
-     .gathers = true,
-     .on_gpu = false},
+     .gathers = true},
     {.type = OpType::kPositionEmbedding,
      .attributes = {"rows", "features", "positions", "span", Flag("class_token")},
      .geometry = "rows={rows} features={features} positions={positions} span={span} "
@@ -274,8 +268,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .whole_batch = ""},
      .cheap = true,
      .group = LayerGroup::kFeature,
-     .gathers = true,
-     .on_gpu = false},
+     .gathers = true},
     {.type = OpType::kRotary,
      .attributes = {"rows", "heads", "head_dim", Number("theta")},
      .geometry = "rows={rows} heads={heads} head_dim={head_dim}",
@@ -283,7 +276,6 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .backward = {.inputs = {{kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Rotary}}},
      .cheap = true,
      .group = LayerGroup::kFeature,
-     .on_gpu = false,
      .overwrites_dy = kGradientsInPlace},
     {.type = OpType::kAttentionScores,
      .attributes = {"rows", "heads", "kv_heads", "head_dim"},
@@ -295,8 +287,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .library = Library::kBlas,
      .group = LayerGroup::kFeature,
      .convolves = true,
-     .products = true,
-     .on_gpu = false},
+     .products = true},
     {.type = OpType::kAttentionValues,
      .attributes = {"rows", "heads", "kv_heads", "head_dim"},
      .geometry = kHeadsGeometry,
@@ -307,8 +298,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .library = Library::kBlas,
      .group = LayerGroup::kFeature,
      .convolves = true,
-     .products = true,
-     .on_gpu = false},
+     .products = true},
     {.type = OpType::kAttention,
      .attributes = {"rows", "heads", "kv_heads", "head_dim", Flag("causal")},
      .geometry = kCausalGeometry,
@@ -320,16 +310,14 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .outputs = {{kDx, kDx2, kDx3}},
                   .slots = {{"bwd", AttentionBackward}}},
      .group = LayerGroup::kFeature,
-     .products = true,
-     .on_gpu = false},
+     .products = true},
     {.type = OpType::kSelect,
      .attributes = {"rows", "features", "index"},
      .geometry = "rows={rows} features={features}",
      .forward = {.inputs = {{kX}}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
      .backward = {.inputs = {{kDy}}, .outputs = {{kDx}}, .slots = {{"bwd", Nothing}}},
      .cheap = true,
-     .group = LayerGroup::kFeature,
-     .on_gpu = false},
+     .group = LayerGroup::kFeature},
     {.type = OpType::kConcat,
      .attributes = {"parts", "height", "width", "channels_*"},
      .geometry = "plane={height}x{width} channels={channels_*}",
@@ -349,8 +337,7 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
                   .outputs = {{kDx, kDx2}},
                   .slots = {{"bwd", Elements}}},
      .cheap = true,
-     .group = LayerGroup::kFeature,
-     .on_gpu = false},
+     .group = LayerGroup::kFeature},
     {.type = OpType::kFork,
      .attributes = {"elements", "parts"},
      .geometry = "elements={elements} parts={parts}",
@@ -529,11 +516,11 @@ void RequireExecutable(const Op& op, std::string_view backend) {
 
 void RequireExecutableOnGpu(const Op& op) {
   RequireExecutable(op, "CUDA");
-  const bool sequence = op.type == OpType::kLinear || op.type == OpType::kSoftmaxLoss;
-  if (RowOf(op.type).on_gpu && !(sequence && op.FindAttribute("rows"))) return;
+  if (RowOf(op.type).on_gpu) return;
   throw InputError(fmt::format(
-      "op '{}': the CUDA backend has no kernel for {} ops{}; the backends sim and cpu run it",
-      op.name, Name(op.type), sequence ? " on sequences" : ""));
+      "op '{}': the CUDA backend has no kernel for {} ops; the backends sim and cpu run "
+      "it",
+      op.name, Name(op.type)));
 }
 
 size_t ParameterCount(const Op& op, size_t inputs, size_t outputs) {

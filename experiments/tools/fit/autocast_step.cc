@@ -58,9 +58,6 @@ constexpr std::string_view kInFloat32[] = {
     "aten::linalg_vector_norm",
 };
 
-// Operators of PyTorch's attention where no fused kernel runs.
-constexpr std::string_view kUnfusedAttention = "aten::_safe_softmax";
-
 bool IsIn(std::span<const std::string_view> names, const Op& op) {
   return std::ranges::find(names, OperatorOf(op)) != names.end();
 }
@@ -430,8 +427,7 @@ class Autocast {
 std::optional<Trace> UnderAutocast(const Trace& trace, const Device& device, const CostModel& cost,
                                    std::string& why_not) {
   if (trace.saved.empty() || !IsInFp32(trace)) return std::nullopt;
-  const auto is_unfused = [](const Op& op) { return OperatorOf(op) == kUnfusedAttention; };
-  if (std::ranges::any_of(trace.ops, is_unfused)) {
+  if (HasUnfusedAttention(trace)) {
     why_not =
         "Autocast was not tried: attention runs in several operators in fp32, and in one under "
         "autocast; record the step under it.";

@@ -29,6 +29,11 @@ bool IsInFp32(const Trace& trace) {
          std::ranges::any_of(trace.tensors, is_long);
 }
 
+bool HasUnfusedAttention(const Trace& trace) {
+  return std::ranges::any_of(
+      trace.ops, [](const Op& op) { return OperatorOf(op) == "aten::_safe_softmax"; });
+}
+
 void Halve(Tensor& tensor) {
   tensor.size = Bytes(tensor.size.count() / 2);
   tensor.offset = Bytes(tensor.offset.count() / 2);

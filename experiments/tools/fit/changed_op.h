@@ -20,6 +20,9 @@ int64_t Elements(const Tensor& tensor);
 bool IsFp32(const Tensor& tensor);
 // Returns true iff the trace has a parameter in fp32 and no values of 16 bits.
 bool IsInFp32(const Trace& trace);
+// Returns true iff PyTorch took attention apart, for which no fused kernel of fp32 exists. One
+// operator does all of it in bf16.
+bool HasUnfusedAttention(const Trace& trace);
 // Makes the tensor one of bf16. REQUIRES: it has elements of 4 bytes.
 void Halve(Tensor& tensor);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "experiments/tools/fit/autocast_step.h"
+#include "experiments/tools/fit/changed_op.h"
 #include "experiments/tools/fit/changed_step.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
@@ -176,10 +177,16 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
         "steps that were recorded from PyTorch: see spillway trace import."));
     return changes;
   }
-  changes.emplace_back([](const Question& one, std::string&) -> Row {
+  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
     if (!one.device().matrix_flops_per_second.contains(Arithmetic::kBf16)) return std::nullopt;
     std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
     if (!made) return std::nullopt;
+    if (HasUnfusedAttention(one.trace())) {
+      why_not =
+          "Weights in bf16 were not tried: attention runs in several operators in fp32, and in one "
+          "in bf16; record the step in bf16.";
+      return std::nullopt;
+    }
     return one.About(*std::move(made)).Remedied(Bfloat16());
   });
   changes.emplace_back([](const Question& one, std::string& why_not) -> Row {

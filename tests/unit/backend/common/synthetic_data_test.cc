@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -12,6 +13,8 @@
 
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
+#include "traces/ops/op_table.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
@@ -76,6 +79,31 @@ TEST(SyntheticDataTest, ElementsAreUniformAroundTheirCentre) {
   }
   EXPECT_NEAR(sum / 10'000, 1.0, 0.02);
   EXPECT_NEAR(squares / 10'000, 1.0 / 12, 0.005);
+}
+
+// A parameter in bfloat16 holds the rounded values of its master copy.
+TEST(SyntheticDataTest, MasterCopiesHoldTheParameters) {
+  const Network network = BuildNetwork("gpt(8,1,2,5)@3");
+  const Trace trace = LowerNetwork(
+      network, {.batch = 1, .optimizer = OpType::kAdamW, .precision = Precision::kBf16});
+  const SyntheticSource source(trace, 7);
+  int masters = 0;
+  for (const Op& op : trace.ops) {
+    if (!op.Flag("master")) continue;
+    ++masters;
+    const SyntheticData master = source.Of(FindInput(op, Role::kMaster).value(), 0);
+    const SyntheticData rounded = source.Of(FindInput(op, Role::kParameter).value(), 0);
+    EXPECT_FALSE(master.bf16);
+    ASSERT_TRUE(rounded.bf16);
+    const std::vector<float> values = Floats(master, 4);
+    std::vector<uint16_t> bits(4);
+    Fill(rounded, std::as_writable_bytes(std::span(bits)));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = std::bit_cast<float>(uint32_t{bits[i]} << 16);
+      EXPECT_NEAR(value, values[i], std::abs(values[i]) / 256) << op.name;
+    }
+  }
+  EXPECT_GT(masters, 5);
 }
 
 TEST(SyntheticDataTest, LabelsAreClasses) {
