@@ -86,8 +86,8 @@ class BadTraceTest(BadInputTest):
 
     def test_wrong_version_or_format(self):
         trace = self.trace()
-        trace["version"] = 6
-        self.refused("unsupported version 6; this program reads version 1 to 5", trace)
+        trace["version"] = 7
+        self.refused("unsupported version 7; this program reads version 1 to 6", trace)
         trace["format"] = "spillway-cost-table"
         self.refused("expected \"spillway-trace\"", trace)
         self.refused("expected an object", "[]")

@@ -48,8 +48,8 @@ Trace Step() {
   builder.Op("mm.dw2", backward, {"a", "dr"}, {"dw2"}, matmul, "mm.2");
   builder.Op("gelu_backward", backward, {"da", "z"}, {"dz1"}, OpType::kOther, "gelu");
   builder.Op("add.dz", backward, {"dr", "dz1"}, {"dz"}, OpType::kOther, "gelu");
-  builder.Op("native_layer_norm_backward", backward, {"dz", "y", "g"}, {"dy", "dg"},
-             OpType::kOther, "native_layer_norm");
+  builder.Op("native_layer_norm_backward", backward, {"dz", "y", "g"}, {"dy", "dg"}, OpType::kOther,
+             "native_layer_norm");
   builder.Op("mm.dw1", backward, {"x", "dy"}, {"dw1"}, matmul, "mm");
   builder.Op("add.dw", backward, {"dw2", "dw1"}, {"dw"}, OpType::kOther, "mm");
   builder.Op("sgd", Phase::kUpdate, {"w", "dw", "g", "dg"}, {"w", "g"});
@@ -95,7 +95,7 @@ TEST(AutocastStepTest, ProductsInBfloat16AndNormsInFp32) {
   EXPECT_THAT(
       TextOf(Autocast(Step()).value()),
       ElementsAre("x:16 = _to_copy x", "w:16 = _to_copy w", "y:16 = mm x:16 w:16",
-                  "y = _to_copy y:16", "z = native_layer_norm y g",  //
+                  "y = _to_copy y:16", "z = native_layer_norm y g",          //
                   "a = gelu z", "a:16 = _to_copy a", "u:16 = mm a:16 w:16",  // w is cast once
                   "r = add u:16 z", "l = mean r",                            //
                   "dr = div l", "dr:16 = _to_copy dr", "da:16 = mm dr:16 w:16",
