@@ -467,6 +467,15 @@ TEST_F(JointTest, WhatGivesWayIsDroppedWhereThatCostsLess) {
     EXPECT_GT(dropped.metrics.recomputed_ops, 0) << percent << " %";
     EXPECT_LT(dropped.metrics.offloaded, copied.metrics.offloaded) << percent << " %";
   }
+  const auto drops = [&](Bytes memory) {
+    PlanExecutor executor(probe.facts, plan, {});
+    testing::RunPolicy({Borrow(trace), device_, Borrow(cost_), memory}, executor);
+    return executor.dropped();
+  };
+  EXPECT_TRUE(drops(Memory(trace, 60)));
+  EXPECT_FALSE(drops(Bytes::GiB(1)));
+  plan.drops = false;
+  EXPECT_FALSE(drops(Memory(trace, 60)));
 }
 
 TEST_F(JointTest, WhatLeavesLiesApartIfThePlanSaysSo) {
