@@ -72,9 +72,9 @@ class PlanExecutor final : public Policy {
   std::vector<GivenUp> given_up_;
   std::vector<TensorId> unreleased_;  // copied, oldest first
   bool dropped_ = false;
-  size_t prefetched_ = 0;             // how many storages of the queue
-  size_t farthest_ = 0;  // no use before this index in the facts' uses is the next use of a
-                         // storage that may leave
+  size_t prefetched_ = 0;  // how many storages of the queue
+  size_t farthest_ = 0;    // no use before this index in the facts' uses is the next use of a
+                           // storage that may leave
 };
 
 }  // namespace spillway
