@@ -151,8 +151,7 @@ class Watch {
     frame.pinned.clear();
     bool cached = false;  // maybe: autocast keeps the casts of leaves
     if (!frame.inner) {
-      const auto keys =
-          c10::impl::tls_local_dispatch_key_set();  // they tell modes such as autocast
+      const auto keys = c10::impl::tls_local_dispatch_key_set();  // they tell modes as autocast
       frame.hash.Add(keys.included_.raw_repr());
       frame.hash.Add(keys.excluded_.raw_repr());
       frame.hash.Add(at::GradMode::is_enabled());
@@ -184,7 +183,8 @@ class Watch {
   // was made since the tensors that were saved before.
   //
   // The operator that saves it may not be done, so that its result has no hash yet: then the hash
-  // is of the operator, and of how many such tensors it saved before.
+  // is of the operator, of those that it called and that run, and of how many such tensors it saved
+  // before.
   Hash OfSaved(const Tensor& tensor, int64_t position, Saved kind) {
     Hash hash;
     AddLayout(tensor, hash);
@@ -198,7 +198,7 @@ class Watch {
         AddOutside(holder, hash);
       } else {
         if (value == nullptr || IsIn(holder, frame, &Frame::written)) {
-          hash.Add(frame->hash);
+          for (const Frame* at = frame; at != frames_.data() + depth_; ++at) hash.Add(at->hash);
           hash.Add(frame->saved++);
         }
         if (value != nullptr) hash.Add(*value);
@@ -528,9 +528,10 @@ class Hashes : public torch::CustomClassHolder {
 
 Hashes& HashesOf(const IValue& handle) { return *reinterpret_cast<Hashes*>(handle.toInt()); }
 
-// Takes hashes, a saved tensor, its position, and how it is compared. Returns its hash.
-Hash TakeSaved(const torch::jit::Stack& stack) {
-  TORCH_CHECK(watch != nullptr, "no step of this thread is watched");
+// Takes hashes, a saved tensor, its position, and how it is compared. Returns its hash; none if no
+// step of this thread is watched.
+std::optional<Hash> TakeSaved(const torch::jit::Stack& stack) {
+  if (watch == nullptr) return std::nullopt;
   return watch->OfSaved(stack.at(1).toTensor(), stack.at(2).toInt(), Saved{stack.at(3).toInt()});
 }
 
@@ -541,7 +542,8 @@ void Learn(torch::jit::Stack& stack) {
 
 void Save(torch::jit::Stack& stack) {
   Tensor kept;
-  if (HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) == TakeSaved(stack)) {
+  const std::optional<Hash> hash = TakeSaved(stack);
+  if (hash && HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) == hash) {
     const auto* impl = stack.at(1).toTensor().unsafeGetTensorImpl();
     kept = Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
   }

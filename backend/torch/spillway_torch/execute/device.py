@@ -171,9 +171,10 @@ class CudaDevice(Device):
         if torch.cuda.is_current_stream_capturing():
             raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it")
         self._streams[Queue.COMPUTE] = torch.cuda.current_stream(self.index)
+        self._current = self._streams[Queue.COMPUTE].cuda_stream
 
     def current(self) -> bool:
-        return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._streams[Queue.COMPUTE].cuda_stream)
+        return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._current)
 
     def host(self, size: int) -> Host:
         return _RegisteredHost(size)

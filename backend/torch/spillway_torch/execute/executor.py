@@ -22,7 +22,7 @@ from .graph import Walk, current_number
 from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
 from .plan import KEEP, OFFLOAD, REBUILD, Plan
 from .replay import Replay
-from .tape import Geometry, geometry_of, has_sign, refuse_hooks, view_in, view_of
+from .tape import Geometry, has_sign, refuse_hooks, view_in, view_of
 
 log = logging.getLogger("spillway_torch")
 _MAKING = threading.Lock()
@@ -79,7 +79,7 @@ class _Slot:
         self.left: Any = None  # event: the copy to the host is done
         self.arrived: Any = None  # event: the copy from the host is done, and COMPUTE has not waited for it
         self.sources: list[_Slot] = []
-        self.parameters: list[tuple[int, torch.Tensor, int, torch.UntypedStorage]] = []
+        self.parameters: list[tuple[int, torch.Tensor, int, torch.Tensor]] = []
         self.marks: dict[int, Any] = {}
 
     def check(self) -> None:
@@ -247,7 +247,7 @@ class _Run:
         self._slots: dict[int, weakref.ref[_Slot]] = {}
         self._marks: dict[int, Any] = {}
         self._open = False
-        self._parameters: dict[int, tuple[int, torch.Tensor, int, torch.UntypedStorage]] = {}
+        self._parameters: dict[int, tuple[int, torch.Tensor, int, torch.Tensor]] = {}  # by storage: as it is in this step
         self._hashes = executor.hashes
         self._known = self._hashes is not None and self._hashes.known  # otherwise Python compares this step
         self._calls: ComparedCalls | None = None
@@ -406,7 +406,7 @@ class _Run:
             for storage in recipe.replay.chain.parameters:
                 if storage not in self._parameters and not self._note_parameter(storage):
                     return "a parameter from which a tensor is rebuilt is gone"
-            if not recipe.replay.draws(self._device, self._marks):
+            if recipe.replay.marks and not recipe.replay.draws(self._device, self._marks):
                 return "other random numbers are drawn"
         return None
 
@@ -415,7 +415,7 @@ class _Run:
         parameter = self._plan.tape.parameters[storage]()
         if parameter is None:
             return False
-        self._parameters[storage] = storage, parameter, parameter._version, parameter.untyped_storage()
+        self._parameters[storage] = storage, parameter, parameter._version, parameter.detach()
         return True
 
     def _open_slot(self, recipe: _Recipe, tensor: torch.Tensor) -> _Slot:
@@ -429,7 +429,8 @@ class _Run:
         elif recipe.replay is not None:
             slot.sources = list(self._alive(recipe.sources))
             slot.parameters = [self._parameters[storage] for storage in recipe.replay.chain.parameters]
-            slot.marks = {m: self._marks[m] for m in recipe.replay.marks}
+            if recipe.replay.marks:
+                slot.marks = {m: self._marks[m] for m in recipe.replay.marks}
             slot.tensor = None
         return slot
 
@@ -448,7 +449,7 @@ class _Run:
             return tensor
 
     def _view(self, held: Any, how: Any) -> torch.Tensor:
-        if isinstance(held, torch.Tensor):
+        if type(held) is not _Slot:
             if held._version != how:
                 raise RuntimeError(CHANGED.format(f"{held.dtype} {list(held.shape)}", held._version, how))
             return held
@@ -456,6 +457,9 @@ class _Run:
 
     def _fetch(self, wanted: _Slot) -> torch.Tensor:
         """Returns the tensor of a slot, in the order of COMPUTE. It comes back, or is rebuilt, if it is absent."""
+        tensor = wanted.tensor
+        if tensor is not None and wanted.arrived is None and tensor._version == wanted.version:
+            return tensor
         waiting = [wanted]
         while waiting:
             slot = waiting[-1]
@@ -476,14 +480,12 @@ class _Run:
     def _rebuild(self, slot: _Slot) -> None:
         replay = slot.recipe.replay
         assert replay is not None
-        storages = {}
-        for source in slot.sources:
-            storages[source.recipe.storage] = self._fetch(source)
-        for storage, parameter, version, memory in slot.parameters:
+        storages = {source.recipe.storage: self._fetch(source) for source in slot.sources}
+        for storage, parameter, version, detached in slot.parameters:
             if parameter._version != version:
                 raise RuntimeError(f"a parameter of shape {list(parameter.shape)} was changed in place between forward and "
                                    "backward, and the plan rebuilds a tensor from it: change it after backward")
-            storages[storage] = view_of(memory, geometry_of(parameter))
+            storages[storage] = detached
         slot.put(replay.run(self._device, storages, slot.marks))
         self.rebuilt += replay.length
 
