@@ -416,7 +416,9 @@ std::vector<GraphDescriptor> Configurations(const GraphDescriptor& graph,
   heuristic.Set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
   heuristic.Set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
   heuristic.Set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
-  heuristic.Finalize();
+  const cudnnStatus_t code = cudnnBackendFinalize(heuristic.get());
+  if (IsDeclined(code)) return {};
+  CheckCudnn(code, "cudnnBackendFinalize");
   int64_t count = 0;
   SPILLWAY_CUDNN_CALL(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
@@ -432,14 +434,16 @@ std::vector<GraphDescriptor> Configurations(const GraphDescriptor& graph,
   return found;
 }
 
-// Returns the plan of the first configuration that cuDNN compiles.
+// Returns the plan of the first configuration that cuDNN compiles, if there is one.
 std::optional<GraphDescriptor> Compile(const GraphDescriptor& graph,
                                        const GraphDescriptor& device) {
   for (const GraphDescriptor& configuration : Configurations(graph, device)) {
     GraphDescriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     plan.Set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
     plan.Set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
-    if (cudnnBackendFinalize(plan.get()) == CUDNN_STATUS_SUCCESS) return plan;
+    const cudnnStatus_t code = cudnnBackendFinalize(plan.get());
+    if (code == CUDNN_STATUS_SUCCESS) return plan;
+    if (IsEnvironment(code)) CheckCudnn(code, "cudnnBackendFinalize");
   }
   return std::nullopt;
 }

@@ -2,19 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace spillway {
-namespace {
 
-// Returns true for codes whose cause is this machine's installation or driver.
 bool IsEnvironment(cudnnStatus_t code) {
   return code == CUDNN_STATUS_NOT_INITIALIZED || code == CUDNN_STATUS_LICENSE_ERROR ||
          code == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH ||
-         code == CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED;
+         code == CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ||
+         code == CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING;
 }
-
-}  // namespace
 
 bool IsDeclined(cudnnStatus_t code) {
   return CUDNN_STATUS_CATEGORY(code) == CUDNN_STATUS_NOT_SUPPORTED ||
@@ -24,7 +22,9 @@ bool IsDeclined(cudnnStatus_t code) {
 std::string LastCudnnError() {
   std::array<char, 512> detail{};
   cudnnGetLastErrorString(detail.data(), detail.size());
-  return detail.data();
+  std::string text = detail.data();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
 }
 
 std::string CudnnVersion() {

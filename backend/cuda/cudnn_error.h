@@ -14,7 +14,10 @@ namespace spillway {
 // Returns true for the codes by which cuDNN declines a request, as opposed to failing.
 bool IsDeclined(cudnnStatus_t code);
 
-// Returns cuDNN's explanation of the last failure of this thread.
+// Returns true for codes whose cause is this machine's installation or driver.
+bool IsEnvironment(cudnnStatus_t code);
+
+// Returns cuDNN's explanation of the last failure of this thread, in one line.
 std::string LastCudnnError();
 
 // Returns the version of the loaded library, for example "9.14.0".

@@ -72,7 +72,7 @@ constexpr std::array kNameParts{
 std::string NameOf(const cublasLtMatmulAlgo_t& algorithm) {
   std::string name;
   for (const NamePart& part : kNameParts) {
-    uint32_t value = 0;
+    int32_t value = 0;
     size_t written = 0;
     SPILLWAY_CUBLAS_CALL(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, part.attribute, &value,
                                                               part.size, &written));
@@ -83,8 +83,8 @@ std::string NameOf(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 // Returns the numbers of `kNameParts` that a name says, or nullopt if it is no such name.
-std::optional<std::array<uint32_t, kNameParts.size()>> ParseName(std::string_view name) {
-  std::array<uint32_t, kNameParts.size()> values{};
+std::optional<std::array<int32_t, kNameParts.size()>> ParseName(std::string_view name) {
+  std::array<int32_t, kNameParts.size()> values{};
   size_t next = 0;  // the first part that may still follow
   bool separator = false;
   while (!name.empty()) {
@@ -269,8 +269,9 @@ struct MatmulLibrary::Impl {
     if (result.state != CUBLAS_STATUS_SUCCESS) return;
     const std::string name = NameOf(result.algo);
     if (product.plans.contains(name)) return;
-    const auto rebuilt = Rebuild(product, name);
+    std::optional<cublasLtMatmulHeuristicResult_t> rebuilt = Rebuild(product, name);
     if (!rebuilt || std::memcmp(&rebuilt->algo, &result.algo, sizeof(result.algo)) != 0) return;
+    rebuilt->workspaceSize = std::max(rebuilt->workspaceSize, result.workspaceSize);
     const Bytes workspace(static_cast<int64_t>(rebuilt->workspaceSize));
     if (workspace == Bytes(0) && !product.plans.contains("default")) {
       product.plans.emplace("default", *rebuilt);
@@ -288,8 +289,7 @@ struct MatmulLibrary::Impl {
     cublasLtMatmulHeuristicResult_t result{};
     const Types& t = product.types;
     if (cublasLtMatmulAlgoInit(handle.get(), t.compute, CUDA_R_32F, t.in, t.in, t.out, t.out,
-                               static_cast<int>(values->front()),
-                               &result.algo) != CUBLAS_STATUS_SUCCESS) {
+                               values->front(), &result.algo) != CUBLAS_STATUS_SUCCESS) {
       return std::nullopt;
     }
     for (size_t i = 1; i < kNameParts.size(); ++i) {

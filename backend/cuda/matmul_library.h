@@ -68,7 +68,7 @@ struct MatmulShape {
 
 // One way to compute a product.
 struct MatmulCandidate {
-  std::string name;  // for example "id66_tile20_stages36_cluster3", in cuBLASLt's numbers
+  std::string name;  // for example "id21_tile15_stages12_splitk4", in cuBLASLt's numbers
   Bytes workspace;
   // Gives the same bits on every run. cuBLASLt adds up the parts of a split sum in a fixed order.
   bool deterministic = true;

@@ -188,7 +188,7 @@ class SequenceKernelsTest : public KernelsTest {
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
       int64_t first = 0;
       for (const int64_t batch : parts) {
-        Bytes needed = Bytes::MiB(1);  // for conversions, by the default algorithm
+        Bytes needed;
         for (const Candidate& candidate :
              kernels_->Candidates(op, slot, batch, TypesOf(trace, op))) {
           needed = std::max(needed, candidate.workspace);
