@@ -63,7 +63,7 @@ TEST(IsolationTest, OutcomesPassToAnotherProcess) {
     predicted.backend = kSimulator;
     Outcome outcome = RunCase(predicted, inputs);
     if (asked.backend != kSimulator) {
-      outcome.execution = Execution{1.5F, {2, 3}, "digest", {Duration::Milliseconds(4)}};
+      outcome.execution = Execution{1.5F, {2, 3}, "digest", {Duration::Milliseconds(4)}, "weights"};
     }
     const std::string bytes = SaveOutcome(outcome, inputs.trace());
     const Outcome loaded = LoadOutcome(bytes, inputs.trace());
@@ -73,6 +73,7 @@ TEST(IsolationTest, OutcomesPassToAnotherProcess) {
     EXPECT_EQ(loaded.report.timeline, outcome.report.timeline);
     EXPECT_EQ(FormatDecisions(*loaded.trace, loaded.report, *inputs.cost()),
               FormatDecisions(*outcome.trace, outcome.report, *inputs.cost()));
+    if (outcome.execution) EXPECT_EQ(loaded.execution->weights, outcome.execution->weights);
     const auto row = [&](const Outcome& from) {
       const RunResult result = ResultOf(asked, inputs, from);
       return FormatJson(ResultColumns(), std::span(&result, 1), "");
