@@ -73,7 +73,9 @@ TEST(IsolationTest, OutcomesPassToAnotherProcess) {
     EXPECT_EQ(loaded.report.timeline, outcome.report.timeline);
     EXPECT_EQ(FormatDecisions(*loaded.trace, loaded.report, *inputs.cost()),
               FormatDecisions(*outcome.trace, outcome.report, *inputs.cost()));
-    if (outcome.execution) EXPECT_EQ(loaded.execution->weights, outcome.execution->weights);
+    if (outcome.execution) {
+      EXPECT_EQ(loaded.execution->weights, outcome.execution->weights);
+    }
     const auto row = [&](const Outcome& from) {
       const RunResult result = ResultOf(asked, inputs, from);
       return FormatJson(ResultColumns(), std::span(&result, 1), "");
