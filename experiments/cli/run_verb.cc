@@ -186,8 +186,9 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   } else if (options.asked.backend == "cuda") {
     const bool tf32 = ArithmeticOf(trace) == Name(Arithmetic::kTf32);
     const std::string math = tf32 ? "tf32" : options.math;
-    backends.Add("cuda", CudaFactory(Cuda().open({0, math, options.seed, !trace.training}),
-                                     {.seed = options.seed, .given = given, .keep_weights = keep_weights}));
+    backends.Add("cuda",
+                 CudaFactory(Cuda().open({0, math, options.seed, !trace.training}),
+                             {.seed = options.seed, .given = given, .keep_weights = keep_weights}));
   }
   return backends;
 }

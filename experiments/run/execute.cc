@@ -18,10 +18,11 @@ namespace {
 void RequireTypes(const Trace& trace) {
   if (trace.recording) return;
   const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
-    throw InputError(fmt::format(
-        "{} '{}' is of {}; the CPU backend computes in fp32 and bf16 only, so leave --precision out "
-        "or use --backend sim",
-        what, name, type));
+    throw InputError(
+        fmt::format("{} '{}' is of {}; the CPU backend computes in fp32 and bf16 only, so leave "
+                    "--precision out "
+                    "or use --backend sim",
+                    what, name, type));
   };
   for (const Op& op : trace.ops) {
     for (const Slot& slot : op.slots) {

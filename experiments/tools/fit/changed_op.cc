@@ -30,8 +30,8 @@ bool IsInFp32(const Trace& trace) {
 }
 
 bool HasUnfusedAttention(const Trace& trace) {
-  return std::ranges::any_of(
-      trace.ops, [](const Op& op) { return OperatorOf(op) == "aten::_safe_softmax"; });
+  return std::ranges::any_of(trace.ops,
+                             [](const Op& op) { return OperatorOf(op) == "aten::_safe_softmax"; });
 }
 
 void Halve(Tensor& tensor) {

@@ -136,9 +136,8 @@ void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
   };
   Bytes reserved;
   replay(Bytes::Unlimited(), reserved);
-  row.metrics.peak_reserved = policy.name() == PolicyOf(trace)
-                                  ? reserved
-                                  : std::max(row.metrics.peak_reserved, reserved);
+  row.metrics.peak_reserved =
+      policy.name() == PolicyOf(trace) ? reserved : std::max(row.metrics.peak_reserved, reserved);
   if (row.status == FitStatus::kNot) return;
   if (const auto failure = replay(row.available(), reserved)) {
     row.status = FitStatus::kNot;
