@@ -155,6 +155,10 @@ struct Product {
   std::map<std::string, cublasLtMatmulHeuristicResult_t, std::less<>> plans;
 };
 
+Bytes WorkspaceOf(const cublasLtMatmulHeuristicResult_t& plan) {
+  return Bytes(static_cast<int64_t>(plan.workspaceSize));
+}
+
 void SetBatch(const Matrix& matrix, const MatmulLevel& batch, int64_t stride) {
   Set(matrix, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batch.count));
   Set(matrix, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
@@ -260,24 +264,32 @@ struct MatmulLibrary::Impl {
                                          preference.get(), kMaxCandidates, results.data(), &count);
       if (code == CUBLAS_STATUS_NOT_SUPPORTED || code == CUBLAS_STATUS_INVALID_VALUE) continue;
       CheckCublas(code, "cublasLtMatmulAlgoGetHeuristic", activity);
-      for (int i = 0; i < count; ++i) AddCandidate(product, results[static_cast<size_t>(i)]);
+      for (int i = 0; i < count; ++i) {
+        AddCandidate(product, results[static_cast<size_t>(i)], limit == Bytes(0));
+      }
+    }
+    for (MatmulCandidate& candidate : product.candidates) {
+      candidate.workspace = WorkspaceOf(product.plans.find(candidate.name)->second);
     }
   }
 
-  // Adds an algorithm unless it is known or its name does not say all about it.
-  void AddCandidate(Product& product, const cublasLtMatmulHeuristicResult_t& result) {
+  // Adds an algorithm unless its name does not say all about it. The heuristic may name a workspace
+  // for an algorithm that it also proposes where there is none.
+  void AddCandidate(Product& product, const cublasLtMatmulHeuristicResult_t& result,
+                    bool without_workspace) {
     if (result.state != CUBLAS_STATUS_SUCCESS) return;
     const std::string name = NameOf(result.algo);
-    if (product.plans.contains(name)) return;
     std::optional<cublasLtMatmulHeuristicResult_t> rebuilt = Rebuild(product, name);
     if (!rebuilt || std::memcmp(&rebuilt->algo, &result.algo, sizeof(result.algo)) != 0) return;
     rebuilt->workspaceSize = std::max(rebuilt->workspaceSize, result.workspaceSize);
-    const Bytes workspace(static_cast<int64_t>(rebuilt->workspaceSize));
-    if (workspace == Bytes(0) && !product.plans.contains("default")) {
+    const auto [plan, added] = product.plans.emplace(name, *rebuilt);
+    if (without_workspace && rebuilt->workspaceSize == 0) {
+      plan->second.workspaceSize = 0;
       product.plans.emplace("default", *rebuilt);
     }
-    product.plans.emplace(name, *rebuilt);
-    if (product.candidates.size() < kMaxCandidates) product.candidates.push_back({name, workspace});
+    if (added && product.candidates.size() < kMaxCandidates) {
+      product.candidates.push_back({name, Bytes(0)});
+    }
   }
 
   // Returns the algorithm of a name, or nullopt if there is none or cuBLASLt does not support it
@@ -285,7 +297,7 @@ struct MatmulLibrary::Impl {
   std::optional<cublasLtMatmulHeuristicResult_t> Rebuild(const Product& product,
                                                          std::string_view name) const {
     const auto values = ParseName(name);
-    if (!values) return std::nullopt;
+    if (!values || values->front() < 0) return std::nullopt;
     cublasLtMatmulHeuristicResult_t result{};
     const Types& t = product.types;
     if (cublasLtMatmulAlgoInit(handle.get(), t.compute, CUDA_R_32F, t.in, t.in, t.out, t.out,
@@ -344,8 +356,7 @@ const std::vector<MatmulCandidate>& MatmulLibrary::Candidates(const MatmulShape&
 
 Bytes MatmulLibrary::Workspace(const MatmulShape& shape, std::string_view name,
                                const Activity& activity) {
-  const auto& plan = impl_->PlanFor(impl_->ProductFor(shape, activity), name, activity);
-  return Bytes(static_cast<int64_t>(plan.workspaceSize));
+  return WorkspaceOf(impl_->PlanFor(impl_->ProductFor(shape, activity), name, activity));
 }
 
 void MatmulLibrary::Multiply(const MatmulShape& shape, std::string_view name, float alpha,

@@ -99,9 +99,9 @@ class MatmulLibrary {
                                                  const Activity& activity);
 
   // Returns the workspace of the algorithm `name`, which is that of a candidate of this or another
-  // shape, or "default": the first candidate that needs no workspace. Throws `InputError` that
-  // lists the candidates if the name says no algorithm or if cuBLASLt does not support it for this
-  // shape.
+  // shape, or "default": the first algorithm that the heuristic proposes without a workspace.
+  // Throws `InputError` that lists the candidates if the name says no algorithm or if cuBLASLt does
+  // not support it for this shape.
   Bytes Workspace(const MatmulShape& shape, std::string_view name, const Activity& activity);
 
   // Computes C with the algorithm `name`, as `Workspace` explains it. `vector` is the epilogue's,

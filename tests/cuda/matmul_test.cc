@@ -317,7 +317,7 @@ TEST_F(MatmulTest, ComputesTheBiasGradient) {
 // Long sums are those that cuBLASLt splits.
 TEST_F(MatmulTest, EveryCandidateGivesTheSameBits) {
   for (const MatmulType type : kTypes) {
-    const MatmulCase test = Make(Dense(type, 256, 192, 8192, true));
+    const MatmulCase test = Make(Dense(type, 64, 48, 8192, true));
     for (const MatmulCandidate& candidate : library_->Candidates(test.shape, {})) {
       const Values first = Multiply(test, candidate.name);
       for (int i = 0; i < 5; ++i) {
@@ -325,6 +325,13 @@ TEST_F(MatmulTest, EveryCandidateGivesTheSameBits) {
             << candidate.name;
       }
     }
+  }
+}
+
+TEST_F(MatmulTest, TheDefaultNeedsNoWorkspace) {
+  for (const MatmulType type : kTypes) {
+    EXPECT_EQ(library_->Workspace(Dense(type, 8192, 3072, 768, false, true), "default", {}),
+              Bytes(0));
   }
 }
 
