@@ -161,7 +161,8 @@ class _HeldByAutograd(TorchDispatchMode):
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns how many references there are to a tensor and to its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return holders, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @functools.lru_cache(maxsize=None)
@@ -171,7 +172,7 @@ def _held_by_autograd() -> tuple[int, int]:
         made = torch.ones(1, device="cpu", requires_grad=True) * 1
         total = made * 2 + made * 3
     with _HeldByAutograd() as mode:
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
     return mode.references
 
 

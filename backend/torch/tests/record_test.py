@@ -252,7 +252,7 @@ class LifetimeTest(unittest.TestCase):
 
     def test_saved_tensors_of_a_checkpoint_in_the_trace(self):
         """Operators, with those that take the libraries' memory: ones 0; mm 1, 2; sin 3; in the checkpoint mm 4, sin 5; sum 6;
-        backward: ones_like 7; again mm 8, 9; cos 10, mul 11, mm 12, 13; and cos 14, mul 15, mm 16, add 17."""
+        backward: ones_like 7; again mm 8, 9; cos 10, mul 11, mm 12, 13; and cos 14, mul 15, mm 16, add_ 17."""
         def step():
             hidden = (torch.ones(3, 4, device="cuda") @ weight).sin()
             torch.utils.checkpoint.checkpoint(lambda x: (x @ weight).sin(), hidden, use_reentrant=False).sum().backward()
@@ -262,7 +262,7 @@ class LifetimeTest(unittest.TestCase):
             recording = record(step, GPU, warm_up=0)
         trace = recording.trace()
         names = [op["slots"][0]["signature"].split()[0][len("aten::"):] for op in trace["ops"]]
-        self.assertEqual(names, "ones empty mm sin mm sin sum ones_like empty mm cos mul mm mm cos mul mm add".split())
+        self.assertEqual(names, "ones empty mm sin mm sin sum ones_like empty mm cos mul mm mm cos mul mm add_".split())
         self.assertEqual((trace["version"], trace["saved"]), (6, [
             {"tensor": "ones.0", "packed": 2, "unpacked": [16]},  # for the gradient of the weight
             {"tensor": "mm.1", "packed": 3, "unpacked": [14]},

@@ -260,7 +260,12 @@ class Autocast {
     count(recorded.outputs, op.outputs);
     work_.Lower(bytes, halved, op);
     for (const TensorId id : op.outputs) {
-      if (!MakerOf(id)) made_[Index(Root(id))] = Maker{backward, op.layer};
+      if (!MakerOf(id)) {
+        made_[Index(Root(id))] = Maker{backward, op.layer};
+      } else {  // in place, as autograd adds gradients: casts of the former value are not of this
+                // one
+        std::erase_if(converted_, [&](const auto& cast) { return Root(cast.first) == Root(id); });
+      }
     }
     to_.ops.push_back(std::move(op));
   }
