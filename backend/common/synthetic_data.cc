@@ -1,10 +1,10 @@
 #include "backend/common/synthetic_data.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "backend/common/bfloat16.h"
 #include "traces/base/counter_random.h"
 #include "traces/ops/op_table.h"
 
@@ -17,12 +17,6 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
       Philox(seed, static_cast<uint32_t>(Index(tensor)), static_cast<uint32_t>(iteration),
              static_cast<uint32_t>(iteration >> 32), /*c3=*/1);
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
-}
-
-// Returns the bits of the nearest bfloat16, to even. REQUIRES: the value is no NaN.
-uint16_t RoundToBf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 TensorId WholeOf(const Trace& trace, TensorId id) { return trace.tensor(id).part_of.value_or(id); }
@@ -95,7 +89,7 @@ void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first) 
     std::byte* element = bytes.data() + static_cast<size_t>(i) * size;
     if (data.kind == DataKind::kUniform) {
       const float value = data.centre + RandomFloat(data.seed, first + i, data.scale);
-      const uint16_t rounded = RoundToBf16(value);
+      const uint16_t rounded = RoundToBfloat16(value);
       std::memcpy(element, data.bf16 ? static_cast<const void*>(&rounded) : &value, size);
     } else {
       const int32_t label = RandomLabel(data.seed, first + i, data.classes);

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "backend/common/top1.h"
-#include "backend/cpu/bfloat16.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/widened_operands.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 

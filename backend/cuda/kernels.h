@@ -53,9 +53,8 @@ class CudaKernels {
   // algorithms that cuDNN accepts, in the order of `ConvAlgorithms`, except inaccurate ones. For
   // the products of sequences they are algorithms of cuBLASLt, whose names are the same for the
   // same version; a launch may take "default" in place of them. For any other op the only candidate
-  // is "default", without workspace. An accepted algorithm may
-  // still fail when launched. Throws `InputError` if the op type is unsupported or cuDNN accepts no
-  // algorithm.
+  // is "default", without workspace. An accepted algorithm may still fail when launched. Throws
+  // `InputError` if the op type is unsupported or cuDNN accepts no algorithm.
   std::vector<Candidate> Candidates(const Op& op, size_t slot, int64_t batch,
                                     const OperandTypes& types = {});
 

@@ -1,6 +1,6 @@
 // Tests of operands that are stored in bfloat16.
 
-#include "backend/cpu/bfloat16.h"
+#include "backend/cpu/widened_operands.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,9 @@
 // Lets kernels that compute in float run on operands that are stored in bfloat16.
 
-#ifndef SPILLWAY_BACKEND_CPU_BFLOAT16_H_
-#define SPILLWAY_BACKEND_CPU_BFLOAT16_H_
+#ifndef SPILLWAY_BACKEND_CPU_WIDENED_OPERANDS_H_
+#define SPILLWAY_BACKEND_CPU_WIDENED_OPERANDS_H_
 
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,14 +11,9 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+#include "backend/common/bfloat16.h"
 
-// Returns the bits of the nearest bfloat16, to even if there are two.
-inline uint16_t RoundToBfloat16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
+namespace spillway {
 
 // Copies in float of the operands of one op that are stored in bfloat16. An operand that is both an
 // input and an output has one copy.
@@ -52,4 +46,4 @@ class WidenedOperands {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_BACKEND_CPU_BFLOAT16_H_
+#endif  // SPILLWAY_BACKEND_CPU_WIDENED_OPERANDS_H_
