@@ -23,7 +23,8 @@ from ..recorder import Operand, Operator, Tape, Watch
 from ..recording import GRANULE, Recording, peak_of
 from ..target import Target, parse_target
 from ..trace import arithmetic_of
-from .grid import FAMILIES, Entry, Grid, Maker, Stage, Stages, prepared
+from .families import FAMILIES
+from .grid import Entry, Grid, Maker, Stage, Stages, prepared
 from .like import entries_like, types_of
 
 _CACHE = 64 << 20  # bytes of operands that go around, so that none stays in the GPU's cache

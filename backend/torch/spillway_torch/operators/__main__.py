@@ -21,7 +21,7 @@ import torch
 
 from ..errors import SpillwayError
 from . import record_operators
-from .grid import FAMILIES
+from .families import FAMILIES
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend
 
 from ..attributes import REDUCTIONS
 from ..errors import SpillwayError
-from .grid import Entry, Maker, Stages, attended
+from .grid import Entry, Maker, Stages
+from .products import attended
 
 aten = torch.ops.aten
 

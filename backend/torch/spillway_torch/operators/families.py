@@ -1,0 +1,17 @@
+"""The families of operators that `record_operators` runs, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .choices import embeddings, losses
+from .elements import copies, elementwise, reductions, whole_numbers
+from .grid import Entry, Grid
+from .layers import convolutions, norms
+from .products import attention, products
+from .updates import optimizers
+
+FAMILIES: dict[str, Callable[[Grid], Iterator[Entry]]] = {
+    function.__name__: function
+    for function in (products, attention, norms, losses, embeddings, elementwise, reductions, copies, convolutions,
+                     optimizers, whole_numbers)}

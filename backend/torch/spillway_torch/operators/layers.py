@@ -1,0 +1,183 @@
+"""Norms, and the layers of networks for images."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .grid import BF16, FP32, Entry, Grid, Make, Maker, Stages, gradients, round_numbers, short
+
+
+def norms(grid: Grid) -> Iterator[Entry]:
+    """Layer, RMS, group and batch norm, forward and backward."""
+    sides = (7, 14, 28, 56, 112, 8, 16, 32, 64, 128, 224)
+    for dtype in (FP32, BF16):
+        for i, (rows, width) in enumerate([*grid.draw(10, (64, 262144, 1), (64, 8192, 8)),
+                                           *grid.pick(40, round_numbers(1024, 786432), round_numbers(64, 8192))]):
+            rows = min(rows, (1 << 27) // width)
+            yield Entry(f"layer_norm ({short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
+            if i % 3 == 1:
+                yield Entry(f"layer_norm ({short(dtype)})", _turned_norm(rows, width, dtype))
+            if i % 2 == 0 and hasattr(F, "rms_norm"):
+                yield Entry(f"rms_norm ({short(dtype)})", _row_norm(F.rms_norm, rows, width, dtype, False))
+        for batch, breadth, side, groups in grid.pick(24, round_numbers(2, 192), _BREADTHS, sides, (8, 32)):
+            channels = max(_nearest(breadth / side), 32)
+            batch = max(min(batch, (1 << 27) // channels // side ** 2), 2)
+            yield Entry(f"group_norm ({short(dtype)})", _plane_norm(batch, channels, side, dtype, False,
+                                                                      groups if channels % groups == 0 else 8))
+            for last in (False, True):
+                yield Entry(f"batch_norm ({short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
+
+
+_BREADTHS = (1792, 2688, 3584, 5376, 7168, 10752, 14336)  # channels times the side of a plane, in networks for images
+
+
+def _nearest(channels: float) -> int:
+    """Returns the round number of channels that is nearest."""
+    return min(round_numbers(16, 2048), key=lambda n: abs(math.log(n / channels)))
+
+
+def _row_norm(norm: Callable[..., torch.Tensor], rows: int, width: int, dtype: torch.dtype, biased: bool) -> Make:
+    def make(new: Maker) -> Stages:
+        x = new(rows, width, dtype=dtype, grad=True)
+        weights = [new(width, dtype=dtype, grad=True) for _ in range(1 + biased)]
+        return lambda _: norm(x, (width,), *weights, eps=1e-5), gradients(x, *weights)
+
+    return make
+
+
+def _turned_norm(rows: int, width: int, dtype: torch.dtype) -> Make:
+    """Layer norm of a tensor whose first two dimensions are exchanged."""
+    def make(new: Maker) -> Stages:
+        x = new(4, rows // 4, width, dtype=dtype).transpose(0, 1).requires_grad_()
+        weight, bias = (new(width, dtype=dtype, grad=True) for _ in range(2))
+        gradient = new(4, rows // 4, width, dtype=dtype).transpose(0, 1)
+        return (lambda _: F.layer_norm(x, (width,), weight, bias),
+                lambda y: torch.autograd.grad(y, [x, weight, bias], gradient))
+
+    return make
+
+
+def _plane_norm(batch: int, channels: int, side: int, dtype: torch.dtype, last: bool, groups: int) -> Make:
+    """Group norm, or batch norm if `groups` is 0."""
+    def make(new: Maker) -> Stages:
+        x = formed(new(batch, channels, side, side, dtype=dtype), last).requires_grad_()
+        # Autocast leaves the weights of batch norm in float32.
+        weight, bias = (new(channels, dtype=dtype if groups else FP32, grad=True) for _ in range(2))
+        mean, variance = (new(channels).abs_() for _ in range(2))
+
+        def forward(_: Any) -> torch.Tensor:
+            if groups:
+                return F.group_norm(x, groups, weight, bias)
+            return F.batch_norm(x, mean, variance, weight, bias, training=True)
+
+        return forward, gradients(x, weight, bias)
+
+    return make
+
+
+def formed(tensor: torch.Tensor, last: bool) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if last else tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """A convolution of planes, padded so that only its stride makes them smaller."""
+
+    wide: int  # channels of the input
+    out: int
+    side: int
+    kernel: int
+    stride: int
+    groups: int = 1
+    transposed: bool = False
+
+    @property
+    def values(self) -> int:
+        """The numbers in the larger of input and output, for one image."""
+        side = self.side * self.stride if self.transposed else self.side // self.stride
+        return max(self.wide * self.side ** 2, self.out * side ** 2)
+
+    @property
+    def flops(self) -> int:
+        """The operations for one image."""
+        side = self.side if self.transposed else self.side // self.stride
+        return 2 * self.wide * self.out // self.groups * (self.kernel * side) ** 2
+
+
+def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields batches and convolutions with and without bias, of sizes as in networks for images."""
+    sides = (7, 14, 28, 56, 112, 224, 8, 16, 32, 64, 128)
+    batches = (6, 12, 24, 48, 96, 192)
+    for kernel, count, ratios, strides in ((3, 64, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
+                                           (1, 40, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
+        for batch, bias, breadth, side, ratio, stride in grid.pick(
+                count // (1 + few), batches, (False, True), _BREADTHS, sides, ratios, strides):
+            wide = _nearest(breadth / side)
+            yield batch, bias, _Convolution(wide, round(wide * ratio), side, kernel, stride)
+    for batch, bias, breadth, side, kernel, stride in grid.pick(  # one channel in each group
+            32, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (7, 3, 7, 5, 7), (1, 1, 1, 2)):
+        wide = _nearest(breadth / side)
+        yield batch, bias, _Convolution(wide, wide, side, kernel, stride, wide)
+    for batch, bias, breadth, side, groups in grid.pick(6, batches, (False, True), _BREADTHS[2:], sides, (4, 16, 32)):
+        wide = max(_nearest(breadth / side), 2 * groups)
+        yield batch, bias, _Convolution(wide, wide, side, 3, 1, groups)
+    for batch, bias, side, out, (kernel, stride) in grid.pick(  # the first of a network
+            12, batches, (True, False), (224, 256), (64, 128, 96, 32), ((3, 1), (7, 2), (4, 4), (3, 2), (16, 16), (14, 14))):
+        yield batch, bias, _Convolution(3, out * 8 if kernel > 7 else out, side, kernel, stride)
+    for batch, side, wide, out in grid.pick(4, batches, (128, 224, 256), (16, 32, 64), (1, 3, 10, 21)):  # the last
+        yield batch, True, _Convolution(wide, out, side, 1, 1)
+    for batch, bias, breadth, side, kernel in grid.pick(10, batches, (True, False), _BREADTHS[2:], sides[:5] + sides[6:],
+                                                        (2, 2, 4)):
+        wide = max(_nearest(breadth / side), 32)
+        yield batch, bias, _Convolution(wide, wide // 2, side, kernel, 2, transposed=True)
+
+
+def convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions, forward and backward, and max pooling."""
+    kinds = ((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True), (FP32, True, True),
+             (FP32, False, True))
+    for dtype, tf32, last in kinds:
+        most = 8e11 if dtype == BF16 else 6e11 if tf32 else 2e11
+        for batch, bias, shape in _convolutions(grid, last and dtype == FP32):
+            # Gradients of a convolution with one channel in each group are slow.
+            values = 3 << (24 if shape.groups == shape.wide else 26)
+            batch = 2 if grid.small else max(min(batch, int(most / shape.flops), values // shape.values), 1)
+            yield Entry(f"convolution ({short(dtype)})", _convolved(batch, shape, dtype, last, bias), tf32)
+    for dtype in (FP32, BF16):
+        pooled = [*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)),
+                  *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)])]
+        for i, (batch, channels, side) in enumerate(pooled):
+            batch = min(batch, max((1 << 26) // channels // side ** 2, 1))
+            yield Entry(f"max_pool2d ({short(dtype)})", _pooled(batch, channels, side, dtype, i % 2))
+
+
+def _convolved(batch: int, shape: _Convolution, dtype: torch.dtype, last: bool, biased: bool) -> Make:
+    def make(new: Maker) -> Stages:
+        x = formed(new(batch, shape.wide, shape.side, shape.side, dtype=dtype), last).requires_grad_(shape.wide > 3)
+        sizes = (shape.wide, shape.out) if shape.transposed else (shape.out, shape.wide // shape.groups)
+        weight = formed(new(*sizes, shape.kernel, shape.kernel, dtype=dtype), last).requires_grad_()
+        bias = new(shape.out, dtype=dtype, grad=True) if biased else None
+
+        def forward(_: Any) -> torch.Tensor:
+            if shape.transposed:
+                return F.conv_transpose2d(x, weight, bias, stride=shape.stride, padding=shape.kernel // 2 - 1)
+            padding = shape.kernel // 2 if shape.kernel % 2 else 0
+            return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, groups=shape.groups)
+
+        return forward, gradients(x if shape.wide > 3 else None, weight, bias)
+
+    return make
+
+
+def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int) -> Make:
+    def make(new: Maker) -> Stages:
+        x = new(batch, channels, side, side, dtype=dtype, grad=True)
+        return lambda _: F.max_pool2d(x, 2 + overlaps, 2, overlaps), gradients(x)
+
+    return make
