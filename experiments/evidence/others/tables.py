@@ -32,7 +32,7 @@ REASONS = {
 class Question:
     """One step to record, and what was measured of it.
 
-    build, options, target: the key of the recording (models.py).
+    build, options, target: the key of the recording (models).
     device: of Spillway.
     assumptions: sentences; none if the row says all that the prediction needs.
     bytes, ms, fits: what was measured, each None if it is not to be judged.
