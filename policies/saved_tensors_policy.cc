@@ -87,7 +87,7 @@ std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
                      "means all");
   const std::string path = params.Text(
       "file", "PATH", "",
-      "the list of what becomes of each tensor that backward reads; see policies/README.md");
+      "the list of what becomes of each tensor that backward reads; see policies/BUILTIN.md");
   return std::make_unique<SavedTensorsPolicy>(kind, blocks, path,
                                               path.empty() ? std::string() : ReadFile(path));
 }
