@@ -4,11 +4,12 @@
 usage: plot.py FILE.csv [FIGURE.png]
 """
 
-import csv
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import policy_figure  # noqa: E402  (the path must come first)
 
 
 def draw(rows, path):
@@ -17,22 +18,18 @@ def draw(rows, path):
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     networks, precisions, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("workload", "precision", "policy"))
-    colours = [colour for colour in figstyle.COLOURS if colour != "#000000"]
     fig, grid = figstyle.figure(7.2, 2.3 * len(networks) + 0.5, nrows=len(networks), ncols=len(precisions), squeeze=False)
     for axes, (network, precision) in zip(grid.flat, ((n, p) for n in networks for p in precisions)):
         axes.set_title(f"{network}, {precision}", fontsize=8)
-        for i, policy in enumerate(policies):
+        for policy, style in policy_figure.styles(policies).items():
             found = sorted(((float(row["memory_bytes"]) / 2**30, row) for row in rows
                            if (row["workload"], row["precision"], row["policy"]) == (network, precision, policy)
                            and row["iteration_ms"]), key=lambda point: point[0])
-            mine = policy == "joint"
-            style = {"color": "#000000" if mine else colours[i % len(colours)],
-                     "marker": "*" if mine else figstyle.MARKERS[i % len(figstyle.MARKERS)], "markersize": 5 if mine else 3}
-            axes.plot([x for x, _ in found], [float(row["iteration_ms"]) for _, row in found], label=policy.partition(":")[0],
-                      linewidth=1.4 if mine else 0.9, linestyle="-" if mine or i < len(colours) else "--", **style)
+            axes.plot([x for x, _ in found], [float(row["iteration_ms"]) for _, row in found],
+                      label=policy.partition(":")[0], **style)
             measured = [(x, float(row["measured_iteration_ms"])) for x, row in found if row["measured_iteration_ms"]]
             if measured:
-                axes.plot(*zip(*measured), linestyle="", fillstyle="none", **style | {"markersize": 7})
+                axes.plot(*zip(*measured), **style | {"linestyle": "", "fillstyle": "none", "markersize": 7})
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         digits = (1, 2, 5) if high > 6 * low else (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
@@ -40,33 +37,8 @@ def draw(rows, path):
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_major_locator(MaxNLocator(6))
-    for axes in grid[-1]:
-        axes.set_xlabel("memory (GiB)")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("iteration (ms)")
-    fig.get_layout_engine().set(rect=(0, 0, 1, 0.94))
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="upper center", ncol=len(policies), fontsize=7, handlelength=1.8, columnspacing=1)
-    figstyle.write(fig, path)
-
-
-def main():
-    if len(sys.argv) not in (2, 3):
-        print(__doc__, file=sys.stderr)
-        return 2
-    path = pathlib.Path(sys.argv[1])
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        print(f"plot: {error}", file=sys.stderr)
-        return 3
-    if not rows:
-        print(f"plot: {path}: no row", file=sys.stderr)
-        return 3
-    draw(rows, sys.argv[2] if len(sys.argv) > 2 else str(path.with_suffix(".png")))
-    return 0
+    policy_figure.finish(fig, grid, "memory (GiB)", "iteration (ms)", path)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(policy_figure.main(draw, __doc__))
