@@ -8,14 +8,12 @@ import contextlib
 import gzip
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from harness import CommandTest, ROOT, Spillway, main, run
+from harness import DirectoryTest, ROOT, Spillway, main, run
 
 
 @contextlib.contextmanager
@@ -32,19 +30,7 @@ def mounted(directory, options):
         subprocess.run(["umount", directory], check=True)
 
 
-class BadInputTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
-    def file(self, name, contents):
-        path = self.directory / name
-        if isinstance(contents, str):
-            contents = contents.encode()
-        path.write_bytes(contents)
-        return path
-
+class BadInputTest(DirectoryTest):
     def trace(self):
         """Returns the trace of a small network as a Python object."""
         return json.loads(self.ok("trace", "build", "alexnet:1"))

@@ -6,19 +6,16 @@ usage: compression_test.py PATH_OF_SPILLWAY
 
 import csv
 import json
-import pathlib
-import tempfile
 
-from harness import CommandTest, main
+from harness import DirectoryTest, main
 
 RUN = ("run", "alexnet:2", "--policy", "vdnn-all")
 
 
-class CompressionTest(CommandTest):
+class CompressionTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.densities = pathlib.Path(directory.name) / "densities.csv"
+        super().setUp()
+        self.densities = self.directory / "densities.csv"
 
     def row(self, *args):
         document = self.ok(*RUN, "--format", "json", *args)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from decimal import Decimal
 
-from harness import CommandTest, ROOT, main, run
+from harness import CommandTest, DirectoryTest, ROOT, main, run
 
 # A run with offloads, prefetches, fetches and stalls of several causes.
 RUN = ("run", "vgg16:64", "--policy", "vdnn-dyn", "--memory", "30%")
@@ -78,12 +78,7 @@ def trace_errors(document, text):
         yield f"no counter {sorted(missing)}"
 
 
-class ExportsTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
+class ExportsTest(DirectoryTest):
     def row(self, *args):
         return json.loads(self.ok(*args, "--format", "json"))["rows"][0]
 

@@ -11,10 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from harness import CommandTest, ROOT, main
+from harness import DirectoryTest, ROOT, main
 
 PAPERS = ROOT / "experiments" / "papers"
 FIGURES = PAPERS / "figures"
@@ -30,12 +29,7 @@ def plot(directory):
 ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-class FiguresTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
+class FiguresTest(DirectoryTest):
     def compare(self, kept_in, *arguments):
         """Runs the command in an empty directory: it must make exactly the committed CSVs, and every picture as PDF and PNG."""
         document = self.ok("reproduce", "all", *arguments, "--figures", self.directory, "--format", "json", env=ENVIRONMENT)

@@ -8,6 +8,7 @@ import pty
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import unittest
@@ -87,6 +88,23 @@ class CommandTest(unittest.TestCase):
             document = json.loads(document)
         self.assertEqual(list(schema_errors(document, load_schema(name))), [])
         return document
+
+
+class DirectoryTest(CommandTest):
+    """A test with an empty directory of its own, which `directory` names and which goes with the test."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def file(self, name, contents):
+        """Writes a file into the directory and returns its path. Contents that are neither text nor bytes become JSON."""
+        path = self.directory / name
+        if not isinstance(contents, (str, bytes)):
+            contents = json.dumps(contents)
+        path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+        return path
 
 
 def load_schema(name):

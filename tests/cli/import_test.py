@@ -8,13 +8,11 @@ import copy
 import gzip
 import io
 import json
-import pathlib
 import pickle
 import random
 import subprocess
-import tempfile
 
-from harness import CommandTest, ROOT, main
+from harness import DirectoryTest, ROOT, main
 
 RECORDINGS = ROOT / "tests/testing/recordings/pytorch"
 DEVICE = ("--device", "h200")
@@ -26,17 +24,7 @@ def read(name):
     return json.loads(data)
 
 
-class ImportCase(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
-    def write(self, name, document):
-        path = self.directory / name
-        path.write_text(json.dumps(document), encoding="utf-8")
-        return path
-
+class ImportCase(DirectoryTest):
     def refused(self, code, text, *args):
         out = self.directory / "out.json"
         message = self.fails(code, text, "trace", "import", *args, "-o", out)
@@ -106,15 +94,15 @@ class ImportTest(ImportCase):
         manifest = {"format": "spillway-pytorch-recording", "schema_version": 1, "name": "resnet50", "outcome": "ok",
                     "model": {"batch": 32}, "step_ms": {"median": 38.19}, "versions": {"torch": "2.11"},
                     "files": {"kineto": {"file": "r.kineto.json.zst"}, "execution_trace": {"file": "r.et.json.zst"}}}
-        path = self.write("r.manifest.json", manifest)
+        path = self.file("r.manifest.json", manifest)
         row = json.loads(self.ok("trace", "import", path, "-o", self.directory / "t.json", "--format", "json"))["rows"][0]
         self.assertEqual((row["workload"], row["recorded_plain_step_ms"]), ("resnet50:32", 38.19))
         trace = json.loads((self.directory / "t.json").read_text("utf-8"))
         self.assertEqual(trace["recording"]["framework"], "PyTorch 2.11")
         del manifest["files"]["kineto"]
         manifest["outcome"] = "out of memory"
-        self.refused(3, "it ended with 'out of memory'", self.write("oom.manifest.json", manifest))
-        self.refused(3, "expected a manifest", self.write("other.json", {"format": "x"}))
+        self.refused(3, "it ended with 'out of memory'", self.file("oom.manifest.json", manifest))
+        self.refused(3, "expected a manifest", self.file("other.json", {"format": "x"}))
 
     def test_without_a_gpu_times_are_the_roofline_s(self):
         kineto = read("resnet50-b32.kineto.json.zst")
@@ -126,7 +114,7 @@ class ImportTest(ImportCase):
         text = subprocess.run(["zstd", "-dc"], input=execution, stdout=subprocess.PIPE, check=True).stdout
         (self.directory / "et.json").write_bytes(text.replace(b'"cuda:0"]', b'"cpu"]'))
         trace = self.directory / "t.json"
-        text = self.ok("trace", "import", "--kineto", self.write("k.json", {"deviceProperties": [], "traceEvents": cpu}),
+        text = self.ok("trace", "import", "--kineto", self.file("k.json", {"deviceProperties": [], "traceEvents": cpu}),
                        "--execution-trace", self.directory / "et.json", "-o", trace, "--format", "json")
         row = self.conforms(text, "trace-import")["rows"][0]
         self.assertEqual((row["gpu"], row["kernels_ms"], row["recorded_step_ms"]), (None, 0, None))
@@ -145,7 +133,7 @@ class ImportTest(ImportCase):
         events = kineto["traceEvents"]
 
         def changed(file, change):
-            return self.write(file, {**kineto, "traceEvents": change(copy.deepcopy(events))})
+            return self.file(file, {**kineto, "traceEvents": change(copy.deepcopy(events))})
 
         def second_gpu(changing):
             next(event for event in changing if event.get("cat") == "kernel")["args"]["device"] = 1
@@ -247,8 +235,8 @@ class DrawnStepTest(ImportCase):
             yield draw, Step(draw)
 
     def files(self, events, execution_trace):
-        return ("--kineto", self.write("k.json", Step.kineto(events)),
-                "--execution-trace", self.write("e.json", execution_trace))
+        return ("--kineto", self.file("k.json", Step.kineto(events)),
+                "--execution-trace", self.file("e.json", execution_trace))
 
     def make(self, *files):
         """Returns the trace of a step."""

@@ -8,12 +8,10 @@ import csv
 import gzip
 import io
 import json
-import pathlib
 import pickle
 import random
-import tempfile
 
-from harness import ROOT, CommandTest, main, run
+from harness import ROOT, DirectoryTest, main, run
 
 MIB = 1 << 20
 BASE = 0x7F00 << 32
@@ -95,11 +93,9 @@ class Program:
         return frames
 
 
-class OutOfMemoryTest(CommandTest):
+class OutOfMemoryTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        super().setUp()
         self.path = self.directory / "oom.pickle"
 
     def replay(self, *args, code=0):

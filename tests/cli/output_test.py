@@ -9,17 +9,11 @@ import json
 import os
 import pathlib
 import subprocess
-import tempfile
 
-from harness import CommandTest, Spillway, main
+from harness import DirectoryTest, Spillway, main
 
 
-class OutputTest(CommandTest):
-    def setUp(self):
-        self.holder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.holder.cleanup)
-        self.directory = pathlib.Path(self.holder.name)
-
+class OutputTest(DirectoryTest):
     def test_the_name_implies_the_format(self):
         for name, start in (("r.csv", "workload,"), ("r.json", "{"), ("r.txt", "alexnet:8 (torch")):
             for verb in (("run",), ("compare", "--policy", "liveness")):

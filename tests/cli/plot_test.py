@@ -8,13 +8,11 @@ import argparse
 import csv
 import itertools
 import json
-import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 
-from harness import CommandTest, ROOT, main
+from harness import CommandTest, DirectoryTest, ROOT, main
 
 sys.path.insert(0, str(ROOT / "scripts"))
 try:
@@ -172,11 +170,9 @@ class DrawnSweeps(CommandTest):
         self.assertEqual(plot.axis_name("slowdown", {}), "slowdown (x)")
 
 
-class PlotTest(CommandTest):
+class PlotTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        super().setUp()
         self.store = self.directory / "r.sqlite"
 
     def plot(self, *args, output="fig.svg", python=(sys.executable,)):

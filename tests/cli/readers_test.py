@@ -5,29 +5,17 @@ usage: readers_test.py PATH_OF_SPILLWAY
 """
 
 import json
-import pathlib
 import pickle
 import re
 import sqlite3
-import tempfile
 import zipfile
 
-from harness import CommandTest, ROOT, main
+from harness import DirectoryTest, ROOT, main
 
 STATIC = "id,lower,upper,size\n"
 
 
-class ReadersTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
-    def file(self, name, contents):
-        path = self.directory / name
-        path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
-        return path
-
+class ReadersTest(DirectoryTest):
     def refused(self, verb, name, contents, *texts):
         path = self.file(name, contents)
         message = self.fails(3, f"{path}", verb, path)

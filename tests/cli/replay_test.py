@@ -12,9 +12,8 @@ import pathlib
 import pickle
 import pickletools
 import random
-import tempfile
 
-from harness import ROOT, CommandTest, main, run
+from harness import ROOT, DirectoryTest, main, run
 
 BASE = 0x7F00 << 32
 MIB = 1 << 20
@@ -37,17 +36,7 @@ def snapshot(events, **settings):
                                    "roundup_power2_divisions": {"1": 0, "2": 0}, **settings}}
 
 
-class LogTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
-    def write(self, name, contents):
-        path = self.directory / name
-        path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-        return path
-
+class LogTest(DirectoryTest):
     def replay(self, path, *args, code=0):
         document = self.ok("replay", path, "--format", "json", *args, code=code)
         return self.conforms(document, "replay")
@@ -63,13 +52,13 @@ class ReplayTest(LogTest):
                    for action in ("alloc", "free_completed")]
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             with self.subTest(protocol=protocol):
-                path = self.write("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
+                path = self.file("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
                 document = self.replay(path, "--allocator", "pytorch")
                 self.assertEqual(document["log"]["events"], 2402)
                 self.assertEqual(document["rows"][0]["peak_reserved_bytes"], 20 * MIB)
                 self.assertIs(document["rows"][0]["as_recorded"], True)
         for protocol in (0, 1):
-            path = self.write("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
+            path = self.file("snapshot.pickle", pickle.dumps(snapshot(events), protocol))
             self.fails(3, "snapshot.pickle", "replay", path)
 
     def test_a_device_without_events_is_refused(self):
@@ -77,7 +66,7 @@ class ReplayTest(LogTest):
                   event("free_completed", 0, MIB)]
         two = snapshot([])
         two["device_traces"] = [[], events, [], [dict(e) for e in events]]
-        path = self.write("two.pickle", pickle.dumps(two))
+        path = self.file("two.pickle", pickle.dumps(two))
         self.fails(3, "2 devices have events: choose one with --trace-device (valid: 1, 3)",
                    "replay", path)
         self.assertEqual(self.replay(path, "--trace-device", "3")["log"]["events"], 2)
@@ -86,7 +75,7 @@ class ReplayTest(LogTest):
         self.assertIn(str(path), message)
 
     def test_a_wrong_budget_is_wrong_usage(self):
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         for text in ("50%", "-3GiB", "12", "lots"):
             self.fails(2, f"memory: '{text}' is not a size", "replay", path, "--memory", text)
 
@@ -96,7 +85,7 @@ class ReplayTest(LogTest):
                 return (print, ("harm",))
 
         for protocol, name in ((2, "GLOBAL"), (4, "STACK_GLOBAL")):
-            path = self.write("bad.pickle", pickle.dumps(snapshot([Hostile()]), protocol))
+            path = self.file("bad.pickle", pickle.dumps(snapshot([Hostile()]), protocol))
             message = self.fails(3, f"opcode {name} is refused", "replay", path)
             self.assertRegex(message, r"bad.pickle: byte \d+: ")
 
@@ -104,7 +93,7 @@ class ReplayTest(LogTest):
         events = [event("segment_alloc", 0, 64 * MIB), event("alloc", 0, 64 * MIB),
                   event("free_completed", 0, 64 * MIB),
                   event("segment_alloc", 256 * MIB, 30 * MIB), event("alloc", 256 * MIB, 30 * MIB)]
-        path = self.write("s.pickle", pickle.dumps(snapshot(events, max_split_size=32 * MIB)))
+        path = self.file("s.pickle", pickle.dumps(snapshot(events, max_split_size=32 * MIB)))
         rows = self.replay(path, "--allocator", "pytorch,pytorch:max_split_size=1GiB")["rows"]
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [94 * MIB, 64 * MIB])
         self.assertEqual([row["as_recorded"] for row in rows], [True, None])
@@ -112,14 +101,14 @@ class ReplayTest(LogTest):
     def test_recorded_divisions_may_differ_by_size(self):
         divisions = {str(2**i): 0 for i in range(16)} | {"4": 2}
         events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 5 * MIB)]
-        path = self.write("s.pickle", pickle.dumps(
+        path = self.file("s.pickle", pickle.dumps(
             snapshot(events, roundup_power2_divisions=divisions)))
         rows = self.replay(path, "--allocator", "pytorch,pytorch:roundup_power2_divisions="
                            "[2:0,4:2,>:0],pytorch:expandable_segments=false")["rows"]
         self.assertEqual([row["peak_allocated_bytes"] for row in rows],
                          [6 * MIB, 6 * MIB, 5 * MIB])
         self.assertEqual([row["as_recorded"] for row in rows], [True, None, None])
-        path = self.write("s.pickle", pickle.dumps(
+        path = self.file("s.pickle", pickle.dumps(
             snapshot(events, roundup_power2_divisions={"4": 3})))
         self.fails(3, "power of two", "replay", path)
 
@@ -147,7 +136,7 @@ class ReplayTest(LogTest):
                                  event("free_completed", 0, size + MIB, compile_context=anything())])
             document.update(segments=[segment], external_annotations=anything(), more=anything())
             document["allocator_settings"]["more"] = anything()
-            path = self.write("s.pickle", pickle.dumps(document, 5))
+            path = self.file("s.pickle", pickle.dumps(document, 5))
             row = self.replay(path, "--allocator", "pytorch")["rows"][0]
             self.assertEqual((row["peak_requested_bytes"], row["as_recorded"]), (size + MIB, True))
 
@@ -161,7 +150,7 @@ class ReplayTest(LogTest):
             document["allocator_settings"] = draw.choice((None, {}))
             if document["allocator_settings"] is None:
                 del document["allocator_settings"]
-            path = self.write("s.pickle", pickle.dumps(document))
+            path = self.file("s.pickle", pickle.dumps(document))
             replayed = self.replay(path, "--allocator", "pytorch")
             self.assertIs(replayed["log"]["records_settings"], False)
             row = replayed["rows"][0]
@@ -172,12 +161,12 @@ class ReplayTest(LogTest):
 
     def test_a_missing_verdict_has_a_reason(self):
         events = [event("segment_alloc", 0, 20 * MIB), event("alloc", 0, 5 * MIB)]
-        recorded = self.write("s.pickle", pickle.dumps(snapshot(events)))
-        collects = self.write("gc.pickle", pickle.dumps(snapshot(events, garbage_collection_threshold=0.5)))
+        recorded = self.file("s.pickle", pickle.dumps(snapshot(events)))
+        collects = self.file("gc.pickle", pickle.dumps(snapshot(events, garbage_collection_threshold=0.5)))
         for path, args, code, reason in (
                 (recorded, ("--memory", "1GiB"), 0, "the recorded memory limit is not known"),
                 (collects, ("--memory", "5MiB"), 1, "the log is not served to its end"),
-                (self.write("gap.csv", GAP), (), 0, "the log does not tell which segments there were")):
+                (self.file("gap.csv", GAP), (), 0, "the log does not tell which segments there were")):
             row, other = self.replay(path, "--allocator", "pytorch,best-fit", *args, code=code)["rows"]
             self.assertEqual((row["as_recorded"], row["not_compared"]), (None, reason))
             self.assertIsNotNone(other["not_compared"])
@@ -200,13 +189,13 @@ class ReplayTest(LogTest):
                     end += mib * MIB
                 events.append(event("alloc", at, size))
                 at += size
-            path = self.write("s.pickle", pickle.dumps(snapshot(
+            path = self.file("s.pickle", pickle.dumps(snapshot(
                 events, expandable_segments=expandable,
                 PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable},large_segment_size_mb:{mib}")))
             document = self.replay(path, "--allocator", "pytorch")
             self.assertEqual(document["log"]["settings_not_modelled"], [])
             self.assertIs(document["rows"][0]["as_recorded"], True, (mib, expandable))
-        path = self.write("s.pickle", pickle.dumps(snapshot([], PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:9")))
+        path = self.file("s.pickle", pickle.dumps(snapshot([], PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:9")))
         self.fails(3, "'large_segment_size_mb': expected a whole number from 11", "replay", path)
 
     def test_settings_that_are_not_modelled_are_named(self):
@@ -222,7 +211,7 @@ class ReplayTest(LogTest):
             settings = named + draw.sample(modelled, 2)
             draw.shuffle(settings)
             text = draw.choice((",", " , ")).join(settings)
-            path = self.write("s.pickle", pickle.dumps(snapshot(events, PYTORCH_CUDA_ALLOC_CONF=text)))
+            path = self.file("s.pickle", pickle.dumps(snapshot(events, PYTORCH_CUDA_ALLOC_CONF=text)))
             document = self.replay(path, "--allocator", "pytorch")
             self.assertEqual(sorted(document["log"]["settings_not_modelled"]), sorted(named))
             table = self.ok("replay", path)
@@ -240,7 +229,7 @@ class ReplayTest(LogTest):
             names = {"alloc": ("segment_alloc", "alloc"), "free": ("free_completed",),
                      "collect": ("segment_free",)}[action]
             events += [event(name, at[size], size * MIB) for name in names]
-        path = self.write("s.pickle", pickle.dumps(
+        path = self.file("s.pickle", pickle.dumps(
             snapshot(events, garbage_collection_threshold=0.5)))
         args = ("replay", path, "--allocator", "pytorch", "--format", "json")
         result = run(*args, "--memory", "100MiB")
@@ -261,7 +250,7 @@ class ReplayTest(LogTest):
                   event("free_completed", 256 * MIB, 12 * MIB), event("alloc", 0, 12 * MIB)]
         for address, deviates in ((0, None), (256 * MIB, 6)):
             events[-1] = event("alloc", address, 12 * MIB)
-            path = self.write("s.pickle", pickle.dumps(snapshot(events)))
+            path = self.file("s.pickle", pickle.dumps(snapshot(events)))
             (row,) = self.replay(path, "--allocator", "pytorch")["rows"]
             self.assertEqual(row["deviates_at"], deviates)
 
@@ -278,7 +267,7 @@ class ReplayTest(LogTest):
                   event("segment_alloc", at[1], 12 * MIB),
                   event("alloc", at[1], 12 * MIB, frames=list(frames)),
                   {**event("oom", 0, 18 * MIB), "device_free": 10 * MIB}]
-        path = self.write("oom.pickle.gz", gzip.compress(pickle.dumps(snapshot(events))))
+        path = self.file("oom.pickle.gz", gzip.compress(pickle.dumps(snapshot(events))))
         document = self.replay(path, code=1)
         failure = document["recorded_failure"]
         self.assertEqual([failure[key] // MIB for key in (
@@ -312,33 +301,33 @@ class ReplayTest(LogTest):
         decisions = self.directory / "decisions.json"
         self.ok("run", "alexnet:2", "--export-decisions", decisions)
         for text in (GAP, GAP.replace("1,6", '"1","6"'), rmm, decisions.read_text("utf-8")):
-            rows = [self.replay(self.write("log", mark + text.encode()), "--allocator", "best-fit")["rows"][0]
+            rows = [self.replay(self.file("log", mark + text.encode()), "--allocator", "best-fit")["rows"][0]
                     for mark in (b"", b"\xef\xbb\xbf")]
             for row in rows:
                 del row["operations_per_second"]
             self.assertEqual(rows[0], rows[1])
 
     def test_ties_are_undetermined_where_no_address_is_recorded(self):
-        log = self.write("gap.csv", GAP)
+        log = self.file("gap.csv", GAP)
         self.assertIn("such ties are undetermined", self.ok("replay", log))
         self.assertNotIn("undetermined", self.ok("replay", log, "--allocator", "best-fit"))
 
     def test_plans_are_quick_unless_asked_for(self):
         rows = [f"{i},{2 * i},{2 * i + 3},512\n" for i in range(1_000_001)]
-        path = self.write("long.csv", "id,lower,upper,size\n" + "".join(rows))
+        path = self.file("long.csv", "id,lower,upper,size\n" + "".join(rows))
         result = run("replay", path, "--allocator", "best-fit,planned")
         self.assertEqual(result.returncode, 0)
         self.assertIn("--allocator planned:effort=thorough", result.stderr)
-        path = self.write("million.csv", "id,lower,upper,size\n" + "".join(rows[:500_000]))
+        path = self.file("million.csv", "id,lower,upper,size\n" + "".join(rows[:500_000]))
         planned = self.replay(path, "--allocator", "planned")["rows"][0]
         self.assertEqual(planned["peak_reserved_bytes"], 1024)
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         rows = self.replay(path, "--allocator", "planned,planned:effort=thorough")["rows"]
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [2048, 2048])
         self.assertIn("pytorch:expandable_segments=true", self.ok("replay", path))
 
     def test_rows_say_what_fits_and_where_it_failed(self):
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         rows = self.replay(path, "--allocator", "best-fit,first-fit", "--allocator", "planned")["rows"]
         self.assertEqual([row["allocator"] for row in rows], ["best-fit", "first-fit", "planned"])
         self.assertEqual([row["peak_reserved_bytes"] for row in rows], [3072, 3072, 2048])
@@ -360,14 +349,14 @@ class ReplayTest(LogTest):
         self.assertIn("enough, but scattered", text)
 
     def test_commas_separate_allocators_and_their_parameters(self):
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         rows = self.replay(path, "--allocator",
                            "pytorch:max_split_size=20MiB,expandable_segments=true,best-fit")["rows"]
         self.assertEqual([row["allocator"] for row in rows],
                          ["pytorch:max_split_size=20MiB,expandable_segments=true", "best-fit"])
 
     def test_files_are_functions_of_their_inputs(self):
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         outputs = {option: self.directory / name for option, name in
                    (("-o", "rows.json"), ("--export-memory", "memory.csv"),
                     ("--export-trace", "trace.json"))}
@@ -408,7 +397,7 @@ class ReplayTest(LogTest):
             self.assertEqual(replayed[column], row[column])
 
     def test_sizes_are_rounded_up_to_a_unit(self):
-        path = self.write("ones.csv", "id,lower,upper,size\np,0,4,5\nq,4,10,5\nr,0,4,10\ns,4,10,10\n")
+        path = self.file("ones.csv", "id,lower,upper,size\np,0,4,5\nq,4,10,5\nr,0,4,10\ns,4,10,10\n")
         for unit, needed in ((None, 1024), ("1B", 15), ("4B", 20)):
             args = ["replay", path, "--allocator", "planned,best-fit"] + (["--unit", unit] if unit else [])
             document = self.replay(*args[1:], "--memory", f"{needed}B")
@@ -423,13 +412,13 @@ class ReplayTest(LogTest):
         self.fails(2, "the unit is missing", "replay", path, "--unit", "1")
 
     def test_wrong_usage_is_told(self):
-        path = self.write("gap.csv", GAP)
+        path = self.file("gap.csv", GAP)
         self.fails(2, "did you mean 'best-fit'", "replay", path, "--allocator", "best-fitt")
         self.fails(2, "name those to compare", "replay", path, "--allocator", "auto")
         self.fails(2, "valid: effort", "replay", path, "--allocator", "planned:granularity=1KiB")
-        self.fails(3, "unknown format (valid: ", "replay", self.write("x", "hello"))
+        self.fails(3, "unknown format (valid: ", "replay", self.file("x", "hello"))
         self.fails(3, "/nowhere", "replay", "/nowhere")
-        self.fails(3, "gap.csv:5:5: ", "replay", self.write("gap.csv", GAP + "d,5,5,1\n"))
+        self.fails(3, "gap.csv:5:5: ", "replay", self.file("gap.csv", GAP + "d,5,5,1\n"))
         self.assertIn("first-fit", self.ok("replay", path, "--allocator", "help"))
         self.assertIn("replay", self.ok("completion", "bash"))
         self.assertNotEqual(run("replay").returncode, 0)

@@ -9,11 +9,9 @@ report_browser_test.py tests how they look.
 import base64
 import html.parser
 import json
-import pathlib
 import struct
-import tempfile
 
-from harness import CommandTest, ROOT, main
+from harness import DirectoryTest, ROOT, main
 
 POLICIES = ("--policy", "network-wide:algo=memory", "--policy", "vdnn-all:algo=memory", "--policy", "mxnet")
 
@@ -39,11 +37,9 @@ class Page(html.parser.HTMLParser):
         self.inside = None
 
 
-class ReportTest(CommandTest):
+class ReportTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        super().setUp()
         self.page = self.directory / "report.html"
 
     def report(self, *args):

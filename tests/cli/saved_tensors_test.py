@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import CommandTest, ROOT, load_schema, main, schema_errors
+from harness import CommandTest, DirectoryTest, ROOT, load_schema, main, schema_errors
 
 MIB = 1 << 20
 EXPORT = ROOT / "scripts" / "export_saved_tensors.py"
@@ -45,23 +45,16 @@ TRACE = {
 }
 
 
-class SavedTensorsTest(CommandTest):
+class SavedTensorsTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-        self.trace = self.write("t.json", TRACE)
-
-    def write(self, name, document):
-        path = self.directory / name
-        path.write_text(json.dumps(document), encoding="utf-8")
-        return path
+        super().setUp()
+        self.trace = self.file("t.json", TRACE)
 
     def list_of(self, tensors, **more):
         document = {"format": "spillway-saved-tensors", "version": 1, "workload": "two:1", **more,
                     "tensors": [{"tensor": name, "fate": fate} for name, fate in tensors]}
         self.assertEqual(list(schema_errors(document, load_schema("saved-tensors"))), [])
-        return self.write("list.json", document)
+        return self.file("list.json", document)
 
     def judge(self, path, device="h200"):
         """Returns (ms, peak MiB, names of the ops that run) of the list at `path`."""
@@ -126,7 +119,7 @@ class SavedTensorsTest(CommandTest):
         trace["layers"][0]["name"] = "two/a"
         for one in trace["ops"]:
             one["layer"] = one["layer"].replace("one/a", "two/a")
-        self.trace = self.write("blocks.json", trace)
+        self.trace = self.file("blocks.json", trace)
         path = self.directory / "list.json"
         self.export("checkpoint", self.trace, "-o", path)
         fates = {entry["tensor"]: entry["fate"] for entry in json.loads(path.read_text())["tensors"]}
@@ -144,7 +137,7 @@ class SavedTensorsTest(CommandTest):
                     self.assertEqual(self.judge_policy(f"plan={plan}"), self.judge(path))
 
     def test_a_budget_keeps_what_the_compiler_kept(self):
-        manifest = self.write("m.json", {"saved_values": [[
+        manifest = self.file("m.json", {"saved_values": [[
             {"name": "primals_1", "input": True, "bytes": 4 * MIB}, {"name": "relu", "input": False, "bytes": 64 * MIB},
             {"name": "mul", "input": False, "bytes": 12}]]})
         path = self.directory / "list.json"
@@ -165,9 +158,9 @@ class SavedTensorsTest(CommandTest):
 
         refused(3, "unknown tensor 'hh'; did you mean 'h'?", self.list_of([("hh", "save")]))
         refused(3, "the tensor is listed twice", self.list_of([("h", "save"), ("h", "offload")]))
-        refused(3, "the list is for three:1, and this is two:1", self.write("other.json", {
+        refused(3, "the list is for three:1, and this is two:1", self.file("other.json", {
             "format": "spillway-saved-tensors", "version": 1, "workload": "three:1", "tensors": []}))
-        refused(3, 'expected "save", "recompute" or "offload"', self.write("fate.json", {
+        refused(3, 'expected "save", "recompute" or "offload"', self.file("fate.json", {
             "format": "spillway-saved-tensors", "version": 1, "workload": "two:1",
             "tensors": [{"tensor": "h", "fate": "swap"}]}))
         refused(3, "missing.json", self.directory / "missing.json")
@@ -179,19 +172,19 @@ class SavedTensorsTest(CommandTest):
                 parameters = parameters.replace("x.json", str(self.list_of([])))
             self.fails(2, text, "run", self.trace, "--policy", f"saved-tensors:{parameters}")
         unnamed = json.loads(json.dumps(TRACE).replace("one/a", "a").replace("two/b", "b"))
-        self.fails(2, "name no blocks", "run", self.write("unnamed.json", unnamed), "--policy",
+        self.fails(2, "name no blocks", "run", self.file("unnamed.json", unnamed), "--policy",
                    "saved-tensors:plan=checkpoint")
         trace = json.loads(json.dumps(TRACE))
         trace["ops"][0]["outputs"].append("w")  # the op now changes a persistent tensor
-        self.trace = self.write("changes.json", trace)
+        self.trace = self.file("changes.json", trace)
         refused(3, "cannot be computed again: op 'a'", self.list_of([("h", "recompute")]))
 
     def test_wrong_exports(self):
         out = self.directory / "o.json"
-        self.assertIn("not a Spillway trace", self.export("save_on_cpu", self.write("e.json", {}), "-o", out, code=1))
+        self.assertIn("not a Spillway trace", self.export("save_on_cpu", self.file("e.json", {}), "-o", out, code=1))
         self.assertIn("no block 'three'", self.export("checkpoint", self.trace, "--block", "three", "-o", out, code=1))
         self.assertIn("--manifest", self.export("budget", self.trace, "-o", out, code=2))
-        self.assertIn("no saved values", self.export("budget", self.trace, "--manifest", self.write("n.json", {}), "-o",
+        self.assertIn("no saved values", self.export("budget", self.trace, "--manifest", self.file("n.json", {}), "-o",
                                                        out, code=1))
         self.assertFalse(out.exists())
 

@@ -7,20 +7,14 @@ usage: schemas_test.py PATH_OF_SPILLWAY
 import json
 import pathlib
 import subprocess
-import tempfile
 
-from harness import CommandTest, RECORDED, ROOT, SCHEMAS, Spillway, main
+from harness import DirectoryTest, RECORDED, ROOT, SCHEMAS, Spillway, main
 
 WORKLOAD = ("vgg16:32", "--memory", "50%", "--policy", "vdnn-all:algo=memory")
 JSON = ("--format", "json")
 
 
-class SchemasTest(CommandTest):
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
-
+class SchemasTest(DirectoryTest):
     def written(self, name, *args, code=0):
         path = self.directory / name
         self.ok(*args, path, code=code)

@@ -4,12 +4,10 @@
 usage: store_test.py PATH_OF_SPILLWAY
 """
 
-import pathlib
 import sqlite3
 import subprocess
-import tempfile
 
-from harness import CommandTest, RECORDED, main
+from harness import DirectoryTest, RECORDED, main
 
 H200 = RECORDED / "h200"
 
@@ -18,11 +16,9 @@ def contents(path):
     return subprocess.run(["zstd", "-dc", path], check=True, capture_output=True).stdout
 
 
-class StoreTest(CommandTest):
+class StoreTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        super().setUp()
         self.store = self.directory / "s.sqlite"
 
     def fill(self, *names):

@@ -9,17 +9,14 @@ import contextlib
 import csv
 import hashlib
 import io
-import os
-import pathlib
 import random
 import resource
 import signal
 import sqlite3
 import subprocess
-import tempfile
 import time
 
-from harness import CommandTest, Spillway, main
+from harness import DirectoryTest, Spillway, main
 
 # 3 x 2 workloads, 2 budgets, 5 policies.
 GRID = ("{alexnet,resnet(1,1,{1,2},1)}:{4,8}", "--policy", "liveness:algo={memory,performance}",
@@ -27,11 +24,9 @@ GRID = ("{alexnet,resnet(1,1,{1,2},1)}:{4,8}", "--policy", "liveness:algo={memor
 CELLS = 3 * 2 * 2 * 5
 
 
-class SweepTest(CommandTest):
+class SweepTest(DirectoryTest):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = pathlib.Path(directory.name)
+        super().setUp()
         self.store = self.directory / "r.sqlite"
 
     def export(self, store=None, form="csv"):

@@ -7,11 +7,9 @@ usage: tables_test.py PATH_OF_SPILLWAY
 import csv
 import io
 import os
-import pathlib
 import re
-import tempfile
 
-from harness import CommandTest, RECORDED, ROOT, main
+from harness import DirectoryTest, RECORDED, ROOT, main
 
 POLICIES = ("--policy", "liveness:algo=memory,vdnn-all:algo=memory,mxnet")
 COMPARE = ("compare", "vgg16:32", "--memory", "100%,20%,60%", *POLICIES)
@@ -37,12 +35,7 @@ def markdown_rows(text):
             for line in text.splitlines() if line.startswith("|")]
 
 
-class TablesTest(CommandTest):
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory()
-        self.addCleanup(holder.cleanup)
-        self.directory = pathlib.Path(holder.name)
-
+class TablesTest(DirectoryTest):
     def check_latex(self, text):
         self.assertRegex(text, r"\\label\{tab:[a-z0-9-]+\}")
         for rule in ("\\toprule", "\\midrule", "\\bottomrule"):

@@ -14,6 +14,7 @@
 #include "sim/alloc/native.h"
 #include "sim/alloc/stitched.h"
 #include "sim/packing/allocation_log.h"
+#include "tests/testing/lookup.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -41,13 +42,7 @@ std::vector<std::string> AllNames() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AllocatorContract, ::testing::ValuesIn(AllNames()),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
-                         });
+                         [](const auto& test) { return testing::CaseName(test.param); });
 
 TEST_P(AllocatorContract, NameIsTheOneItWasMadeBy) {
   EXPECT_EQ(Make(Bytes::MiB(64))->Name(), ParseSpecification("allocator", GetParam()).name);

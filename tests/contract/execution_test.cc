@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -14,6 +13,7 @@
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/execute.h"
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
@@ -152,14 +152,10 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutionContract, ::testing::ValuesIn(Cases()),
                          [](const auto& test) {
-                           std::string name = test.param.policy + "_" + test.param.preset + "_" +
-                                              test.param.network().name() + "_" +
-                                              test.param.allocator + test.param.compression +
-                                              std::string(test.param.pools, '+');
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
+                           return testing::CaseName(test.param.policy + "_" + test.param.preset +
+                                                    "_" + test.param.network().name() + "_" +
+                                                    test.param.allocator + test.param.compression +
+                                                    std::string(test.param.pools, '+'));
                          });
 
 TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {

@@ -17,6 +17,7 @@
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/prepare.h"
 #include "experiments/run/run.h"
+#include "tests/testing/lookup.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -46,10 +47,8 @@ std::vector<Case> Cases() {
 class MoreMemoryTest : public ::testing::TestWithParam<Case> {};
 
 INSTANTIATE_TEST_SUITE_P(All, MoreMemoryTest, ::testing::ValuesIn(Cases()), [](const auto& test) {
-  std::string name = test.param.workload + "_" + test.param.device;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-  return fmt::format("{}_{}", test.index, name);
+  return testing::CaseName(
+      fmt::format("{}_{}_{}", test.index, test.param.workload, test.param.device));
 });
 
 TEST_P(MoreMemoryTest, IsNoSlower) {

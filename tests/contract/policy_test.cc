@@ -4,12 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
 #include "sim/cost/roofline.h"
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
@@ -105,11 +104,8 @@ class PolicyContract : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, PolicyContract, ::testing::ValuesIn(Cases()), [](const auto& test) {
-  std::string name =
-      test.param.policy + "_" + test.param.preset + "_" + test.param.network().name();
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
-  return name;
+  return testing::CaseName(test.param.policy + "_" + test.param.preset + "_" +
+                           test.param.network().name());
 });
 
 TEST_P(PolicyContract, IsSoundAtEveryBudget) {

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <iterator>
 #include <optional>
 #include <span>
@@ -21,6 +20,7 @@
 #include "sim/cost/recorded.h"
 #include "tests/testing/execute.h"
 #include "tests/testing/files.h"
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "tests/testing/runs.h"
 #include "traces/base/text_stream.h"
@@ -88,13 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, RecordedContract,
                          ::testing::Values("liveness", "vdnn-all", "vdnn-conv", "vdnn-dyn",
                                            "vdnnpp", "superneurons", "mxnet", "tensorflow", "dtr",
                                            "capuchin", "joint:effort=10"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
-                         });
+                         [](const auto& test) { return testing::CaseName(test.param); });
 
 TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
   int fitted = 0;

@@ -12,6 +12,7 @@
 #include "sim/cost/kernel_time.h"
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
+#include "tests/testing/lookup.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -19,10 +20,7 @@
 namespace spillway {
 namespace {
 
-Op FindOp(const Trace& trace, const std::string& name) {
-  return *std::find_if(trace.ops.begin(), trace.ops.end(),
-                       [&](const Op& op) { return op.name == name; });
-}
+using testing::FindOp;
 
 // A product on a sequence takes the time of its operations at the rate of its arithmetic, or the
 // time of its traffic, and a constant.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/testing/files.h"
+#include "tests/testing/lookup.h"
 #include "traces/import/how_to_record.h"
 #include "traces/liveness.h"
 
@@ -18,6 +19,7 @@ namespace {
 using ::spillway::testing::InputErrorOf;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using testing::Names;
 
 constexpr int64_t kUs = 1000;
 
@@ -192,12 +194,6 @@ Step Drawn() {
   step.Kernel(dmm, 80, 96, 106);
   step.Kernel(add, 104, 120, 125);
   return step;
-}
-
-std::vector<std::string> Names(const Trace& trace, const std::vector<TensorId>& ids) {
-  std::vector<std::string> names;
-  for (const TensorId id : ids) names.push_back(trace.tensor(id).name);
-  return names;
 }
 
 const Tensor& Find(const Trace& trace, std::string_view name) {

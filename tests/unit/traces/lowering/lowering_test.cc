@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "tests/testing/lookup.h"
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 #include "traces/zoo/zoo.h"
@@ -16,7 +17,9 @@ namespace spillway {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FindOp;
 using ::testing::HasSubstr;
+using testing::Names;
 
 // data -> conv1 -> relu -> {pool, conv2} -> concat -> fc -> softmax
 Network ForkedNetwork() {
@@ -27,19 +30,6 @@ Network ForkedNetwork() {
   x = net.Concat("concat", std::array{pool, conv2});
   net.SoftmaxLoss("softmax", net.Linear("fc", x, 10));
   return net;
-}
-
-const Op& FindOp(const Trace& trace, const std::string& name) {
-  for (const Op& op : trace.ops) {
-    if (op.name == name) return op;
-  }
-  throw InputError("no op " + name);
-}
-
-std::vector<std::string> Names(const Trace& trace, const std::vector<TensorId>& ids) {
-  std::vector<std::string> names;
-  for (const TensorId id : ids) names.push_back(trace.tensor(id).name);
-  return names;
 }
 
 Bytes SumOf(const Trace& trace, TensorKind kind) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -16,28 +17,14 @@ namespace spillway {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FindOp;
 using ::testing::HasSubstr;
-
-const Op& FindOp(const Trace& trace, const std::string& name) {
-  for (const Op& op : trace.ops) {
-    if (op.name == name) return op;
-  }
-  throw InputError("no op " + name);
-}
+using testing::Names;
+using testing::SameStorage;
 
 bool HasOp(const Trace& trace, const std::string& name) {
   return std::any_of(trace.ops.begin(), trace.ops.end(),
                      [&](const Op& op) { return op.name == name; });
-}
-
-std::vector<std::string> Names(const Trace& trace, const std::vector<TensorId>& ids) {
-  std::vector<std::string> names;
-  for (const TensorId id : ids) names.push_back(trace.tensor(id).name);
-  return names;
-}
-
-bool SameStorage(const Trace& trace, TensorId a, TensorId b) {
-  return trace.Root(a) == trace.Root(b);
 }
 
 Trace Lower(const Network& network, const char* preset = "torch", bool training = true) {

@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -17,23 +17,9 @@ namespace spillway {
 namespace {
 
 using ::testing::ElementsAre;
-
-const Op& FindOp(const Trace& trace, const std::string& name) {
-  for (const Op& op : trace.ops) {
-    if (op.name == name) return op;
-  }
-  throw InputError("no op " + name);
-}
-
-std::vector<std::string> Names(const Trace& trace, const std::vector<TensorId>& ids) {
-  std::vector<std::string> names;
-  for (const TensorId id : ids) names.push_back(trace.tensor(id).name);
-  return names;
-}
-
-bool SameStorage(const Trace& trace, TensorId a, TensorId b) {
-  return trace.Root(a) == trace.Root(b);
-}
+using testing::FindOp;
+using testing::Names;
+using testing::SameStorage;
 
 Trace Lower(const Network& network, bool training = true) {
   return LowerNetwork(network, {2, "superneurons", training});

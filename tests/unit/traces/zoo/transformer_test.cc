@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/testing/files.h"
+#include "tests/testing/lookup.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -18,6 +19,7 @@ namespace spillway {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FindOp;
 using ::testing::HasSubstr;
 
 int64_t Elements(const Trace& trace, TensorKind kind, std::string_view prefix = {}) {
@@ -32,12 +34,6 @@ int64_t Elements(const Trace& trace, TensorKind kind, std::string_view prefix = 
 int64_t Parameters(std::string_view name, std::string_view prefix = {}) {
   const Network network = BuildNetwork(name);
   return Elements(LowerNetwork(network, {1, "torch", false}), TensorKind::kParameter, prefix);
-}
-
-const Op& FindOp(const Trace& trace, std::string_view name) {
-  const auto found = std::ranges::find(trace.ops, name, &Op::name);
-  EXPECT_NE(found, trace.ops.end()) << name;
-  return *found;
 }
 
 const Tensor& FindTensor(const Trace& trace, std::string_view name) {
