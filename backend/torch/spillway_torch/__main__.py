@@ -270,15 +270,15 @@ def add_model(parser, others):
     parser.add_argument("--sequence", type=positive, default=512,
                         help="tokens per sample of a language model (default: %(default)s)")
     parser.add_argument("--layers", type=positive, help="layers of a transformers model (default: the library's)")
-    parser.add_argument("--width", type=positive)
-    parser.add_argument("--heads", type=positive)
-    parser.add_argument("--vocabulary", type=positive)
+    parser.add_argument("--width", type=positive, help="width of its hidden states")
+    parser.add_argument("--heads", type=positive, help="its heads of attention")
+    parser.add_argument("--vocabulary", type=positive, help="the number of its tokens")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"),
                         help="SGD with momentum 0.9, or AdamW (default: sgd for torchvision, adamw for transformers)")
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="record_pytorch", description=__doc__,
+    parser = argparse.ArgumentParser(prog="spillway_torch", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model(parser, "")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the files")
@@ -374,7 +374,7 @@ def explain_main(argv):
     add_model(parser, ", or FILE.py:FUNCTION, a step of your own (FUNCTION is step if it is left out); options of models do not apply")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu",
                         help="where the step's tensors are (default here: %(default)s)")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise MissingError("--device cuda: this machine has no GPU that PyTorch can use")
@@ -393,7 +393,7 @@ def main(argv=None):
         return exit_code("spillway_torch explain", lambda: explain_main(argv[1:]))
     if argv[:1] == ["weights"]:
         return exit_code("spillway_torch weights", lambda: weights_main(argv[1:]))
-    return exit_code("record_pytorch", lambda: record_main(argv))
+    return exit_code("spillway_torch", lambda: record_main(argv))
 
 
 def exit_code(name, run):

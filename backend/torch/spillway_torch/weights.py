@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="spillway_torch weights", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", help="the safetensors file to read")
-    parser.add_argument("-o", "--output", required=True, help="the safetensors file to write")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the safetensors file to write")
     arguments = parser.parse_args(argv)
     files = importlib.import_module("safetensors.torch")
     failures = (OSError, importlib.import_module("safetensors").SafetensorError)

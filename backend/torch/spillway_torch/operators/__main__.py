@@ -1,7 +1,5 @@
 """Records the times of single operators on this machine's GPU, as a table for `spillway`.
 
-usage: python -m spillway_torch.operators -o FILE.json.zst [--family NAME ...] [--like TRACE ...] [--small]
-
 The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of
 its times. It predicts the times of steps that were recorded without a GPU. --family records only these families of
 operators, and --like the operators of recorded steps instead. --small tries the recorder with a tiny grid; it also runs
