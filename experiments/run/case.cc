@@ -91,7 +91,8 @@ constexpr CaseKey kKeys[] = {
      "Memory accounting of the lowering; see spillway list presets",
      [](Case& c, const std::string& text) { c.preset = text; },
      [](const Case& c) { return c.preset.value_or(""); }},
-    {"mode", "mode", Kind::kText, "training", "training|inference", "Kind of iteration", SetMode,
+    {"mode", "mode", Kind::kText, "training", "training|inference",
+     "Kind of iteration: training or inference", SetMode,
      [](const Case& c) {
        return std::string(!c.training ? "" : *c.training ? "training" : "inference");
      }},
@@ -103,11 +104,12 @@ constexpr CaseKey kKeys[] = {
        return std::string(c.attention ? kAttentionNames[static_cast<size_t>(*c.attention)] : "");
      }},
     {"optimizer", "optimizer", Kind::kText, "", "sgd|adam|adamw",
-     "Update rule: SGD with momentum (the default), Adam or AdamW", SetOptimizer,
+     "Update rule: sgd (with momentum, the default), adam or adamw", SetOptimizer,
      [](const Case& c) { return std::string(c.optimizer ? Name(*c.optimizer) : ""); }},
     {"precision", "precision", Kind::kText, "", "fp32|tf32|bf16",
-     "Arithmetic of matrix products, fp32 by default, on the CPU not tf32; bf16 halves all tensors "
-     "but those of normalisations, softmax and loss, and Adam then keeps fp32 weights, too",
+     "Arithmetic of matrix products: fp32 (the default), tf32 (not on the CPU), or bf16, which "
+     "halves all tensors but those of normalisations, softmax and loss; Adam then keeps fp32 "
+     "weights, too",
      SetPrecision,
      [](const Case& c) {
        return std::string(c.precision ? kPrecisionNames[static_cast<size_t>(*c.precision)] : "");

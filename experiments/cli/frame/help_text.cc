@@ -16,12 +16,12 @@ constexpr size_t kTermWidth = 24;  // of a row: two blanks, the name and two bla
 
 // Returns a row with a name and a text beside it, or below it if the name is long.
 std::string Row(const std::string& name, const std::string& text, size_t width) {
-  const std::string term = fmt::format("  {:<{}}", name, kTermWidth - 2);
-  if (!term.ends_with("  ")) {
+  const std::string term = "  " + name;
+  if (term.size() + 2 > kTermWidth) {
     return Wrapped(term, width, 4) +
            Wrapped(std::string(kTermWidth, ' ') + text, width, kTermWidth);
   }
-  return Wrapped(term + text, width, kTermWidth);
+  return Wrapped(fmt::format("{:<{}}{}", term, kTermWidth, text), width, kTermWidth);
 }
 
 std::string OptionRow(const Option& option, size_t width) {

@@ -270,11 +270,11 @@ void AddFit(Command& program, Session& session) {
       "--batch", options.batch,
       "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
       "are lowered at that batch. A recording is interpolated if two of different batches are "
-      "given, else what is proportional to the batch is scaled");
+      "given, else all sizes and times that are proportional to the batch are scaled");
   verb.Text("--vary", options.vary,
             "Answer for the largest value with which a workload fits, as it is and with each "
             "change in PyTorch: batch, or length. Two recordings of one program that differ in it "
-            "alone are one workload. A length needs two")
+            "alone are one workload. For a length, two are needed")
       .NotEmpty("no quantity is given");
   options.format.Add(verb);
   options.format.AddPivot(verb);

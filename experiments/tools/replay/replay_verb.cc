@@ -296,8 +296,8 @@ void AddReplay(Command& program, Session& session) {
              "NAME or NAME:key=value,..., one or more; planned knows the log in "
              "advance (planned:effort=thorough for lower plans, in minutes); or help");
   verb.Text("--memory", options.memory,
-            "Memory of each allocator: a size (12GiB), unlimited, or recorded: what the process "
-            "certainly had if a request failed when the log was recorded, else unlimited");
+            "Memory of each allocator: a size (12GiB), unlimited, or recorded: as much as the "
+            "process certainly had if a request failed when the log was recorded, else unlimited");
   verb.Text("--unit", options.unit,
             "The size of a block is rounded up to a multiple of this; pytorch rounds as it does "
             "in PyTorch, to 512B at least");

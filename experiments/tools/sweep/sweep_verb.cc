@@ -356,7 +356,7 @@ void AddSweep(Command& program, Session& session) {
   verb.File(
       "--checkpoint", options.checkpoint,
       "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
-      "where the store is not there it begins with this");
+      "a missing store begins with this copy");
   AddPlan(verb, session);
   AddStatus(verb, session);
   AddExport(verb, session);

@@ -318,7 +318,7 @@ void AddValidate(Command& program, Session& session) {
               "real, or spin: busy waits of the predicted times, for any trace");
   verb.Choice("--timeline", options.timeline, {"events", "cupti"},
               "Source of the measured times of kernels and copies: events around them, or cupti, "
-              "which leaves out what the GPU takes to begin and end them");
+              "which leaves out the time in which the GPU begins and ends them");
   verb.Flag("--any-table", options.any_table,
             "Accept a cost table of another GPU, cuDNN or arithmetic");
   verb.Number("--seed", options.seed, {}, "Seed of parameters, data and dropout");
