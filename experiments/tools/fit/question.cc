@@ -173,7 +173,8 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
   if (!trace.recording) {
     changes.push_back(not_tried(
         "Checkpoints, save_on_cpu, micro-batches, bf16 and other optimizers are predicted for "
-        "steps that were recorded from PyTorch: see spillway trace import."));
+        "steps that were recorded from PyTorch, by spillway_torch without a GPU, or by a profiler: "
+        "see spillway trace import."));
     return changes;
   }
   changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
