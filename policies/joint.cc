@@ -109,46 +109,8 @@ Duration Longer(Duration time, int64_t part) {
   return Duration::Picoseconds(time.picoseconds() + time.picoseconds() / part);
 }
 
-// Another policy is run no further when its kernels alone take this many percent of the best time
-// so far. The sum of these kernels leaves out what kernels in sequence save.
-constexpr int64_t kFarBeyond = 110;
 // The first iteration represents the others if these take longer by at most one part in this many.
 constexpr int64_t kAlike = 500;
-
-// A policy that acts as another one, but makes no room any more when the kernels of an iteration
-// will take longer than `limit`. The other policy may be running the same ops again and again.
-class Limited final : public ForwardingPolicy {
- public:
-  Limited(std::unique_ptr<Policy> policy, Duration limit) : limit_(limit) {
-    chosen_ = std::move(policy);
-  }
-
-  void BeforeOp(PolicyContext& context, OpId op) override {
-    if (op == OpId{0} && !context.recomputing()) {
-      expected_ = {};
-      for (size_t i = 0; i < context.trace().ops.size(); ++i) Expect(context, static_cast<OpId>(i));
-    }
-    ForwardingPolicy::BeforeOp(context, op);
-  }
-  void AfterOp(PolicyContext& context, OpId op) override {
-    if (context.recomputing()) Expect(context, op);
-    ForwardingPolicy::AfterOp(context, op);
-  }
-  bool OnAllocFailure(PolicyContext& context, Bytes size) override {
-    return expected_ <= limit_ && ForwardingPolicy::OnAllocFailure(context, size);
-  }
-
- private:
-  void Expect(const PolicyContext& context, OpId op) {
-    for (size_t slot = 0; slot < context.trace().op(op).slots.size(); ++slot) {
-      expected_ += context.kernels(op, slot).front().time;
-    }
-  }
-
-  const Duration limit_;
-  Duration
-      expected_;  // of the fastest kernels, for all ops of the iteration and all that ran again
-};
 
 class JointPolicy final : public PlannedPolicy {
  public:
@@ -209,14 +171,10 @@ class JointPolicy final : public PlannedPolicy {
       const PolicyTraits& traits = entry.traits;
       if (traits.tried_by_default && !traits.for_recordings) others.push_back(entry.name);
     }
-    const Duration limit = shortest
-                               ? Duration::Picoseconds(shortest->picoseconds() / 100 * kFarBeyond)
-                               : Duration::Max();
     std::vector<std::optional<Duration>> times(others.size());
     InParallel(others.size(), [&](size_t i) {
       const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
-        Limited other(registry.Make(others[i]), limit);
-        return trial(other, memory, options);
+        return trial(*registry.Make(others[i]), memory, options);
       });
       if (judged) times[i] = judged->time;
     });

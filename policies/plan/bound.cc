@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -191,6 +192,42 @@ class Moments {
     return ops;
   }
 
+  // Storages with the same variables in a linear program: the program has a solution in which it
+  // treats all of them alike.
+  struct Kind {
+    Bytes size;
+    bool is_input = false;
+    std::optional<Duration> rebuilt;  // the time of the ops that rebuild this storage alone
+    std::vector<OpId> shared;         // the ops that rebuild this storage and others
+
+    auto operator<=>(const Kind&) const = default;
+  };
+
+  // Returns how many of these storages, which are idle at the op, are of each kind.
+  std::map<Kind, int> KindsOf(std::span<const TensorId> idle, OpId op) const {
+    std::vector<std::vector<OpId>> rebuilders;
+    std::vector<int> rebuilt(trace_.ops.size());  // by op: how many of the storages
+    for (const TensorId storage : idle) {
+      rebuilders.push_back(Rebuilders(storage, op));
+      for (const OpId writer : rebuilders.back()) ++rebuilt[Index(writer)];
+    }
+    std::map<Kind, int> kinds;
+    for (size_t i = 0; i < idle.size(); ++i) {
+      const Tensor& tensor = trace_.tensor(idle[i]);
+      Kind kind{tensor.size, tensor.kind == TensorKind::kInput, {}, {}};
+      if (!rebuilders[i].empty()) kind.rebuilt = Duration();
+      for (const OpId writer : rebuilders[i]) {
+        if (rebuilt[Index(writer)] == 1) {
+          *kind.rebuilt += times_[Index(writer)];
+        } else {
+          kind.shared.push_back(writer);
+        }
+      }
+      ++kinds[std::move(kind)];
+    }
+    return kinds;
+  }
+
   // Returns the bound from the linear program at this op, or nullopt if nothing satisfies it. The
   // program counts times in shares of the kernels' time, and bytes in shares of the bytes alive.
   std::optional<Duration> At(OpId id) const {
@@ -208,8 +245,8 @@ class Moments {
       return static_cast<double>(time.picoseconds()) / all_time;
     };
     const auto share_of = [&](Bytes size) { return static_cast<double>(size.count()) / all_bytes; };
-    const auto copy = [&](Direction direction, TensorId storage) {
-      return share(cost_.CopyTime(direction, trace_.tensor(storage).size));
+    const auto copy = [&](Direction direction, Bytes size) {
+      return share(cost_.CopyTime(direction, size));
     };
     LinearProgram program;
     const int total = program.Variable(share(starts_.back()), LinearProgram::kInfinity, 1);
@@ -220,22 +257,21 @@ class Moments {
     Terms room{{workspace, -1}};
     double lacking = share_of(alive.used - memory_);
     std::map<OpId, int> again;
-    for (const TensorId storage : alive.idle) {
-      const double size = share_of(trace_.tensor(storage).size);
+    for (const auto& [kind, count] : KindsOf(alive.idle, id)) {
+      const auto times = [count = count](double one) { return static_cast<double>(count) * one; };
+      const double size = times(share_of(kind.size));
       lacking += size;
       const int copied = program.Variable(0, 1);
       room.emplace_back(copied, size);
       // An input may have started outside, so it need not be copied out.
-      if (trace_.tensor(storage).kind != TensorKind::kInput) {
-        out.emplace_back(copied, -copy(Direction::kToHost, storage));
-      }
-      in.emplace_back(copied, -copy(Direction::kToDevice, storage));
-      const std::vector<OpId> rebuilders = Rebuilders(storage, id);
-      if (rebuilders.empty()) continue;
+      if (!kind.is_input) out.emplace_back(copied, -times(copy(Direction::kToHost, kind.size)));
+      in.emplace_back(copied, -times(copy(Direction::kToDevice, kind.size)));
+      if (!kind.rebuilt) continue;
       const int dropped = program.Variable(0, 1);
       room.emplace_back(dropped, size);
       program.Row({{copied, 1}, {dropped, 1}}, 0, 1);
-      for (const OpId writer : rebuilders) {
+      after.emplace_back(dropped, -times(share(*kind.rebuilt)));
+      for (const OpId writer : kind.shared) {
         const auto [known, added] = again.try_emplace(writer, 0);
         if (added) {
           known->second = program.Variable(0, LinearProgram::kInfinity);

@@ -40,13 +40,10 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan pl
 }
 
 void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
-  if (context.recomputing()) {
-    preparing_.push_back(op);
-    return;
-  }
+  if (context.recomputing()) return;
   current_ = op;
-  preparing_.assign(1, op);
   if (op != OpId{0}) return;
+  issued_.clear();
   unreleased_.clear();
   given_up_.clear();
   prefetched_ = 0;
@@ -98,15 +95,14 @@ void PlanExecutor::Consider(const PolicyContext& context, TensorId storage) {
 }
 
 void PlanExecutor::AfterOp(PolicyContext& context, OpId op) {
-  preparing_.pop_back();
   if (!context.recomputing()) {
     for (const TensorId id : copied_at_[Index(op)]) {
       if (context.Offload(id)) unreleased_.push_back(id);
     }
     for (const TensorId id : dropped_at_[Index(op)]) context.Evict(id);
   }
+  issued_.push_back(op);
   for (const TensorId id : context.liveness().Storages(op)) {
-    Consider(context, id);
     if (!Of(id).again || facts_->GapOf(id)->left >= current_ || !IsOnDevice(context, id)) continue;
     const std::optional<OpId> next = context.NextUse(id);
     if (next && Index(*next) > Index(current_) + 1) context.Evict(id);
@@ -141,9 +137,10 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
     return IsOnDevice(context, use.storage) && context.NextUse(use.storage) == use.op &&
            !context.Pinned(use.storage);
   };
-  for (const OpId op : preparing_) {
+  for (const OpId op : issued_) {
     for (const TensorId id : context.liveness().Storages(op)) Consider(context, id);
   }
+  issued_.clear();
   while (farthest_ < uses.size() && !may_leave(uses[farthest_])) ++farthest_;
   for (size_t i = farthest_; i < uses.size(); ++i) {
     if (!may_leave(uses[i])) continue;

@@ -68,13 +68,13 @@ class PlanExecutor final : public Policy {
   std::vector<TensorId> queue_;                                // to prefetch, in this order
 
   OpId current_{};
-  std::vector<OpId> preparing_;  // `current_`, and the ops that run again for it
+  std::vector<OpId> issued_;  // since `farthest_` was brought up to date
   std::vector<GivenUp> given_up_;
   std::vector<TensorId> unreleased_;  // copied, oldest first
   bool dropped_ = false;
   size_t prefetched_ = 0;  // how many storages of the queue
   size_t farthest_ = 0;    // no use before this index in the facts' uses is the next use of a
-                           // storage that may leave
+                           // storage that may leave, unless an op in `issued_` names it
 };
 
 }  // namespace spillway

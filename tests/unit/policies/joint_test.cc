@@ -310,35 +310,6 @@ TEST_F(JointTest, WhereLayersRepeatAPlanNearTheBoundEndsTheSearch) {
   EXPECT_LT(tried(1.0005).first, plans / 2);
 }
 
-TEST_F(JointTest, WhatTakesFarTooLongIsRunNoFurther) {
-  const Trace trace = LowerNetwork(testing::Dense(), {8, "torch", true});
-  const Bytes memory = Memory(trace, 40);
-  // Returns how many other policies fit in a trial if plans seem to take this share of their time.
-  const auto others_that_fit = [&](double share) {
-    std::atomic<int> fit = 0;
-    Planner planner(
-        registry_.Make("joint:effort=50"), [&](Policy& policy, const std::function<Report()>& run) {
-          Report report = run();
-          if (dynamic_cast<FactsProbe*>(&policy) || dynamic_cast<PlanExecutor*>(&policy)) {
-            report.metrics.iteration = Duration::Picoseconds(static_cast<int64_t>(
-                static_cast<double>(report.metrics.iteration.picoseconds()) * share));
-          } else {
-            fit += report.fits() ? 1 : 0;
-          }
-          return report;
-        });
-    testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory}, planner);
-    return fit.load();
-  };
-  int fit = 0;
-  for (const PolicyRegistry::Entry& entry : registry_.entries()) {
-    if (!entry.traits.tried_by_default || entry.traits.for_recordings) continue;
-    fit += Run(trace, memory, entry.name).fits() ? 1 : 0;
-  }
-  EXPECT_EQ(others_that_fit(4), fit);
-  EXPECT_LT(others_that_fit(0.3), fit);
-}
-
 TEST_F(JointTest, DoesOnlyWhatItMay) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   const Bytes memory = Memory(trace, 40);

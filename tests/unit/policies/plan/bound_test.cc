@@ -1,6 +1,7 @@
 // Tests of the certified lower bound: no run is faster, and on traces small enough to try every
 // plan the bound is close.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -190,6 +191,48 @@ TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
   EXPECT_GT(beyond * 2, slower);
   EXPECT_GE(exact * 10, fitted * 8);
   EXPECT_LE(found.picoseconds() * 100, best.picoseconds() * 102);
+}
+
+// Storages of equal size and cost share variables of the linear program.
+TEST(JointBoundTest, EqualStoragesCountAsOftenAsThereAreStorages) {
+  // Returns the bound of a chain in which each layer's storages are `apart` bytes larger than the
+  // ones before. Each forward op writes one storage, or else two, which are rebuilt together.
+  const auto bound_of = [](int64_t apart, bool two, Bytes memory) {
+    constexpr int kLayers = 12;
+    testing::TraceBuilder builder;
+    builder.Tensor("y0", TensorKind::kInput, 2000).Tensor("d12", TensorKind::kGradient, 10);
+    for (int i = 1; i <= kLayers; ++i) {
+      builder.Tensor(fmt::format("y{}", i), TensorKind::kActivation, 2000 + apart * i);
+      builder.Tensor(fmt::format("z{}", i), TensorKind::kActivation, 3000 + apart * i);
+      builder.Tensor(fmt::format("d{}", i - 1), TensorKind::kGradient, 10);
+    }
+    for (int i = 1; i <= kLayers; ++i) {
+      const std::string x = fmt::format("y{}", i - 1), y = fmt::format("y{}", i);
+      const std::string z = fmt::format("z{}", i);
+      if (two) {
+        builder.Op("f" + z, Phase::kForward, {x}, {y, z});
+      } else {
+        builder.Op("f" + y, Phase::kForward, {x}, {y}).Op("f" + z, Phase::kForward, {y}, {z});
+      }
+    }
+    builder.Op("loss", Phase::kBackward, {"y12"}, {"d12"});
+    for (int i = kLayers; i >= 1; --i) {
+      builder.Op(fmt::format("b{}", i), Phase::kBackward,
+                 {fmt::format("y{}", i - 1), fmt::format("y{}", i), fmt::format("z{}", i),
+                  fmt::format("d{}", i)},
+                 {fmt::format("d{}", i - 1)});
+    }
+    return JointBound(builder.Build(), testing::FixedCost(Duration::Microseconds(2)), memory)
+        .seconds();
+  };
+  for (const bool two : {false, true}) {
+    const double in_core = bound_of(0, two, Bytes::Unlimited());
+    for (const int64_t memory : {10'000, 20'000, 30'000}) {
+      const double equal = bound_of(0, two, Bytes(memory));
+      EXPECT_GT(equal, in_core * 1.01);
+      EXPECT_NEAR(bound_of(1, two, Bytes(memory)) / equal, 1, 0.005) << two << ", " << memory;
+    }
+  }
 }
 
 }  // namespace
