@@ -50,7 +50,7 @@ class MxnetPolicy final : public Policy {
 
   void Plan(PolicyContext& context) override {
     drops_.assign(context.trace().ops.size(), {});
-    if (recompute_ && context.trace().training) PlanDrops(context);
+    if (recompute_ && context.trace().training) PlanPasses(context);
   }
 
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override {
@@ -64,13 +64,20 @@ class MxnetPolicy final : public Policy {
   }
 
  private:
-  void PlanDrops(const PolicyContext& context) {
+  // Plans the drops of each forward pass, of which every micro-batch has one.
+  void PlanPasses(const PolicyContext& context) {
+    const std::vector<Op>& ops = context.trace().ops;
+    for (size_t begin = 0, end = 0; begin < ops.size(); begin = end + 1) {
+      end = begin;
+      while (end < ops.size() && ops[end].phase == Phase::kForward) ++end;
+      if (end > begin) PlanDrops(context, begin, end);
+    }
+  }
+
+  // Plans the drops of the forward ops [begin, end).
+  void PlanDrops(const PolicyContext& context, size_t begin, size_t end) {
     const Trace& trace = context.trace();
     const Liveness& liveness = context.liveness();
-    const auto end =
-        static_cast<size_t>(std::find_if(trace.ops.begin(), trace.ops.end(),
-                                         [](const Op& op) { return op.phase != Phase::kForward; }) -
-                            trace.ops.begin());
     ForwardPass pass;
     pass.steps.resize(end);
     std::vector<std::optional<Storage>> storages(trace.tensors.size());
@@ -79,7 +86,7 @@ class MxnetPolicy final : public Policy {
       const auto id = static_cast<TensorId>(i);
       if (liveness.Root(id) != id || trace.tensor(id).kind != TensorKind::kActivation) continue;
       const auto uses = liveness.Uses(id);
-      if (uses.empty() || Index(uses.front()) >= end) continue;
+      if (uses.empty() || Index(uses.front()) < begin || Index(uses.front()) >= end) continue;
       Storage storage;
       storage.first = Index(uses.front());
       const auto after = std::lower_bound(uses.begin(), uses.end(), static_cast<OpId>(end));

@@ -19,7 +19,11 @@ uint64_t KeyOf(uint64_t seed, TensorId tensor, uint64_t iteration) {
   return (uint64_t{mixed.word[0]} << 32) | mixed.word[1];
 }
 
-TensorId WholeOf(const Trace& trace, TensorId id) { return trace.tensor(id).part_of.value_or(id); }
+// Returns the tensor that has the data of all parts and views among which the tensor is.
+TensorId WholeOf(const Trace& trace, TensorId id) {
+  const TensorId storage = trace.Root(id);
+  return trace.tensor(storage).part_of.value_or(storage);
+}
 
 }  // namespace
 

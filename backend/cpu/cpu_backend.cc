@@ -238,12 +238,20 @@ void CpuBackend::RunKernel(const Command& command) {
   }
   const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
   if (loss && !command.recompute) {
-    loss_.emplace();
-    std::memcpy(&*loss_, outputs[*loss].data(), sizeof(float));
+    if (!loss_ || loss_iteration_ != iteration_) {
+      loss_ = 0;
+      top1_.clear();
+      loss_iteration_ = iteration_;
+    }
+    float share = 0;
+    std::memcpy(&share, outputs[*loss].data(), sizeof(share));
+    *loss_ += share;
     const auto* y =
         reinterpret_cast<const float*>(outputs[OutputIndex(op, Role::kY).value()].data());
     const int64_t classes = op.IntAttribute("elements");
-    top1_ = Top1({y, static_cast<size_t>(op.batch * PositionsOf(op) * classes)}, classes);
+    const std::vector<int64_t> top1 =
+        Top1({y, static_cast<size_t>(op.batch * PositionsOf(op) * classes)}, classes);
+    top1_.insert(top1_.end(), top1.begin(), top1.end());
   }
 }
 

@@ -133,7 +133,8 @@ class CpuBackend final : public Executor {
   int64_t ran_ = 0;
   std::deque<Released> released_;  // in the order of release, so `before` never falls
   uint64_t iteration_ = 0;
-  std::optional<float> loss_;
+  std::optional<float> loss_;  // the sum over the loss ops of the latest iteration that has any
+  uint64_t loss_iteration_ = 0;
   std::vector<int64_t> top1_;
 };
 

@@ -103,6 +103,7 @@ void BatchNormBackward(const Call<Scalar>& call) {
   Scalar* running_mean = call.Output(kRunningMean, shape.channels);
   Scalar* running_var = call.Output(kRunningVar, shape.channels);
   const bool accumulate = needs_dx && op.Accumulates(0);
+  const bool adds = op.Accumulates(OutputIndex(op, kDweight).value());
   const auto count = static_cast<double>(shape.count());
   for (int64_t c = 0; c < shape.channels; ++c) {
     const auto normal = [&](int64_t i) {
@@ -124,8 +125,8 @@ void BatchNormBackward(const Call<Scalar>& call) {
     // With a fused update, the outputs `dweight` and `dbias` are the updated parameters.
     const double old_weight = fused ? static_cast<double>(weight[c]) : 0;
     const double old_bias = fused ? static_cast<double>(bias[c]) : 0;
-    dweight[c] = static_cast<Scalar>(fused ? old_weight - rate * product : product);
-    dbias[c] = static_cast<Scalar>(fused ? old_bias - rate * sum : sum);
+    Store(dweight, c, static_cast<Scalar>(fused ? old_weight - rate * product : product), adds);
+    Store(dbias, c, static_cast<Scalar>(fused ? old_bias - rate * sum : sum), adds);
 
     const double deviation = 1 / static_cast<double>(inv_std[c]);
     const double variance =
@@ -215,7 +216,8 @@ void RunSoftmaxLoss(const Call<Scalar>& call) {
                                    op.name, n, labels[n], classes - 1));
     }
   }
-  const auto scale = 1 / static_cast<Scalar>(rows);
+  const bool is_share = op.FindAttribute("mean_over").has_value();
+  const auto scale = 1 / static_cast<Scalar>(is_share ? op.IntAttribute("mean_over", rows) : rows);
   if (!forward) {
     for (int64_t n = 0; n < rows; ++n) {
       for (int64_t i = n * classes; i < (n + 1) * classes; ++i) {

@@ -89,7 +89,7 @@ bool RunAttention(const Call<Scalar>& call);  // attention in one op or three, s
 template <typename Scalar>
 bool RunPointwise(const Call<Scalar>& call);  // activations, dropout, add, mul, fork, concat, rows
 template <typename Scalar>
-bool RunUpdate(const Call<Scalar>& call);  // sgd, adam, adamw
+bool RunUpdate(const Call<Scalar>& call);  // sgd, adam, adamw, square_sum, clip
 
 }  // namespace spillway::cpu
 

@@ -1,7 +1,8 @@
-// The updates of parameters: SGD with momentum, Adam and AdamW.
+// The updates of parameters, SGD with momentum, Adam and AdamW, and the clipping of gradients.
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "backend/cpu/operands.h"
@@ -94,11 +95,39 @@ void RunAdam(const Call<Scalar>& call) {
   });
 }
 
+// Sums in double, whatever the scalar type.
+template <typename Scalar>
+void RunSquareSum(const Call<Scalar>& call) {
+  const int64_t count = call.op.IntAttribute("elements");
+  const Scalar* gradient = call.Input(kGradient, count);
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+  }
+  Store(call.Output(kSquareSum, 1), 0, static_cast<Scalar>(sum), call.op.Accumulates(0));
+}
+
+// Scales the gradient as `torch.nn.utils.clip_grad_norm_` does.
+template <typename Scalar>
+void RunClip(const Call<Scalar>& call) {
+  const int64_t count = call.op.IntAttribute("elements");
+  const Scalar* gradient = call.Input(kGradient, count);
+  Scalar* clipped = call.Output(kGradient, count);
+  const Scalar norm = std::sqrt(*call.Input(kSquareSum, 1));
+  const auto max_norm = static_cast<Scalar>(call.op.NumberAttribute("max_norm"));
+  const Scalar factor = std::min(max_norm / (norm + static_cast<Scalar>(1e-6)), Scalar(1));
+  for (int64_t i = 0; i < count; ++i) clipped[i] = gradient[i] * factor;
+}
+
 }  // namespace
 
 template <typename Scalar>
 bool RunUpdate(const Call<Scalar>& call) {
   switch (call.op.type) {
+    case OpType::kSquareSum:
+      return RunSquareSum(call), true;
+    case OpType::kClip:
+      return RunClip(call), true;
     case OpType::kSgd:
       return RunSgd(call), true;
     case OpType::kAdam:

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -276,7 +278,7 @@ class CudaBackend final : public Executor {
   RunMemory memory_;
   const std::unique_ptr<CudaCopyPath> copies_;  // for the host pool
   std::optional<PeerMemory> peer_;
-  PinnedBuffer loss_landing_{Bytes(sizeof(float))};
+  PinnedBuffer loss_landing_;  // of all loss ops of an iteration
 
   HeldCommands held_;
   int iteration_ = 1;
@@ -285,8 +287,8 @@ class CudaBackend final : public Executor {
   Duration host_begin_;
   std::vector<Duration> iteration_times_;
   std::optional<float> loss_;
-  bool loss_pending_ = false;
-  std::optional<PinnedBuffer> probabilities_;  // allocated if `top1` is wanted
+  size_t pending_losses_ = 0;               // number of losses on their way to the host
+  std::deque<PinnedBuffer> probabilities_;  // on their way to the host, if `top1` is wanted
   int64_t classes_ = 0;
   std::vector<int64_t> top1_;
   const std::vector<size_t> first_of_kind_;
@@ -303,6 +305,11 @@ std::unique_ptr<CudaCopyPath> MakeCopyPath(const PinnedBuffer* pinned,
   return std::make_unique<CudaCompressedCopyPath>(pinned, *compression);
 }
 
+int64_t LossCount(const Trace& trace) {
+  return std::ranges::count_if(
+      trace.ops, [](const Op& op) { return OutputIndex(op, Role::kLoss).has_value(); });
+}
+
 CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRunOptions& options,
                          CudaMachine::Impl& machine, const PinnedBuffer* pinned)
     : trace_(trace),
@@ -312,6 +319,7 @@ CudaBackend::CudaBackend(const Trace& trace, const CostModel& cost, const CudaRu
       machine_(machine),
       memory_(options.backing, options.memory),
       copies_(MakeCopyPath(pinned, options.compression)),
+      loss_landing_(Bytes(std::max<int64_t>(LossCount(trace), 1) * int64_t{sizeof(float)})),
       first_of_kind_(FirstOfKind(trace)) {
   if (options.peer) peer_.emplace(machine.device, options.peer->gpu, options.peer->memory);
 }
@@ -541,17 +549,18 @@ void CudaBackend::Throttle() const {
 void CudaBackend::TakeLoss(const Op& op, const Launch& launch) {
   const std::optional<size_t> loss = OutputIndex(op, Role::kLoss);
   if (!loss || *loss >= launch.outputs.size()) return;
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(loss_landing_.data(), memory_.At(launch.outputs[*loss]).data,
-                                     sizeof(float), cudaMemcpyDeviceToHost,
-                                     machine_.streams[Index(Stream::kCompute)].stream.get()),
-                     {op.name, {}, {}});
-  loss_pending_ = true;
+  SPILLWAY_CUDA_CALL(
+      cudaMemcpyAsync(loss_landing_.data() + pending_losses_ * sizeof(float),
+                      memory_.At(launch.outputs[*loss]).data, sizeof(float), cudaMemcpyDeviceToHost,
+                      machine_.streams[Index(Stream::kCompute)].stream.get()),
+      {op.name, {}, {}});
+  ++pending_losses_;
   if (!options_.given) return;
   const DeviceRange y = memory_.At(launch.outputs[OutputIndex(op, Role::kY).value()]);
   classes_ = op.IntAttribute("elements");
   const Bytes size(op.batch * PositionsOf(op) * classes_ * static_cast<int64_t>(sizeof(float)));
-  if (!probabilities_) probabilities_.emplace(size);
-  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(probabilities_->data(), y.data,
+  PinnedBuffer& probabilities = probabilities_.emplace_back(size);
+  SPILLWAY_CUDA_CALL(cudaMemcpyAsync(probabilities.data(), y.data,
                                      static_cast<size_t>(size.count()), cudaMemcpyDeviceToHost,
                                      machine_.streams[Index(Stream::kCompute)].stream.get()),
                      {op.name, {}, {}});
@@ -587,13 +596,16 @@ void CudaBackend::Synchronize() {
     SPILLWAY_CUDA_CALL(cudaEventSynchronize(state.asleep.get()));
   }
   copies_->Finish();
-  if (!loss_pending_) return;
-  loss_ = *reinterpret_cast<const float*>(loss_landing_.data());
-  loss_pending_ = false;
-  if (!probabilities_) return;
-  const auto* const y = reinterpret_cast<const float*>(probabilities_->data());
-  const auto count = static_cast<size_t>(probabilities_->size().count()) / sizeof(float);
-  top1_ = Top1({y, count}, classes_);
+  if (pending_losses_ == 0) return;
+  const auto* const losses = reinterpret_cast<const float*>(loss_landing_.data());
+  loss_ = std::accumulate(losses, losses + std::exchange(pending_losses_, 0), 0.0f);
+  top1_.clear();
+  for (const PinnedBuffer& probabilities : probabilities_) {
+    const auto* const y = reinterpret_cast<const float*>(probabilities.data());
+    const auto count = static_cast<size_t>(probabilities.size().count()) / sizeof(float);
+    std::ranges::copy(Top1({y, count}, classes_), std::back_inserter(top1_));
+  }
+  probabilities_.clear();
 }
 
 StreamTimes CudaBackend::TakeTimeline() {

@@ -312,10 +312,12 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
   const int64_t channels = shape.channels;
   const int64_t plane = int64_t{shape.height} * shape.width;
   const bool fused = op.Flag("fused_update");
-  if (fused && channels > kMostChannels) {
+  const bool apart = fused || op.Accumulates(OutputIndex(op, kDweight).value());
+  if (apart && channels > kMostChannels) {
     throw InputError(
-        fmt::format("op '{}': {} channels with a fused update, at most {} are possible", op.name,
-                    channels, kMostChannels));
+        fmt::format("op '{}': {} channels with a fused update or an accumulated gradient, at most "
+                    "{} are possible",
+                    op.name, channels, kMostChannels));
   }
   const float* x = operands.Input(kX, channels * plane);
   const float* weight = operands.SharedInput(kWeight, channels);
@@ -324,8 +326,8 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
   const float* inv_std = operands.SharedInput(kInvStd, channels);
   float* const weight_out = operands.SharedOutput(kDweight, channels);
   float* const bias_out = operands.SharedOutput(kDbias, channels);
-  float* dweight = fused ? parameter_gradients.floats() : weight_out;
-  float* dbias = fused ? parameter_gradients.floats() + kMostChannels : bias_out;
+  float* dweight = apart ? parameter_gradients.floats() : weight_out;
+  float* dbias = apart ? parameter_gradients.floats() + kMostChannels : bias_out;
   if (op.Flag("needs_dx")) {
     dnn.BatchNormBackward(shape, x, weight, dy, mean, inv_std, op.Accumulates(0) ? 1.0f : 0.0f,
                           operands.Output(kDx, channels * plane), dweight, dbias, activity);
@@ -333,8 +335,8 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
     BatchNormParameterGradients(x, dy, mean, inv_std, dweight, dbias, shape.batch, channels, plane,
                                 stream);
   }
-  if (fused) {
-    const float scale = -FloatOf(op, "learning_rate");
+  if (apart) {
+    const float scale = fused ? -FloatOf(op, "learning_rate") : 1;
     const auto n = static_cast<int>(channels);
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dweight, 1, weight_out, 1), activity);
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dbias, 1, bias_out, 1), activity);

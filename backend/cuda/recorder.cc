@@ -99,8 +99,8 @@ class OpMemory {
                  static_cast<int32_t>(op.IntAttribute(classes)), ++sequence, stream);
     }
     // These operands are never negative.
-    const bool update = op.phase == Phase::kUpdate;
-    const size_t parts = update ? ParameterCount(op, inputs_.size(), outputs_.size()) : 1;
+    const bool several = op.phase == Phase::kUpdate && StepOf(op).inputs.repeats;
+    const size_t parts = several ? ParameterCount(op, inputs_.size(), outputs_.size()) : 1;
     for (const Role role : {op.phase == Phase::kForward ? Role::kRunningVar : Role::kInvStd,
                             Role::kSecondMoment, Role::kStep}) {
       for (size_t part = 0; part < parts; ++part) {

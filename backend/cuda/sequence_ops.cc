@@ -9,6 +9,7 @@
 
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/elementwise.h"
+#include "backend/cuda/gradient_clip.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
@@ -157,7 +158,9 @@ void RunLoss(const SequenceCall& call) {
   const int64_t positions = PositionsOf(op);
   const int64_t rows = launch.batch * positions;
   const int32_t* labels = operands.Integers(kLabels, positions);
-  const float scale = 1 / static_cast<float>(op.batch * positions);
+  const bool is_share = op.FindAttribute("mean_over").has_value();
+  const float scale =
+      1 / static_cast<float>(is_share ? op.IntAttribute("mean_over", 1) : op.batch * positions);
   if (op.phase == Phase::kForward) {
     const Elements y = operands.Write(kY, positions * classes);
     Softmax(operands.Read(kX, positions * classes), y, rows, classes, /*causal=*/false, stream);
@@ -204,6 +207,21 @@ void RunAdam(const SequenceCall& call) {
   }
 }
 
+void RunSquareSum(const SequenceCall& call) {
+  const auto& [op, launch, operands, scratch, stream] = call;
+  const int64_t count = op.IntAttribute("elements");
+  SumSquares(operands.ReadShared(kGradient, count), count, operands.SharedOutput(kSquareSum, 1),
+             op.Accumulates(0), scratch, stream);
+}
+
+void RunClip(const SequenceCall& call) {
+  const auto& [op, launch, operands, scratch, stream] = call;
+  const int64_t count = op.IntAttribute("elements");
+  ClipGradient(operands.ReadShared(kGradient, count), operands.SharedInput(kSquareSum, 1),
+               static_cast<float>(op.NumberAttribute("max_norm")),
+               operands.WriteShared(kGradient, count), count, stream);
+}
+
 }  // namespace
 
 bool RunSequence(const SequenceCall& call) {
@@ -223,6 +241,10 @@ bool RunSequence(const SequenceCall& call) {
       return RunSoftmax(call), true;
     case OpType::kSoftmaxLoss:
       return RunLoss(call), true;
+    case OpType::kSquareSum:
+      return RunSquareSum(call), true;
+    case OpType::kClip:
+      return RunClip(call), true;
     case OpType::kAdam:
     case OpType::kAdamW:
       return RunAdam(call), true;

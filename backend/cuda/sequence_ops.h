@@ -1,4 +1,5 @@
-// The ops on sequences that multiply no matrices, the softmax, the loss, and the updates by Adam.
+// The ops on sequences that multiply no matrices, the softmax, the loss, the clipping of gradients,
+// and the updates by Adam.
 
 #ifndef SPILLWAY_BACKEND_CUDA_SEQUENCE_OPS_H_
 #define SPILLWAY_BACKEND_CUDA_SEQUENCE_OPS_H_

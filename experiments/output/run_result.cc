@@ -215,6 +215,9 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       attention(CaseKeyOf("attention").get(asked)),
       optimizer(CaseKeyOf("optimizer").get(asked)),
       precision(CaseKeyOf("precision").get(asked)),
+      accumulate(CaseKeyOf("accumulate").get(asked)),
+      clip_norm(CaseKeyOf("clip-norm").get(asked)),
+      loss_chunks(CaseKeyOf("loss-chunks").get(asked)),
       policy(asked.policy.name()) {}
 
 Bytes MissingOf(const OutOfMemory& request) {
@@ -419,7 +422,10 @@ Columns<RunResult> ResultColumns() {
   for (const auto& [name, help, text] :
        {std::tuple("attention", "the text of --attention", &RowCase::attention),
         std::tuple("optimizer", "the text of --optimizer", &RowCase::optimizer),
-        std::tuple("precision", "the text of --precision", &RowCase::precision)}) {
+        std::tuple("precision", "the text of --precision", &RowCase::precision),
+        std::tuple("accumulate", "the text of --accumulate", &RowCase::accumulate),
+        std::tuple("clip_norm", "the text of --clip-norm", &RowCase::clip_norm),
+        std::tuple("loss_chunks", "the text of --loss-chunks", &RowCase::loss_chunks)}) {
     Column<RunResult> column{name, "", help, text};
     column.present = [text](const RunResult& result) { return !(result.*text).empty(); };
     columns.push_back(std::move(column));

@@ -35,7 +35,8 @@ struct RowCase {
   std::string memory_request;  // the text of the request; empty: all memory of the device
   std::string cost;            // the source of kernel times
   std::string arithmetic;      // of the matrix products for which they hold
-  std::string attention, optimizer, precision;  // as given; empty: not given
+  // As given; empty: not given.
+  std::string attention, optimizer, precision, accumulate, clip_norm, loss_chunks;
   std::string policy;
 };
 

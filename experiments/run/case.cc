@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <utility>
 
 #include "traces/base/error.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
@@ -48,6 +51,29 @@ void SetOptimizer(Case& asked, const std::string& text) {
 }
 void SetPrecision(Case& asked, const std::string& text) {
   asked.precision = static_cast<Precision>(IndexIn(kPrecisionNames, "precision", text));
+}
+
+// Returns the number of micro-batches or chunks. Throws `UsageError` if the text is not a whole
+// number from 1 on.
+int64_t ReadCount(const char* key, const std::string& text) {
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size() || count < 1 ||
+      count > kLargestBatch) {
+    throw UsageError(
+        fmt::format("{}: '{}' is not a whole number from 1 to {}", key, text, kLargestBatch));
+  }
+  return count;
+}
+
+double ReadNorm(const std::string& text) {
+  double norm = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), norm);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(norm) ||
+      norm <= 0) {
+    throw UsageError(fmt::format("clip-norm: '{}' is not a positive number", text));
+  }
+  return norm;
 }
 
 void SetHost(Case& asked, const std::string& text) {
@@ -114,6 +140,20 @@ constexpr CaseKey kKeys[] = {
      [](const Case& c) {
        return std::string(c.precision ? kPrecisionNames[static_cast<size_t>(*c.precision)] : "");
      }},
+    {"accumulate", "accumulate", Kind::kText, "", nullptr,
+     "Number of micro-batches whose gradients are added before one update; each has the BATCH of "
+     "the workload, so that an iteration has this many times its samples",
+     [](Case& c, const std::string& text) { c.accumulate = ReadCount("accumulate", text); },
+     [](const Case& c) { return c.accumulate ? fmt::format("{}", *c.accumulate) : ""; }},
+    {"clip-norm", "clip_norm", Kind::kText, "", nullptr,
+     "Scale all gradients before the update so that their norm is at most this number",
+     [](Case& c, const std::string& text) { c.clip_norm = ReadNorm(text); },
+     [](const Case& c) { return c.clip_norm ? fmt::format("{}", *c.clip_norm) : ""; }},
+    {"loss-chunks", "loss_chunks", Kind::kText, "", nullptr,
+     "Number of parts of a batch's tokens for which language models compute logits, loss and their "
+     "gradients one after the other",
+     [](Case& c, const std::string& text) { c.loss_chunks = ReadCount("loss-chunks", text); },
+     [](const Case& c) { return c.loss_chunks ? fmt::format("{}", *c.loss_chunks) : ""; }},
     {"host", nullptr, Kind::kText, "plain", nullptr,
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "

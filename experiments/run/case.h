@@ -48,10 +48,14 @@ struct Case {
   std::optional<std::string> preset =
       std::nullopt;                             // nullopt: "torch", or the preset of the trace file
   std::optional<bool> training = std::nullopt;  // nullopt: true, or the mode of the trace file
-  // These concern networks of the zoo; nullopt: kFused, the rule of the preset and kFp32.
+  // These concern networks of the zoo; nullopt: kFused, the rule of the preset, kFp32, one
+  // micro-batch, no clipping and one chunk.
   std::optional<AttentionKind> attention = std::nullopt;
   std::optional<OpType> optimizer = std::nullopt;
   std::optional<Precision> precision = std::nullopt;
+  std::optional<int64_t> accumulate = std::nullopt;
+  std::optional<double> clip_norm = std::nullopt;
+  std::optional<int64_t> loss_chunks = std::nullopt;
   HostTimes host = {};
   std::string device = "h200";          // a specification for `LoadDevice`
   std::vector<std::string> pools = {};  // specifications for `AddPool`

@@ -265,7 +265,11 @@ fs::path RecordedTablePath(const std::string& device, std::string_view network, 
 }
 
 fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
-  return RecordedTablePath(device, trace.network, trace.batch);
+  return RecordedTablePath(device, trace.network, BatchOfKernels(trace));
+}
+
+int64_t BatchOfKernels(const Trace& trace) {
+  return trace.recording || trace.ops.empty() ? trace.batch : trace.ops.front().batch;
 }
 
 namespace {
@@ -328,13 +332,13 @@ namespace {
 // Returns a cost model that interpolates between the nearest batches. Returns nullptr if there are
 // no such batches, or if their tables do not cover the trace.
 std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& device) {
-  const auto around = FindBatchesAround(trace.network, trace.batch, device.name);
+  const auto around = FindBatchesAround(trace.network, BatchOfKernels(trace), device.name);
   if (!around) return nullptr;
   const auto read = [&](int64_t batch) {
     const fs::path path = RecordedTablePath(device.name, trace.network, batch);
     return BatchTable{batch, ReadCostTable(*FindDataFile(path))};
   };
-  auto table = Interpolate(read(around->below), read(around->above), trace.batch);
+  auto table = Interpolate(read(around->below), read(around->above), BatchOfKernels(trace));
   if (!table) return nullptr;
   auto cost = std::make_unique<InterpolatedCostModel>(
       *std::move(table), device,
@@ -454,7 +458,7 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
       }
     }
     loaded.model = FindCost(trace, device);
-    for (const fs::path& path : TablesOf(trace.network, trace.batch, device.name)) {
+    for (const fs::path& path : TablesOf(trace.network, BatchOfKernels(trace), device.name)) {
       loaded.read.push_back({"cost_table", "data", path});
     }
   } else {

@@ -130,6 +130,9 @@ std::filesystem::path RecordedTablePath(const std::string& device, std::string_v
                                         int64_t batch);
 // Returns the path of the table of the trace's network and batch.
 std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
+// Returns the batch of the trace's forward pass, which is that of a micro-batch if there are
+// several in an iteration.
+int64_t BatchOfKernels(const Trace& trace);
 
 }  // namespace spillway
 

@@ -31,7 +31,9 @@ const Op* FindReader(const Trace& trace, Role role) {
 // Returns the name of the trace's labels, or an empty text if it has none.
 std::string LabelsOf(const Trace& trace) {
   const Op* reader = FindReader(trace, Role::kLabels);
-  return reader == nullptr ? std::string() : trace.tensor(*FindInput(*reader, Role::kLabels)).name;
+  if (reader == nullptr) return {};
+  const TensorId storage = trace.Root(*FindInput(*reader, Role::kLabels));
+  return trace.tensor(trace.tensor(storage).part_of.value_or(storage)).name;
 }
 
 // Returns the name that the safetensors format has for the type.

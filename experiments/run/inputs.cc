@@ -38,7 +38,8 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
 }
 
 // The keys of a case that say how a network of the zoo is built, besides preset and mode.
-constexpr std::array kZooKeys{"attention", "optimizer", "precision"};
+constexpr std::array kZooKeys{"attention",  "optimizer", "precision",
+                              "accumulate", "clip-norm", "loss-chunks"};
 
 std::string_view ModeName(bool training) { return training ? "training" : "inference"; }
 
@@ -90,7 +91,8 @@ Trace LoadTrace(const Case& asked) {
   return LowerNetwork(
       BuildNetwork(workload.network, asked.attention.value_or(AttentionKind::kFused)),
       {workload.batch, asked.preset.value_or("torch"), asked.training.value_or(true),
-       asked.optimizer, asked.precision.value_or(Precision::kFp32)});
+       asked.optimizer, asked.precision.value_or(Precision::kFp32), asked.accumulate.value_or(1),
+       asked.clip_norm, asked.loss_chunks.value_or(1)});
 }
 
 Device LoadMachine(const Case& asked) {
@@ -159,7 +161,8 @@ Prepared Inputs::Undecided(const Case& asked) const {
 
 std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
   const std::string trace_key =
-      TextOf(asked, {"workload", "preset", "mode", "attention", "optimizer", "precision", "host"});
+      TextOf(asked, {"workload", "preset", "mode", "attention", "optimizer", "precision",
+                     "accumulate", "clip-norm", "loss-chunks", "host"});
   const std::string inputs_key = TextOf(
       asked, {"device", "pool", "cost", "allocator", "compress", "deterministic", "charge-input"});
   if (!trace_ || trace_key != trace_key_) {

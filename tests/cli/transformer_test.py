@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests transformers on the command line: sweeps over length and depth, attention, optimizers and precision, and
-clear messages for wrong input.
+"""Tests transformers on the command line: sweeps over length and depth, attention, optimizers, precision, micro-batches,
+clipping and the loss in chunks, and clear messages for wrong input.
 
 usage: transformer_test.py PATH_OF_SPILLWAY     SPILLWAY_WHOLE_ZOO=1 adds a test of GPT-2, which takes minutes
 """
@@ -20,6 +20,7 @@ from harness import CommandTest, ROOT, Spillway, main
 
 GPT = "gpt(16,2,4,30)@9:3"
 LLAMA = "llama(16,2,4,2,24,30)@9:3"
+IN_PARTS = ("--accumulate", "2", "--clip-norm", "0.1", "--loss-chunks", "3")
 # What each policy does with a small transformer in 70 % of the memory, or says.
 FITS, TOO_LARGE = "ok", "oom"
 POLICIES = {
@@ -36,11 +37,11 @@ class TransformerTest(CommandTest):
 
     def test_the_same_bits_under_every_policy(self):
         for workload in (GPT, LLAMA):
-            for attention in ("fused", "math"):
+            for attention, *parts in (("fused",), ("math",), ("fused", *IN_PARTS)):
                 digests = set()
                 for policy in ("liveness", "vdnn-all", "vdnn-conv", "superneurons", "mxnet", "capuchin"):
-                    text = self.ok("run", workload, "--attention", attention, "--optimizer", "adamw", "--backend", "cpu",
-                                   "--iterations", "3", "--policy", policy, "--memory", policy, "--format", "json")
+                    text = self.ok("run", workload, "--attention", attention, "--optimizer", "adamw", *parts, "--backend",
+                                   "cpu", "--iterations", "3", "--policy", policy, "--memory", policy, "--format", "json")
                     (row,) = self.conforms(text, "results")["rows"]
                     digests.add((row["loss"], row["weights_digest"]))
                     self.assertEqual(row["attention"], attention)
@@ -49,9 +50,11 @@ class TransformerTest(CommandTest):
 
     @unittest.skipUnless(os.environ.get("SPILLWAY_WHOLE_ZOO"), "takes minutes")
     def test_gpt2_has_the_same_bits_under_three_policies(self):
-        rows = [json.loads(self.ok("run", "gpt2@64:2", "--backend", "cpu", "--iterations", "1", "--policy", policy, "--memory",
-                                   policy, "--format", "json"))["rows"][0] for policy in ("liveness", "vdnn-all", "mxnet")]
-        self.assertEqual(len({row["weights_digest"] for row in rows}), 1)
+        for parts in ((), IN_PARTS):
+            rows = [json.loads(self.ok("run", "gpt2@64:2", *parts, "--backend", "cpu", "--iterations", "1", "--policy", policy,
+                                       "--memory", policy, "--format", "json"))["rows"][0]
+                    for policy in ("liveness", "vdnn-all", "mxnet")]
+            self.assertEqual(len({row["weights_digest"] for row in rows}), 1, parts)
 
     def test_each_policy_acts_or_says_why_not(self):
         listed = [line for line in self.ok("list", "policies").splitlines() if not line.startswith(" ")]
@@ -116,6 +119,31 @@ class TransformerTest(CommandTest):
         self.assertEqual(rows["fp32"]["peak_requested_bytes"], rows["tf32"]["peak_requested_bytes"])
         self.assertGreater(rows["fp32"]["peak_requested_bytes"], 1.5 * rows["bf16"]["peak_requested_bytes"])
 
+    def test_micro_batches_hold_the_activations_of_one(self):
+        whole, parts = (self.rows(f"gpt(64,2,4,100)@64:{batch}", *options, "--policy", "liveness")[0]
+                        for batch, options in ((8, ()), (2, ("--accumulate", "4"))))
+        self.assertEqual((whole["batch"], parts["batch"], parts["accumulate"]), (8, 8, "4"))
+        self.assertNotIn("accumulate", whole)
+        self.assertGreater(whole["peak_requested_bytes"], 2 * parts["peak_requested_bytes"])
+        self.assertGreater(parts["iteration_ms"], whole["iteration_ms"])
+
+    def test_a_loss_in_chunks_does_not_hold_all_logits(self):
+        network, logits = "gpt(16,1,2,5000)@64:4", 4 * 64 * 5000 * 4
+        peaks = [self.rows(network, *options, "--policy", "liveness")[0]["peak_requested_bytes"]
+                 for options in ((), ("--loss-chunks", "2"), ("--loss-chunks", "8"))]
+        # At the peak, scores and probabilities are alive, or probabilities and their gradient.
+        self.assertAlmostEqual(peaks[0] - peaks[1], 2 * logits / 2, delta=logits / 10)
+        self.assertAlmostEqual(peaks[0] - peaks[2], 2 * logits * 7 / 8, delta=logits / 10)
+
+    def test_options_of_training_are_axes_of_a_sweep(self):
+        with tempfile.TemporaryDirectory() as directory:
+            store = pathlib.Path(directory) / "s.sqlite"
+            self.ok("sweep", "gpt2@64:2", "--policy", "liveness", "--accumulate", "1,2", "--clip-norm", "0.5,1",
+                    "--loss-chunks", "4", "-o", store, "--quiet")
+            rows = json.loads(self.ok("sweep", "export", store, "--format", "json"))["rows"]
+            self.assertEqual(sorted((row["accumulate"], row["clip_norm"], row["loss_chunks"]) for row in rows),
+                             [("1", "0.5", "4"), ("1", "1", "4"), ("2", "0.5", "4"), ("2", "1", "4")])
+
     def test_inference_needs_less(self):
         training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
         self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
@@ -162,6 +190,20 @@ class TransformerTest(CommandTest):
             self.ok("trace", "build", GPT, "--attention", "math", "-o", trace)
             self.ok("run", trace, "--policy", "liveness")
             self.fails(2, "is a trace file", "run", trace, "--attention", "fused")
+            self.fails(2, "is a trace file", "run", trace, "--loss-chunks", "2")
+
+    def test_wrong_options_of_training(self):
+        for option in ("--accumulate", "--loss-chunks"):
+            for text in ("0", "-1", "1.5", "70000", "x"):
+                self.fails(2, f"'{text}' is not a whole number from 1 to 65536", "run", GPT, f"{option}={text}")
+        for text in ("0", "-1", "inf", "nan", "x"):
+            self.fails(2, f"clip-norm: '{text}' is not a positive number", "run", GPT, f"--clip-norm={text}")
+        self.fails(2, "a batch of 3 with 9 tokens each has 27; expected 1 to 27 chunks", "run", GPT, "--loss-chunks", "28")
+        for workload in ("vgg16:2", "vit-b16:1"):
+            self.fails(2, "such as gpt2, bert-base and llama-1b", "run", workload, "--loss-chunks", "2")
+        for option, value in zip(IN_PARTS[::2], IN_PARTS[1::2]):
+            self.fails(2, f"{option[2:]}: the preset 'vdnn' updates", "run", GPT, option, value, "--preset", "vdnn")
+            self.fails(2, f"{option[2:]}: the option is for training", "run", GPT, option, value, "--mode", "inference")
 
 
 if __name__ == "__main__":

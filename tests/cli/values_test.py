@@ -55,6 +55,7 @@ SEVERAL = {
     **{f"sweep plan --{name}": (values, ("alexnet:2", *LIVENESS, *STORE)) for name, values in (
         ("preset", ("torch", "vdnn")), ("mode", ("training", "inference")), ("host", ("plain", "none")),
         ("attention", ("fused", "math")), ("optimizer", ("sgd", "adam")), ("precision", ("fp32", "tf32")),
+        ("accumulate", ("1", "2", "4")), ("clip-norm", ("0.5", "1")), ("loss-chunks", ("1", "2")),
         ("device", DEVICES), ("pool", POOLS), ("cost", ("auto", "roofline")), ("allocator", ALLOCATORS),
         ("compress", ("all:density=0.4,codec=csr", "hidden:density=0.4")), ("backend", ("sim", "cpu")), ("memory", MEMORIES),
         ("timeout", ("60s", "600s")))},

@@ -51,6 +51,9 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
     UseTraces(LowerNetwork(GetParam()(), {3, "torch", true}), {});
   }
 
+  // Expects that every policy and budget gives the same bits, and what the simulator predicts.
+  void CheckPolicies();
+
   // Sets the trace to run. `rewritten` are the traces that policies make from it.
   void UseTraces(Trace trace, const std::vector<Trace>& rewritten) {
     trace_ = std::move(trace);
@@ -108,7 +111,14 @@ TEST_P(CudaExecution, InfersTheSameInTheLeastMemory) {
   }
 }
 
-TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) {
+TEST_P(CudaExecution, SameBitsDecisionsAndPlacementsUnderEveryPolicy) { CheckPolicies(); }
+
+TEST_P(CudaExecution, SameBitsWithMicroBatchesAndClipping) {
+  UseTraces(LowerNetwork(GetParam()(), {.batch = 2, .accumulate = 2, .clip_norm = 0.1}), {});
+  CheckPolicies();
+}
+
+void CudaExecution::CheckPolicies() {
   const Validation reference = Run(SetupFor(Bytes::GiB(1)), "liveness:algo=performance");
   ASSERT_TRUE(reference.measured.execution->loss &&
               std::isfinite(*reference.measured.execution->loss));

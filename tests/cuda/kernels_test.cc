@@ -48,6 +48,9 @@ TEST_F(KernelsTest, Linear) {
             MakeBackward(MakeOp(OpType::kLinear, Phase::kBackward, batch, With(attributes, mode)),
                          mode, x, weight, bias, dy, old_dx, dx, dweight, dbias);
         Check(made.test, made.want, !(mode.needs_dx && mode.fused));
+        if (mode.fused || !has_bias) continue;
+        const BackwardCase adding = AddingTo(made, mode, weight, bias);
+        Check(adding.test, adding.want);
       }
     }
   }
@@ -303,6 +306,9 @@ TEST_F(KernelsTest, BatchNorm) {
     for (const BackwardMode& mode : kModes) {
       const BackwardCase backward = BatchNormBackward(shape, mode, v);
       Check(backward.test, backward.want, false);
+      if (mode.fused) continue;
+      const BackwardCase adding = AddingTo(backward, mode, v.weight, v.bias);
+      Check(adding.test, adding.want, false);
     }
     if (shape.batch > 1) {
       EXPECT_THROW(Run(training.test, {1, shape.batch - 1}), InputError);

@@ -80,7 +80,7 @@ class SequenceKernelsTest : public KernelsTest {
   // Returns the type of the elements of a storage. Traces do not say that labels are whole numbers.
   static DataType TypeOf(const Trace& trace, TensorId root) {
     const Tensor& tensor = trace.tensor(root);
-    return tensor.name == "labels" ? DataType::kInt32 : tensor.dtype;
+    return tensor.name.starts_with("labels") ? DataType::kInt32 : tensor.dtype;
   }
 
   static Bytes SizeOf(const Trace& trace, TensorId root) { return trace.tensor(root).size; }
@@ -102,8 +102,8 @@ class SequenceKernelsTest : public KernelsTest {
       for (const TensorId id : *list) draw(id, -1, 1);
     }
     const auto draw_role = [&](Role role, double low, double high, bool whole) {
-      const size_t parts =
-          op.phase == Phase::kUpdate ? ParameterCount(op, op.inputs.size(), op.outputs.size()) : 1;
+      const bool several = op.phase == Phase::kUpdate && StepOf(op).inputs.repeats;
+      const size_t parts = several ? ParameterCount(op, op.inputs.size(), op.outputs.size()) : 1;
       for (size_t part = 0; part < parts; ++part) {
         const auto i = InputIndex(op, role, part);
         if (!i) continue;
@@ -120,6 +120,7 @@ class SequenceKernelsTest : public KernelsTest {
     }
     if (op.phase != Phase::kForward) draw_role(Role::kInvStd, 0.5, 1.5, false);
     draw_role(Role::kSecondMoment, 0.1, 1, false);
+    draw_role(Role::kSquareSum, 0.1, 1, false);
     draw_role(Role::kStep, 0, 5, true);
     return storages;
   }
@@ -329,6 +330,19 @@ class SequenceKernelsTest : public KernelsTest {
           2);
   }
 };
+
+// The gradient of the embedding has several shares and a rest.
+TEST_F(SequenceKernelsTest, ComputeMicroBatchesClippingAndChunks) {
+  const Network network = BuildGpt(
+      "gpt", 7, {.width = 67, .layers = 1, .heads = 1, .vocabulary = 1001}, AttentionKind::kMath);
+  for (const auto& [precision, tolerance] :
+       {std::pair(Precision::kFp32, 1e-5), {Precision::kBf16, 3.0 / 256}}) {
+    CheckNetwork(
+        network,
+        {.batch = 2, .precision = precision, .accumulate = 2, .clip_norm = 0.1, .loss_chunks = 3},
+        tolerance);
+  }
+}
 
 TEST_F(SequenceKernelsTest, ComputeAsOnTheCpu) { CheckNetworks(Precision::kFp32, 1e-5); }
 

@@ -3,6 +3,7 @@
 #ifndef SPILLWAY_TESTS_TESTING_KERNEL_CASES_H_
 #define SPILLWAY_TESTS_TESTING_KERNEL_CASES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -186,6 +187,25 @@ inline BackwardCase BatchNormBackward(const BatchNormShape& shape, const Backwar
   made.want.push_back(parameter(v.bias, gradients.dbias));
   made.want.push_back(norm.Move(ToDouble(v.running_mean), mean, 1));
   made.want.push_back(norm.Move(ToDouble(v.running_var), variance, norm.Unbiased()));
+  return made;
+}
+
+// Returns the step with the gradients of weight and bias added to those given. REQUIRES: `mode`, of
+// which the step is, has no fused update.
+inline BackwardCase AddingTo(BackwardCase made, const BackwardMode& mode, const Values& old_dweight,
+                             const Values& old_dbias) {
+  size_t output = mode.needs_dx ? 1 : 0;
+  KernelCase& test = made.test;
+  const auto accumulate =
+      std::find_if(test.op.attributes.begin(), test.op.attributes.end(),
+                   [](const Attribute& attribute) { return attribute.name == "accumulate"; });
+  for (const Values* old : {&old_dweight, &old_dbias}) {
+    accumulate->value += static_cast<double>(1 << output);
+    test.inputs.push_back(*old);
+    test.outputs[output].input = static_cast<int>(test.inputs.size()) - 1;
+    made.want[output] = made.want[output] + ToDouble(*old);
+    ++output;
+  }
   return made;
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -54,28 +56,31 @@ class Lowering {
         preset_(preset),
         update_rule_(options.optimizer.value_or(preset.update_rule)),
         precision_(options.precision),
+        accumulate_(options.accumulate),
+        clip_norm_(options.clip_norm),
+        loss_chunks_(options.loss_chunks),
         in_place_(network, preset, options.training),
-        nodes_(network.size()) {
+        batch_(options.batch),
+        nodes_(network.size()),
+        specs_(network.size()) {
     trace_.network = network.name();
-    trace_.batch = options.batch;
+    trace_.batch = options.batch * options.accumulate;
     trace_.name = fmt::format("{}:{}", network.name(), options.batch);
     trace_.preset = preset.name;
     trace_.training = options.training;
   }
 
   Trace Run() {
-    for (LayerNode node = 0; node < nodes_.size(); ++node) {
-      Forward(node);
-      if (in_place_.IsForked(node)) Fork(node);
+    for (int64_t i = 1; i <= accumulate_; ++i) {
+      const std::string suffix = accumulate_ > 1 ? fmt::format("#{}", i) : "";
+      for (LayerNode node = 0; node < nodes_.size(); ++node) Restart(node, suffix);
+      RunMicroBatch(suffix);
     }
-    if (trace_.training) {
-      for (LayerNode node = nodes_.size(); node-- > 1;) {
-        if (in_place_.IsForked(node)) JoinGradients(node);
-        Backward(node);
+    if (trace_.training && preset_.update == Update::kSeparate) {
+      if (clip_norm_) {
+        for (LayerNode node = 1; node < nodes_.size(); ++node) SumSquares(node);
       }
-      if (preset_.update == Update::kSeparate) {
-        for (LayerNode node = 1; node < nodes_.size(); ++node) UpdateParameters(node);
-      }
+      for (LayerNode node = 1; node < nodes_.size(); ++node) UpdateParameters(node);
     }
     trace_.Validate();
     return std::move(trace_);
@@ -92,6 +97,7 @@ class Lowering {
   using ValueId = size_t;
   // The tensors that have been created for a layer so far.
   struct NodeTensors {
+    std::optional<LayerId> first;  // the layer of the first micro-batch and chunk
     LayerId layer{};
     std::vector<ValueId> inputs;
     ValueId output = 0;
@@ -102,7 +108,13 @@ class Lowering {
     size_t taken = 0;             // number of copies that consumers have taken
   };
 
-  const LayerSpec& layer(LayerNode node) const { return network_.layer(node); }
+  const LayerSpec& layer(LayerNode node) const { return specs_[node]; }
+  // Returns the name that the layer has in the network, without the number of a micro-batch or
+  // chunk.
+  const std::string& NameOf(LayerNode node) const { return network_.layer(node).name; }
+  std::string SuffixOf(LayerNode node) const {
+    return layer(node).name.substr(NameOf(node).size());
+  }
   size_t ConsumerCount(LayerNode node) const { return network_.Consumers(node).size(); }
   const Value& InputValue(LayerNode node, size_t i) const {
     return values_[nodes_[node].inputs[i]];
@@ -110,10 +122,10 @@ class Lowering {
 
   std::vector<int64_t> ActivationShape(const LayerSpec& spec) const {
     const Shape shape = spec.output;
-    if (spec.dtype == DataType::kInt32) return {trace_.batch, shape.length};
-    if (shape.length > 0) return {trace_.batch, shape.length, shape.channels};
-    if (shape.height == 1 && shape.width == 1) return {trace_.batch, shape.channels};
-    return {trace_.batch, shape.channels, shape.height, shape.width};
+    if (spec.dtype == DataType::kInt32) return {batch_, shape.length};
+    if (shape.length > 0) return {batch_, shape.length, shape.channels};
+    if (shape.height == 1 && shape.width == 1) return {batch_, shape.channels};
+    return {batch_, shape.channels, shape.height, shape.width};
   }
 
   // Returns the type of the tensors that a layer has for itself, except for statistics and losses.
@@ -135,6 +147,41 @@ class Lowering {
     return id;
   }
 
+  // Adds an input that has one row of data for each sample or token of the micro-batch: a part of
+  // the input of all micro-batches, whose name is `name`.
+  TensorId AddInput(const std::string& name, const std::string& suffix, std::vector<int64_t> shape,
+                    DataType dtype) {
+    if (accumulate_ == 1) return AddTensor(name, TensorKind::kInput, std::move(shape), dtype);
+    const auto [known, is_new] = inputs_.try_emplace(name);
+    WholeInput& whole = known->second;
+    if (is_new) {
+      std::vector<int64_t> of_all = shape;
+      of_all.front() *= accumulate_;
+      whole.tensor = AddTensor(name, TensorKind::kInput, std::move(of_all), dtype);
+    }
+    const TensorId part = AddTensor(name + suffix, TensorKind::kInput, std::move(shape), dtype);
+    trace_.tensors[Index(part)].part_of = whole.tensor;
+    trace_.tensors[Index(part)].offset = whole.taken;
+    whole.taken += trace_.tensor(part).size;
+    return part;
+  }
+
+  // Adds a view of the rows [first, first + count) of a tensor that has one row for each token of
+  // the micro-batch.
+  TensorId AddView(TensorId id, int64_t first, int64_t count, std::string_view suffix) {
+    const Tensor whole = trace_.tensor(id);
+    const int64_t tokens = whole.shape.at(0) * whole.shape.at(1);
+    std::vector<int64_t> shape = whole.shape;
+    shape[0] = count;
+    shape[1] = 1;
+    const TensorId view = AddTensor(fmt::format("{}{}", whole.name, suffix), whole.kind,
+                                    std::move(shape), whole.dtype);
+    trace_.tensors[Index(view)].alias_of = id;
+    trace_.tensors[Index(view)].offset = Bytes(whole.size.count() / tokens * first);
+    roots_[Index(view)] = roots_[Index(id)];
+    return view;
+  }
+
   ValueId AddValue(TensorId tensor, std::string gradient_name) {
     values_.push_back({tensor, std::move(gradient_name), std::nullopt, false});
     return values_.size() - 1;
@@ -152,7 +199,7 @@ class Lowering {
     op.layer = layer;
     op.type = trace_.layer(layer).type;
     op.phase = phase;
-    op.batch = trace_.batch;
+    op.batch = batch_;
     op.attributes = std::move(attributes);
     op.recomputable = phase == Phase::kForward;
     return op;
@@ -205,6 +252,69 @@ class Lowering {
     }
   }
 
+  // --- Micro-batches and chunks
+
+  // Forgets what the latest execution of the layer made, except for parameters, their gradients and
+  // state. The next execution has `suffix` behind the layer's name.
+  void Restart(LayerNode node, std::string_view suffix) {
+    NodeTensors begun;
+    begun.first = nodes_[node].first;
+    for (const Role role : {Role::kWeight, Role::kDweight, Role::kBias, Role::kDbias,
+                            Role::kRunningMean, Role::kRunningVar}) {
+      begun.tensors[Index(role)] = nodes_[node].tensors[Index(role)];
+    }
+    nodes_[node] = std::move(begun);
+    LayerSpec& spec = specs_[node];
+    spec = network_.layer(node);
+    spec.name += suffix;
+    if (RowOf(spec.type).forward.outputs.Has(Role::kLoss) &&
+        (accumulate_ > 1 || loss_chunks_ > 1)) {
+      const int64_t labels = trace_.batch * spec.output.positions();
+      spec.attributes.push_back({"mean_over", static_cast<double>(labels)});
+    }
+  }
+
+  void RunMicroBatch(const std::string& suffix) {
+    const size_t whole = nodes_.size() - (loss_chunks_ > 1 ? 2 : 0);
+    for (LayerNode node = 0; node < whole; ++node) {
+      Forward(node);
+      if (in_place_.IsForked(node)) Fork(node);
+    }
+    if (loss_chunks_ > 1) RunLossInChunks(suffix);
+    for (LayerNode node = whole; trace_.training && node-- > 1;) {
+      if (in_place_.IsForked(node)) JoinGradients(node);
+      Backward(node);
+    }
+  }
+
+  // The logits of a chunk are consumed before those of the next are made.
+  void RunLossInChunks(const std::string& suffix) {
+    const LayerNode loss = nodes_.size() - 1, head = loss - 1;
+    const int64_t batch = batch_;
+    const int64_t tokens = batch * layer(head).output.positions();
+    const TensorId labels = Own(loss, Role::kLabels);
+    const ValueId whole = Take(network_.Inputs(head).front());
+    const TensorId gradient = Gradient(whole);
+    for (int64_t chunk = 0; chunk < loss_chunks_; ++chunk) {
+      const int64_t first = tokens * chunk / loss_chunks_;
+      batch_ = tokens * (chunk + 1) / loss_chunks_ - first;
+      const std::string number = fmt::format(".chunk{}", chunk + 1);
+      for (const LayerNode node : {head, loss}) {
+        Restart(node, suffix + number);
+        specs_[node].output.length = 1;
+        std::ranges::find(specs_[node].attributes, "rows", &Attribute::name)->value = 1;
+      }
+      nodes_[loss].tensors[Index(Role::kLabels)] = AddView(labels, first, batch_, number);
+      const ValueId x = AddValue(AddView(values_[whole].tensor, first, batch_, number), "");
+      values_[x].gradient = AddView(gradient, first, batch_, number);
+      nodes_[head].inputs = {x};
+      for (const LayerNode node : {head, loss}) Forward(node);
+      for (const LayerNode node : {loss, head}) Backward(node);
+    }
+    batch_ = batch;
+    values_[whole].gradient_written = true;
+  }
+
   // --- Forward
 
   // Returns the output of `input`, or the next copy of the output if it is forked.
@@ -217,13 +327,16 @@ class Lowering {
     const LayerSpec& spec = layer(node);
     NodeTensors& tensors = nodes_[node];
     tensors.layer = AddLayer(spec.name, spec.type);
+    if (!tensors.first) tensors.first = tensors.layer;
     if (spec.type == OpType::kInput) {
       tensors.output = AddValue(
-          AddTensor(spec.name + ".y", TensorKind::kInput, ActivationShape(spec), TypeOf(spec)),
+          AddInput(NameOf(node) + ".y", SuffixOf(node), ActivationShape(spec), TypeOf(spec)),
           spec.name + ".dy");
       return;
     }
-    for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
+    if (tensors.inputs.empty()) {
+      for (const LayerNode input : network_.Inputs(node)) tensors.inputs.push_back(Take(input));
+    }
     if (in_place_.IsPassedThrough(node)) {
       tensors.output = tensors.inputs.front();
       return;
@@ -262,12 +375,12 @@ class Lowering {
     if (role == Role::kLoss) return {1};
     if (role == Role::kLogSumExp) {
       const auto heads = std::ranges::find(spec.attributes, "heads", &Attribute::name);
-      return {trace_.batch, static_cast<int64_t>(heads->value), spec.output.length};
+      return {batch_, static_cast<int64_t>(heads->value), spec.output.length};
     }
     if (std::ranges::count(spec.attributes, "rows", &Attribute::name) != 0) {
-      return {trace_.batch, spec.output.positions()};
+      return {batch_, spec.output.positions()};
     }
-    if (role == Role::kLabels) return {trace_.batch};
+    if (role == Role::kLabels) return {batch_};
     return {spec.output.channels};
   }
 
@@ -276,11 +389,16 @@ class Lowering {
     const LayerSpec& spec = layer(node);
     std::optional<TensorId>& tensor = nodes_[node].tensors[Index(role)];
     if (!tensor && role == Role::kWeight && spec.tied) tensor = Own(*spec.tied, role);
-    if (!tensor) {
-      const std::string name(Name(role));
-      const bool global = role == Role::kLabels || role == Role::kLoss;
-      const TensorKind kind = KindOf(role);
-      tensor = AddTensor(global ? name : fmt::format("{}.{}", spec.name, name), kind,
+    if (tensor) return *tensor;
+    const std::string name(Name(role));
+    const TensorKind kind = KindOf(role);
+    if (role == Role::kLabels) {
+      tensor = AddInput(name, SuffixOf(node), ShapeOf(spec, role), DataType::kFloat32);
+    } else if (role == Role::kLoss) {
+      tensor = AddTensor(name + SuffixOf(node), kind, ShapeOf(spec, role), DataType::kFloat32);
+    } else {
+      const bool lasts = kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+      tensor = AddTensor(fmt::format("{}.{}", lasts ? NameOf(node) : spec.name, name), kind,
                          ShapeOf(spec, role),
                          kind == TensorKind::kParameter ? TypeOf(spec) : DataType::kFloat32);
     }
@@ -391,9 +509,9 @@ class Lowering {
       value.gradient_written = true;
       gradients.push_back(gradient);
     }
-    if (AddParameterGradients(node, op)) {
-      accumulate |= int64_t{1} << gradients.size();
-      added_to.push_back(tensors.tensors[Index(Role::kDweight)].value());
+    for (const Role role : AddParameterGradients(node, op)) {
+      accumulate |= int64_t{1} << (gradients.size() + (role == Role::kBias ? 1 : 0));
+      added_to.push_back(tensors.tensors[Index(GradientOf(role))].value());
     }
     op.attributes.push_back({"needs_dx", gradients.empty() ? 0.0 : 1.0});
     op.attributes.push_back({"accumulate", static_cast<double>(accumulate)});
@@ -423,11 +541,11 @@ class Lowering {
   }
 
   // Creates the gradients of the parameters. With a fused update, the parameter itself takes the
-  // place of its gradient among the outputs. Returns true iff the op adds to the gradient of a
-  // weight that an earlier op has begun.
-  bool AddParameterGradients(LayerNode node, Op& op) {
+  // place of its gradient among the outputs. Returns the parameters to whose gradients, begun by an
+  // earlier op, this op adds.
+  std::vector<Role> AddParameterGradients(LayerNode node, Op& op) {
     auto& tensors = nodes_[node].tensors;
-    if (!tensors[Index(Role::kWeight)]) return false;
+    if (!tensors[Index(Role::kWeight)]) return {};
     const bool fused = preset_.update != Update::kSeparate;
     op.attributes.push_back({"fused_update", fused ? 1.0 : 0.0});
     if (fused) {
@@ -436,7 +554,7 @@ class Lowering {
       SPILLWAY_CHECK(rate != rule.end());
       op.attributes.push_back({"learning_rate", rate->initial});
     }
-    bool adds = false;
+    std::vector<Role> adds;
     for (const Role role : kParameters) {
       const std::optional<TensorId> parameter = tensors[Index(role)];
       if (!parameter) continue;
@@ -444,12 +562,12 @@ class Lowering {
       const LayerNode owner = role == Role::kWeight ? layer(node).tied.value_or(node) : node;
       std::optional<TensorId>& gradient = nodes_[owner].tensors[Index(GradientOf(role))];
       if (gradient && !fused) {
-        adds = true;
+        adds.push_back(role);
       } else if (preset_.update != Update::kFused) {
-        gradient = AddTensor(
-            fmt::format("{}.{}", layer(fused ? node : owner).name, Name(GradientOf(role))),
-            fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
-            trace_.tensor(*parameter).shape, trace_.tensor(*parameter).dtype);
+        gradient =
+            AddTensor(fmt::format("{}.{}", NameOf(fused ? node : owner), Name(GradientOf(role))),
+                      fused ? TensorKind::kScratch : TensorKind::kParameterGradient,
+                      trace_.tensor(*parameter).shape, trace_.tensor(*parameter).dtype);
         if (fused) op.scratch.push_back(*gradient);
       }
       if (fused) gradient = parameter;
@@ -458,24 +576,72 @@ class Lowering {
     return adds;
   }
 
-  void UpdateParameters(LayerNode node) {
-    const NodeTensors& tensors = nodes_[node];
-    if (!tensors.tensors[Index(Role::kWeight)]) return;
-    const OpRow& rule = RowOf(update_rule_);
-    Op op = MakeOp(tensors.layer, Phase::kUpdate, "update", {});
-    op.type = rule.type;
+  // Returns the parameters that belong to the layer. A tied weight belongs to another.
+  std::vector<Role> OwnParameters(LayerNode node) const {
+    std::vector<Role> own;
+    for (const Role role : kParameters) {
+      const bool exists = nodes_[node].tensors[Index(role)].has_value();
+      if (exists && (role == Role::kBias || !layer(node).tied)) own.push_back(role);
+    }
+    return own;
+  }
+
+  int64_t ElementsIn(TensorId id) const {
+    return ElementsOf(trace_.tensor(id).name, trace_.tensor(id).shape);
+  }
+
+  Op MakeUpdate(LayerNode node, OpType type, std::string_view suffix,
+                std::vector<Attribute> attributes = {}) const {
+    Op op = MakeOp(nodes_[node].first.value(), Phase::kUpdate, "", std::move(attributes));
+    op.name = fmt::format("{}.{}", NameOf(node), suffix);
+    op.type = type;
     op.batch = 1;
-    std::vector<Role> updated;
+    return op;
+  }
+
+  void SumSquares(LayerNode node) {
+    for (const Role role : OwnParameters(node)) {
+      const TensorId gradient = nodes_[node].tensors[Index(GradientOf(role))].value();
+      Op op = MakeUpdate(node, OpType::kSquareSum, fmt::format("{}.square_sum", Name(role)),
+                         {{"elements", static_cast<double>(ElementsIn(gradient))},
+                          {"accumulate", square_sum_ ? 1.0 : 0.0}});
+      op.inputs = {gradient};
+      if (square_sum_) {
+        op.inputs.push_back(*square_sum_);
+      } else {
+        square_sum_ = AddTensor(std::string(Name(Role::kSquareSum)), TensorKind::kParameterGradient,
+                                {1}, DataType::kFloat32);
+      }
+      op.outputs = {*square_sum_};
+      AddSlots(op);
+      trace_.ops.push_back(std::move(op));
+    }
+  }
+
+  void Clip(LayerNode node, Role role) {
+    const TensorId gradient = nodes_[node].tensors[Index(GradientOf(role))].value();
+    Op op = MakeUpdate(
+        node, OpType::kClip, fmt::format("{}.clip", Name(role)),
+        {{"elements", static_cast<double>(ElementsIn(gradient))}, {"max_norm", *clip_norm_}});
+    op.inputs = {gradient, square_sum_.value()};
+    op.outputs = {gradient};
+    AddSlots(op);
+    trace_.ops.push_back(std::move(op));
+  }
+
+  void UpdateParameters(LayerNode node) {
+    const std::vector<Role> updated = OwnParameters(node);
+    if (updated.empty()) return;
+    const OpRow& rule = RowOf(update_rule_);
+    Op op = MakeUpdate(node, rule.type, "update");
     int64_t elements = 0;
     bool is_short = false;
-    for (const Role role : kParameters) {
-      const std::optional<TensorId> parameter = tensors.tensors[Index(role)];
-      if (!parameter || (role == Role::kWeight && layer(node).tied)) continue;
-      updated.push_back(role);
-      elements += ElementsOf(trace_.tensor(*parameter).name, trace_.tensor(*parameter).shape);
-      is_short = trace_.tensor(*parameter).dtype != DataType::kFloat32;
+    for (const Role role : updated) {
+      if (clip_norm_) Clip(node, role);
+      const TensorId parameter = nodes_[node].tensors[Index(role)].value();
+      elements += ElementsIn(parameter);
+      is_short = trace_.tensor(parameter).dtype != DataType::kFloat32;
     }
-    if (updated.empty()) return;
     for (const AttributeInfo& info : rule.attribute_list()) {
       const double value = info.name == "elements" ? static_cast<double>(elements)
                            : info.name == "master" ? (is_short ? 1.0 : 0.0)
@@ -501,7 +667,7 @@ class Lowering {
       std::optional<TensorId>& operand = operands[Index(input.role)];
       if (!operand) {
         const Tensor& of = trace_.tensor(parameter);
-        operand = AddTensor(fmt::format("{}.{}_{}", layer(node).name, Name(role), Name(input.role)),
+        operand = AddTensor(fmt::format("{}.{}_{}", NameOf(node), Name(role), Name(input.role)),
                             TensorKind::kOptimizerState,
                             input.role == Role::kStep ? std::vector<int64_t>{1} : of.shape,
                             has_master ? DataType::kFloat32 : of.dtype);
@@ -513,16 +679,77 @@ class Lowering {
     }
   }
 
+  // An input of all micro-batches, and how much of it those before the present one have.
+  struct WholeInput {
+    TensorId tensor{};
+    Bytes taken;
+  };
+
   const Network& network_;
   const Preset& preset_;
   const OpType update_rule_;
   const Precision precision_;
+  const int64_t accumulate_;
+  const std::optional<double> clip_norm_;
+  const int64_t loss_chunks_;
   const InPlaceRules in_place_;
   Trace trace_;
+  int64_t batch_;  // of the ops that are being made: samples, or tokens in a chunk
+  std::map<std::string, WholeInput> inputs_;
+  std::optional<TensorId> square_sum_;
   std::vector<TensorId> roots_;  // `Trace::Root` of each tensor, cached for long chains
   std::vector<NodeTensors> nodes_;
+  std::vector<LayerSpec> specs_;  // the layers as the present micro-batch or chunk has them
   std::vector<Value> values_;
 };
+
+// Throws `UsageError` if the options for training do not suit each other, the preset or the
+// network.
+void CheckTraining(const Network& network, const LoweringOptions& options, const Preset& preset) {
+  std::string_view given;
+  if (options.loss_chunks != 1) given = "loss-chunks";
+  if (options.clip_norm) given = "clip-norm";
+  if (options.accumulate != 1) given = "accumulate";
+  if (given.empty()) return;
+  if (!options.training) {
+    throw UsageError(fmt::format("{}: the option is for training, not for inference", given));
+  }
+  if (preset.update != Update::kSeparate) {
+    throw UsageError(
+        fmt::format("{}: the preset '{}' updates parameters inside backward, before the gradients "
+                    "of an iteration are complete; the option needs another preset, for example "
+                    "torch",
+                    given, preset.name));
+  }
+  if (options.accumulate < 1) {
+    throw UsageError(
+        fmt::format("accumulate is {}, expected at least 1 micro-batch", options.accumulate));
+  }
+  if (options.clip_norm && !(*options.clip_norm > 0 && std::isfinite(*options.clip_norm))) {
+    throw UsageError(
+        fmt::format("clip-norm is {}, expected a positive number", *options.clip_norm));
+  }
+  if (options.loss_chunks == 1) return;
+  const LayerNode loss = network.size() - 1;
+  const LayerSpec& last = network.layer(loss);
+  const bool of_tokens = last.type == OpType::kSoftmaxLoss && last.output.length > 0 &&
+                         network.layer(network.Inputs(loss).front()).type == OpType::kLinear &&
+                         network.Inputs(loss).front() == loss - 1 &&
+                         network.Consumers(loss - 1).size() == 1 &&
+                         network.Consumers(network.Inputs(loss - 1).front()).size() == 1;
+  if (!of_tokens) {
+    throw UsageError(
+        fmt::format("loss-chunks: '{}' has no loss of each token behind a linear layer; the option "
+                    "is for language models, such as gpt2, bert-base and llama-1b",
+                    network.name()));
+  }
+  const int64_t tokens = options.batch * last.output.length;
+  if (options.loss_chunks < 1 || options.loss_chunks > tokens) {
+    throw UsageError(fmt::format(
+        "loss-chunks is {}, but a batch of {} with {} tokens each has {}; expected 1 to {} chunks",
+        options.loss_chunks, options.batch, last.output.length, tokens, tokens));
+  }
+}
 
 // Returns the FFT workspace of one convolution, or 0 if the algorithm does not apply or is not
 // counted.
@@ -555,6 +782,7 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options, const
                     "the optimizer {} needs another preset, for example torch",
                     preset.name, Name(preset.update_rule), Name(*options.optimizer)));
   }
+  CheckTraining(network, options, preset);
   if (preset.order == Order::kConstruction) return Lowering(network, options, preset).Run();
   const Network ordered = network.InOrder(ExecutionOrder(network, preset.order));
   return Lowering(ordered, options, preset).Run();

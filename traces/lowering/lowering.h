@@ -40,6 +40,15 @@ struct LoweringOptions {
   // own can have another one.
   std::optional<OpType> optimizer = std::nullopt;
   Precision precision = Precision::kFp32;
+  // The number of micro-batches of `batch` samples in one iteration. Their gradients are added, and
+  // one update follows.
+  int64_t accumulate = 1;
+  // The gradients are scaled before the update so that their norm, over all parameters together, is
+  // at most this number. It is positive and finite.
+  std::optional<double> clip_norm = std::nullopt;
+  // The number of parts of the tokens on which the last linear layer and the loss work one after
+  // the other.
+  int64_t loss_chunks = 1;
 };
 
 // Returns the trace of one iteration: forward in the preset's order, backward in reverse, then the
@@ -55,8 +64,23 @@ struct LoweringOptions {
 //
 // Layers that share a weight add to one gradient, and one op updates the weight.
 //
-// Throws `UsageError` for an unknown preset, or an optimizer that the preset cannot have. Throws
-// `InputError` if a tensor is of impossible size.
+// With several micro-batches, the trace has the layers of each ("conv1#1", "conv1#2"), forward and
+// backward of one after those of the other, and the inputs are parts of the input of all samples.
+// The loss of the iteration is the sum of the micro-batches' losses, each divided by the labels of
+// all, so that the gradients are those of one batch with all samples, unless a layer works on the
+// batch as a whole or draws random numbers.
+//
+// With a loss in chunks, the tokens of the batch are split into chunks that differ by at most one
+// token. Each has layers of its own ("lm_head.chunk1", "loss.chunk1"), whose backward ops follow
+// their forward ops directly, so that the logits of one chunk are alive at a time. A token counts
+// as a sample of these layers. Their inputs and gradients are views of those of the whole batch.
+//
+// Clipping adds an op for each parameter that adds up the squares of its gradient, and before each
+// update an op for each of its parameters that scales the gradient.
+//
+// Throws `UsageError` for an unknown preset, an optimizer that the preset cannot have, or options
+// that the preset, the mode or the network cannot have. Throws `InputError` if a tensor is of
+// impossible size.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options);
 // Lowers under `preset`; `options.preset` is ignored.
 Trace LowerNetwork(const Network& network, const LoweringOptions& options, const Preset& preset);

@@ -48,6 +48,7 @@ int64_t Lrn(const Op& op) { return Plane(op) * (2 * op.IntAttribute("size") + 4)
 // Forward sums x and x^2, then multiplies and adds; backward does as many operations.
 int64_t BatchNorm(const Op& op) { return 8 * Plane(op); }
 int64_t Join(const Op& op) { return Elements(op) * (op.IntAttribute("parts") - 1); }
+int64_t Squares(const Op& op) { return 2 * Elements(op); }
 int64_t Momentum(const Op& op) { return 4 * Elements(op); }
 int64_t Adam(const Op& op) { return 12 * Elements(op); }
 int64_t Sequence(const Op& op) { return Product(op, {"rows", "features"}); }
@@ -350,7 +351,9 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .forward = {.inputs = {{kX}, true}, .outputs = {{kY}}, .slots = {{"fwd", Nothing}}},
      .cheap = true},
     {.type = OpType::kSoftmaxLoss,
-     .attributes = {"elements", {"rows", AttributeKind::kOptional}},
+     .attributes = {"elements",
+                    {"rows", AttributeKind::kOptional},
+                    {"mean_over", AttributeKind::kOptional}},
      .geometry = "elements={elements}{?rows}",
      .forward = {.inputs = {{kX, kLabels}},
                  .outputs = {{kY, kLoss}},
@@ -360,6 +363,18 @@ constexpr std::array<OpRow, kOpTypeCount> kOpTable{{
      .stays_fp32 = true,
      .overwrites_x = kSoftmaxInPlace,
      .overwrites_dy = kGradientsInPlace},
+    {.type = OpType::kSquareSum,
+     .attributes = {"elements"},
+     .update = {.inputs = {{kGradient}},
+                .outputs = {{kSquareSum}},
+                .slots = {{"update", Squares}},
+                .whole_batch = ""}},
+    {.type = OpType::kClip,
+     .attributes = {"elements", Number("max_norm")},
+     .update = {.inputs = {{kGradient, kSquareSum}},
+                .outputs = {{kGradient}},
+                .slots = {{"update", Elements}},
+                .whole_batch = ""}},
     {.type = OpType::kSgd,
      .attributes = {"elements", Number("learning_rate", 0.01), Number("momentum", 0.9),
                     Number("weight_decay", 5e-4)},

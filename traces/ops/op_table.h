@@ -46,7 +46,8 @@ enum class Role : uint8_t {
   kLoss,
   kParameter,  // of an update; its gradient is kGradient
   kGradient,
-  kMaster,  // the parameter in float32, if its own type is shorter
+  kSquareSum,  // of the elements of all gradients, one value
+  kMaster,     // the parameter in float32, if its own type is shorter
   kMomentum,
   kSecondMoment,
   kStep,  // the number of updates so far, one value
@@ -74,6 +75,7 @@ inline constexpr std::array kRoleNames = std::to_array<std::string_view>({"",
                                                                           "loss",
                                                                           "parameter",
                                                                           "gradient",
+                                                                          "square_sum",
                                                                           "master",
                                                                           "momentum",
                                                                           "second_moment",

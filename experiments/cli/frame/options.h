@@ -68,8 +68,9 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format,
 void CheckEnding(const std::filesystem::path& path, const std::vector<std::string>& valid);
 
 // The keys of a case that say how a network is lowered, and where the case runs.
-inline constexpr std::string_view kLoweringKeys[] = {"preset",    "mode",      "attention",
-                                                     "optimizer", "precision", "host"};
+inline constexpr std::string_view kLoweringKeys[] = {"preset",    "mode",        "attention",
+                                                     "optimizer", "precision",   "accumulate",
+                                                     "clip-norm", "loss-chunks", "host"};
 inline constexpr std::string_view kMachineKeys[] = {
     "device",        "pool",         "allocator", "compress", "cost",
     "deterministic", "charge-input", "check",     "timeout",  "in-process"};

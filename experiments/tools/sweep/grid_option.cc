@@ -105,8 +105,8 @@ std::vector<std::vector<ResultRow>> CasesOf(const StoreKind& kind,
   return cases;
 }
 
-// Returns the title of a case: "vgg16:64 (torch, training) on h200 with 7.31 GiB (60%)". Attention,
-// optimizer and precision follow the mode if they were given.
+// Returns the title of a case: "vgg16:64 (torch, training) on h200 with 7.31 GiB (60%)". The other
+// options of the lowering follow the mode if they were given.
 std::string TitleOfCase(const ResultRow& row) {
   const auto text = [&](std::string_view name) {
     return FormatCell(Named(SweepKind().columns, name).get(row), "");
@@ -114,7 +114,8 @@ std::string TitleOfCase(const ResultRow& row) {
   const Value memory = Named(SweepKind().columns, "memory_bytes").get(row);
   const std::string asked = text("memory_request");
   std::string built = fmt::format("{}, {}", text("preset"), text("mode"));
-  for (const char* name : {"attention", "optimizer", "precision"}) {
+  for (const char* name :
+       {"attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks"}) {
     if (text(name) != "-") built += fmt::format(", {} {}", name, text(name));
   }
   return fmt::format(

@@ -186,7 +186,7 @@ CellProvenance Fingerprints::ProvenanceOf(const Case& cell) {
       const auto [known, is_new] = workloads_.try_emplace(cell.workload);
       if (is_new) {
         const Trace trace = LoadTrace({cell.workload});
-        known->second = {trace.network, trace.batch};
+        known->second = {trace.network, BatchOfKernels(trace)};
       }
       workload = known->second;
     }

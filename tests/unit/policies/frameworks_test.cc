@@ -139,6 +139,16 @@ TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
   EXPECT_EQ(Run(trace, "torch").metrics.peak_requested, rest + even + odd);
 }
 
+TEST_F(FrameworksTest, MxnetRebuildsInEachMicroBatch) {
+  const auto rebuilt = [&](int64_t micro_batches) {
+    const Report report =
+        Run(LowerNetwork(UniformChain(64), {.batch = 4, .accumulate = micro_batches}), "mxnet");
+    return std::ranges::count(report.decisions, Verb::kRecompute, &Decision::verb);
+  };
+  EXPECT_GT(rebuilt(1), 40);
+  EXPECT_EQ(rebuilt(3), 3 * rebuilt(1));
+}
+
 // For 64 equal layers, segments of 8 are best, one more than the budget of 7. The activations of
 // the last segment and the activations at the 8 cuts stay. All others are recomputed once.
 TEST_F(FrameworksTest, MxnetCutsAChainIntoSquareRootSegments) {

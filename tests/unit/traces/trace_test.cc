@@ -50,7 +50,7 @@ TEST(TraceTest, NamesGoThereAndBack) {
     EXPECT_EQ(Name(ParseOpType(name).value()), name);
   for (const std::string_view name : PhaseNames()) EXPECT_EQ(Name(ParsePhase(name).value()), name);
   EXPECT_EQ(TensorKindNames().size(), 7);
-  EXPECT_EQ(OpTypeNames().size(), 33);
+  EXPECT_EQ(OpTypeNames().size(), 35);
   EXPECT_EQ(Name(OpType::kOther), "other");
   EXPECT_EQ(Name(TensorKind::kScratch), "scratch");
   EXPECT_EQ(Name(Phase::kUpdate), "update");

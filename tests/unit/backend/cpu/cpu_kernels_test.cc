@@ -151,6 +151,33 @@ TEST_F(CpuKernelsTest, Sgd) {
   EXPECT_THROW(Check(test, want), InputError);
 }
 
+// The clipped gradients are those of torch.nn.utils.clip_grad_norm_ (PyTorch 2.11.0).
+TEST_F(CpuKernelsTest, GradientsAreClippedAsInPyTorch) {
+  const Array first{0.3, -1.2, 0.4}, second{1.5, -0.8};
+  const auto op = [](OpType type, const Array& gradient, Attribute other) {
+    return MakeOp(type, Phase::kUpdate, 1,
+                  {{"elements", static_cast<double>(gradient.size())}, std::move(other)});
+  };
+  const Op sum = op(OpType::kSquareSum, first, {"accumulate", 0});
+  const Op rest = op(OpType::kSquareSum, second, {"accumulate", 1});
+  const Array begun = Execute<double>(sum, {first}, {{1, -1}})[0];
+  Check({rest, {ToFloat(second), ToFloat(begun)}, {{1, 1}}}, {{2.14009356 * 2.14009356}});
+  const Array squares = Execute<double>(rest, {second, begun}, {{1, 1}})[0];
+  const auto check = [&](double max_norm, const Array& gradient, const Array& want) {
+    const Op clip = op(OpType::kClip, gradient, {"max_norm", max_norm});
+    Check({clip, {ToFloat(gradient), ToFloat(squares)}, {{gradient.size(), 0}}}, {want});
+  };
+  check(1, first, {0.140180737, -0.560722947, 0.186907634});
+  check(1, second, {0.700903654, -0.373815268});
+  check(0.25, first, {0.0350451842, -0.140180737, 0.0467269085});
+  check(0.25, second, {0.175225914, -0.0934538171});
+  check(5, first, first);
+  check(5, second, second);
+  // A norm that is not a number leaves no gradient as it is.
+  const Op clip = op(OpType::kClip, second, {"max_norm", 1});
+  EXPECT_TRUE(std::isnan(Execute<float>(clip, {second, {NAN}}, {{2, 0}})[0][0]));
+}
+
 // Returns the geometry of a convolution as attributes.
 std::vector<Attribute> Attributes(const reference::Conv& c, bool bias) {
   const auto number = [](int value) { return static_cast<double>(value); };
@@ -464,6 +491,15 @@ TEST_F(CpuKernelsTest, SoftmaxLoss) {
   for (const double label : {-1.0, 2.0}) {
     EXPECT_THROW(Execute<float>(op, {{1, 2}, {label}}, {{2, -1}, {1, -1}}), InputError);
   }
+  // An op that has one of four labels contributes a quarter of its loss and of its gradient.
+  const std::vector<Attribute> share{{"elements", 2}, {"mean_over", 4}};
+  Check({MakeOp(OpType::kSoftmaxLoss, Phase::kForward, 1, share), {{0, 0}, {1}}, {{2, 0}, {1, -1}}},
+        {{0.5, 0.5}, {std::log(2) / 4}});
+  Check({MakeOp(OpType::kSoftmaxLoss, Phase::kBackward, 1, share), {{0.5, 0.5}, {1}}, {{2, 0}}},
+        {{0.125, -0.125}});
+  EXPECT_THROW(Execute<float>(MakeOp(OpType::kSoftmaxLoss, Phase::kForward, 5, share),
+                              {Array(10), Array(5)}, {{10, 0}, {1, -1}}),
+               InputError);
 }
 
 // The operands have odd sizes and are large enough for every path of a blocked matrix product. The

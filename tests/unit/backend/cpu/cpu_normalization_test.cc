@@ -37,6 +37,9 @@ TEST_F(BatchNormTest, EveryStepIsAsTheReferenceSays) {
     for (const BackwardMode& mode : kModes) {
       const BackwardCase backward = BatchNormBackward(shape, mode, v);
       Check(backward.test, backward.want);
+      if (mode.fused) continue;
+      const BackwardCase adding = AddingTo(backward, mode, v.weight, v.bias);
+      Check(adding.test, adding.want);
     }
   }
 }
