@@ -9,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "experiments/run/inputs.h"
 #include "policies/kernels/micro_batch.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -84,11 +85,11 @@ std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
   return needed;
 }
 
-std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch, bool training) {
-  const Network graph = BuildNetwork(network);
+std::vector<Trace> LowerForAllPresets(Case asked) {
   std::vector<Trace> traces;
   for (const Preset& preset : Presets()) {
-    traces.push_back(LowerNetwork(graph, {batch, preset.name, training}));
+    asked.preset = preset.name;
+    traces.push_back(LoadTrace(asked));
   }
   return traces;
 }
