@@ -88,6 +88,8 @@ std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
 std::vector<Trace> LowerForAllPresets(Case asked) {
   std::vector<Trace> traces;
   for (const Preset& preset : Presets()) {
+    const bool own_update = preset.update != Update::kSeparate;
+    if (own_update && asked.optimizer.value_or(preset.update_rule) != preset.update_rule) continue;
     asked.preset = preset.name;
     traces.push_back(LoadTrace(asked));
   }

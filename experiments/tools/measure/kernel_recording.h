@@ -41,8 +41,8 @@ std::string MicroBatchProblem(const std::string& text);
 std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
                                  std::span<const int64_t> micro_batches);
 
-// Returns the traces of the case's workload, one for each preset. A table made from them serves
-// every preset. REQUIRES: the workload is a network.
+// Returns the traces of the case's workload, one for each preset that has the case's optimizer. A
+// table made from them serves all these presets. REQUIRES: the workload is a network.
 std::vector<Trace> LowerForAllPresets(Case asked);
 
 // Adds to `table` the entries of `other` that it lacks. REQUIRES: both tables are of the same GPU
