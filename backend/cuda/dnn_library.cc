@@ -44,11 +44,10 @@ using ConvDescriptor = Descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvo
 using LrnDescriptor =
     Descriptor<cudnnLRNDescriptor_t, cudnnCreateLRNDescriptor, cudnnDestroyLRNDescriptor>;
 
-void SetTensor(const TensorDescriptor& tensor, int n, int c, int h, int w,
-               const Activity& activity) {
-  SPILLWAY_CUDNN_CALL(
-      cudnnSetTensor4dDescriptor(tensor.get(), CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, n, c, h, w),
-      activity);
+void SetTensor(const TensorDescriptor& tensor, int n, int c, int h, int w, const Activity& activity,
+               cudnnDataType_t type = CUDNN_DATA_FLOAT) {
+  SPILLWAY_CUDNN_CALL(cudnnSetTensor4dDescriptor(tensor.get(), CUDNN_TENSOR_NCHW, type, n, c, h, w),
+                      activity);
 }
 
 // The descriptors of one convolution shape.
@@ -59,19 +58,21 @@ struct ConvDescriptors {
   ConvDescriptor conv;
 
   ConvDescriptors(const ConvDescription& s, bool tf32, const Activity& activity) {
-    SetTensor(x, s.batch, s.in_channels, s.in_height, s.in_width, activity);
-    SetTensor(y, s.batch, s.out_channels, s.out_height, s.out_width, activity);
-    SPILLWAY_CUDNN_CALL(cudnnSetFilter4dDescriptor(
-                            weight.get(), CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, s.out_channels,
-                            s.in_channels / s.groups, s.kernel_h, s.kernel_w),
-                        activity);
+    const cudnnDataType_t type = s.bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+    SetTensor(x, s.batch, s.in_channels, s.in_height, s.in_width, activity, type);
+    SetTensor(y, s.batch, s.out_channels, s.out_height, s.out_width, activity, type);
+    SPILLWAY_CUDNN_CALL(
+        cudnnSetFilter4dDescriptor(weight.get(), type, CUDNN_TENSOR_NCHW, s.out_channels,
+                                   s.in_channels / s.groups, s.kernel_h, s.kernel_w),
+        activity);
     SPILLWAY_CUDNN_CALL(
         cudnnSetConvolution2dDescriptor(conv.get(), s.pad_h, s.pad_w, s.stride_h, s.stride_w, 1, 1,
                                         CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
         activity);
     SPILLWAY_CUDNN_CALL(cudnnSetConvolutionGroupCount(conv.get(), s.groups), activity);
+    const cudnnMathType_t fp32_math = tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
     SPILLWAY_CUDNN_CALL(
-        cudnnSetConvolutionMathType(conv.get(), tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+        cudnnSetConvolutionMathType(conv.get(), s.bf16 ? CUDNN_TENSOR_OP_MATH : fp32_math),
         activity);
     CheckOutput(s, activity);
   }
@@ -164,7 +165,7 @@ std::optional<Bytes> DnnLibrary::ConvWorkspace(ConvStep step, const ConvDescript
 }
 
 void DnnLibrary::Convolve(ConvStep step, const ConvDescription& shape, int algorithm, float alpha,
-                          const float* a, const float* b, float beta, float* out,
+                          const void* a, const void* b, float beta, void* out,
                           const DeviceRange& workspace, const Activity& activity) {
   const ConvDescriptors& d = impl_->Conv(shape, activity);
   const cudnnHandle_t handle = impl_->handle;

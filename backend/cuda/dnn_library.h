@@ -3,8 +3,9 @@
 //
 // Only dnn_library.cc and attention_library.cc include cuDNN. This library uses the v7-style
 // convolution calls, which name their algorithms and workspaces, as the papers do. Tensors are
-// dense NCHW fp32. All pointers are device pointers, and calls enqueue on the stream that was set
-// last. Failures throw (cuda_error.h).
+// dense NCHW fp32, and those of a convolution may be bfloat16; sums are fp32 for both. All pointers
+// are device pointers, and calls enqueue on the stream that was set last. Failures throw
+// (cuda_error.h).
 
 #ifndef SPILLWAY_BACKEND_CUDA_DNN_LIBRARY_H_
 #define SPILLWAY_BACKEND_CUDA_DNN_LIBRARY_H_
@@ -28,6 +29,7 @@ struct ConvDescription {
   int stride_h = 0, stride_w = 0;
   int pad_h = 0, pad_w = 0;
   int groups = 1;
+  bool bf16 = false;  // x, y and weight are bfloat16; otherwise they are fp32
 
   auto operator<=>(const ConvDescription&) const = default;
 };
@@ -70,8 +72,8 @@ class DnnLibrary {
   // Computes out = alpha * step(a, b) + beta * out. (a, b, out) is (x, weight, y) for kForward,
   // (weight, dy, dx) for kBackwardData, and (x, dy, dweight) for kBackwardFilter.
   void Convolve(ConvStep step, const ConvDescription& shape, int algorithm, float alpha,
-                const float* a, const float* b, float beta, float* out,
-                const DeviceRange& workspace, const Activity& activity);
+                const void* a, const void* b, float beta, void* out, const DeviceRange& workspace,
+                const Activity& activity);
 
   // Computes y[n, c, :] += bias[c]. Each plane has `plane` elements.
   void AddBias(int batch, int channels, int plane, const float* bias, float* y,

@@ -221,43 +221,6 @@ struct SgdFunction {
   }
 };
 
-struct MoveStatisticsFunction {
-  const float* mean;
-  const float* inv_std;
-  float* running_mean;
-  float* running_var;
-  float epsilon, momentum, unbiased;
-
-  template <int kWidth>
-  __device__ void Do(int64_t i) const {
-    const float deviation = 1 / inv_std[i];
-    const float variance = (deviation * deviation - epsilon) * unbiased;
-    running_mean[i] += momentum * (mean[i] - running_mean[i]);
-    running_var[i] += momentum * (variance - running_var[i]);
-  }
-};
-
-// Each block computes the gradients of one channel.
-__global__ void ParameterGradientsKernel(const float* x, const float* dy, const float* mean,
-                                         const float* inv_std, float* dweight, float* dbias,
-                                         int64_t batch, int64_t plane) {
-  const int64_t channel = blockIdx.x;
-  float sum = 0;
-  float product = 0;
-  for (int64_t n = 0; n < batch; ++n) {
-    const int64_t first = (n * gridDim.x + channel) * plane;
-    for (int64_t i = first + threadIdx.x; i < first + plane; i += kThreads) {
-      sum += dy[i];
-      product += dy[i] * (x[i] - mean[channel]) * inv_std[channel];
-    }
-  }
-  sum = BlockReduce<Sum>(sum);
-  product = BlockReduce<Sum>(product);
-  if (threadIdx.x != 0) return;
-  dbias[channel] = sum;
-  dweight[channel] = product;
-}
-
 __global__ void CompareKernel(ConstElements a, ConstElements b, int64_t count, Comparison* result) {
   float largest = 0;
   float difference = 0;
@@ -396,26 +359,6 @@ void SgdMomentum(Elements weight, ConstElements gradient, Elements momentum, int
   ForEach(count, {weight, gradient, momentum}, true,
           SgdFunction{weight, gradient, momentum, learning_rate, momentum_factor, weight_decay},
           stream);
-}
-
-void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
-                                 const float* inv_std, float* dweight, float* dbias, int64_t batch,
-                                 int64_t channels, int64_t plane, cudaStream_t stream) {
-  if (channels <= 0) return;
-  ParameterGradientsKernel<<<static_cast<unsigned>(channels), kThreads, 0, stream>>>(
-      x, dy, mean, inv_std, dweight, dbias, batch, plane);
-  SPILLWAY_CUDA_CALL(cudaGetLastError());
-}
-
-void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
-                           float* running_var, int64_t channels, int64_t count, float epsilon,
-                           float momentum, cudaStream_t stream) {
-  const float unbiased =
-      count > 1 ? static_cast<float>(count) / static_cast<float>(count - 1) : 1.0f;
-  ForEach(
-      channels, {}, false,
-      MoveStatisticsFunction{mean, inv_std, running_mean, running_var, epsilon, momentum, unbiased},
-      stream);
 }
 
 void Compare(ConstElements a, ConstElements b, int64_t count, Comparison* result,

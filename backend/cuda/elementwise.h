@@ -57,18 +57,6 @@ void SgdMomentum(Elements weight, ConstElements gradient, Elements momentum, int
                  float learning_rate, float momentum_factor, float weight_decay,
                  cudaStream_t stream);
 
-// Computes the parameter gradients of a batch normalisation by channel: dbias = sum of dy, dweight
-// = sum of dy * (x - mean) * inv_std. The sums run over `batch` samples of planes of `plane`
-// elements.
-void BatchNormParameterGradients(const float* x, const float* dy, const float* mean,
-                                 const float* inv_std, float* dweight, float* dbias, int64_t batch,
-                                 int64_t channels, int64_t plane, cudaStream_t stream);
-// Computes running = running + momentum * (statistic - running) for the mean and the unbiased
-// variance of `count` values. inv_std is 1 / sqrt(biased variance + epsilon).
-void MoveRunningStatistics(const float* mean, const float* inv_std, float* running_mean,
-                           float* running_var, int64_t channels, int64_t count, float epsilon,
-                           float momentum, cudaStream_t stream);
-
 // The largest window, in channels, of `LrnBackwardInPlace`.
 inline constexpr int kLargestLrnWindow = 16;
 // Computes the backward step of a local response normalisation like `DnnLibrary::LrnBackward`, but

@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "backend/cuda/channels.h"
 #include "backend/cuda/conv_algorithm.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/dnn_library.h"
@@ -37,7 +38,7 @@ float FloatOf(const Op& op, std::string_view attribute) {
   return static_cast<float>(op.NumberAttribute(attribute));
 }
 
-ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
+ConvDescription ConvShapeOf(const Op& op, int64_t batch, bool bf16) {
   const auto get = [&](std::string_view attribute) { return IntOf(op, attribute); };
   ConvDescription shape;
   shape.batch = static_cast<int>(batch);
@@ -54,12 +55,24 @@ ConvDescription ConvShapeOf(const Op& op, int64_t batch) {
   shape.pad_h = get("pad_h");
   shape.pad_w = get("pad_w");
   shape.groups = get("groups");
+  shape.bf16 = bf16;
   if (shape.groups < 1 || shape.in_channels % shape.groups != 0 ||
       shape.out_channels % shape.groups != 0) {
     throw InputError(fmt::format("op '{}': {} groups do not divide {} and {} channels", op.name,
                                  shape.groups, shape.in_channels, shape.out_channels));
   }
   return shape;
+}
+
+// Throws `InputError` if the elements of some arrays are bfloat16 and others are float32.
+void RequireOneType(const Op& op, std::initializer_list<ConstElements> arrays) {
+  for (const ConstElements& array : arrays) {
+    if (array.bf16 == arrays.begin()->bf16) continue;
+    throw InputError(
+        fmt::format("op '{}': the CUDA backend executes {} ops only if the tensors are all float32 "
+                    "or all bfloat16",
+                    op.name, Name(op.type)));
+  }
 }
 
 bool ParseTf32(const std::string& math) {
@@ -101,6 +114,11 @@ struct CudaKernels::Impl {
 
   void Convolution(const Op& op, const SlotLaunch& launch, const Operands& operands,
                    const Activity& activity);
+  // Add the bias of a convolution to y, or write its gradient.
+  void AddBias(const ConvDescription& shape, const ConstElements& bias, const Elements& y,
+               const Activity& activity);
+  void BiasGradient(const ConvDescription& shape, const ConstElements& dy, const Elements& db,
+                    const GradientScale& scale, const Activity& activity);
   void Linear(const Op& op, const SlotLaunch& launch, const Operands& operands,
               const Activity& activity);
   // Computes c = alpha * a * b + beta * c on column-major matrices.
@@ -139,43 +157,60 @@ struct CudaKernels::Impl {
 void CudaKernels::Impl::Convolution(const Op& op, const SlotLaunch& launch,
                                     const Operands& operands, const Activity& activity) {
   const ConvStep step = ParseConvStep(op.slots[launch.slot].name);
-  const ConvDescription s = ConvShapeOf(op, launch.batch);
+  const ConvDescription s =
+      ConvShapeOf(op, launch.batch, operands.ReadShared(kWeight, /*elements=*/0).bf16);
   const int algorithm = FindConvAlgorithm(step, launch.algorithm).value;
   const int64_t in = int64_t{s.in_channels} * s.in_height * s.in_width;
   const int64_t out = int64_t{s.out_channels} * s.out_height * s.out_width;
   const int64_t weights =
       int64_t{s.out_channels} * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w;
-  const int plane = s.out_height * s.out_width;
-  const bool bias = op.Flag("bias");
+  const auto convolve = [&](float alpha, const ConstElements& a, const ConstElements& b, float beta,
+                            const Elements& to) {
+    RequireOneType(op, {a, b, to});
+    dnn.Convolve(step, s, algorithm, alpha, a.data, b.data, beta, to.data, launch.workspace,
+                 activity);
+  };
   switch (step) {
     case ConvStep::kForward: {
-      float* y = operands.Output(kY, out);
-      dnn.Convolve(step, s, algorithm, 1, operands.Input(kX, in),
-                   operands.SharedInput(kWeight, weights), op.Accumulates(0) ? 1.0f : 0.0f, y,
-                   launch.workspace, activity);
-      if (bias) {
-        dnn.AddBias(s.batch, s.out_channels, plane, operands.SharedInput(kBias, s.out_channels), y,
-                    activity);
-      }
+      const Elements y = operands.Write(kY, out);
+      convolve(1, operands.Read(kX, in), operands.ReadShared(kWeight, weights),
+               op.Accumulates(0) ? 1.0f : 0.0f, y);
+      if (op.Flag("bias")) AddBias(s, operands.ReadShared(kBias, s.out_channels), y, activity);
       return;
     }
     case ConvStep::kBackwardData:
-      dnn.Convolve(step, s, algorithm, 1, operands.SharedInput(kWeight, weights),
-                   operands.Input(kDy, out), op.Accumulates(0) ? 1.0f : 0.0f,
-                   operands.Output(kDx, in), launch.workspace, activity);
+      convolve(1, operands.ReadShared(kWeight, weights), operands.Read(kDy, out),
+               op.Accumulates(0) ? 1.0f : 0.0f, operands.Write(kDx, in));
       return;
     case ConvStep::kBackwardFilter: {
       const GradientScale scale = ParameterScale(op, launch, kDweight);
-      const float* dy = operands.Input(kDy, out);
-      dnn.Convolve(step, s, algorithm, scale.alpha, operands.Input(kX, in), dy, scale.beta,
-                   operands.SharedOutput(kDweight, weights), launch.workspace, activity);
-      if (bias) {
-        dnn.BiasGradient(s.batch, s.out_channels, plane, scale.alpha, dy, scale.beta,
-                         operands.SharedOutput(kDbias, s.out_channels), activity);
+      const ConstElements dy = operands.Read(kDy, out);
+      convolve(scale.alpha, operands.Read(kX, in), dy, scale.beta,
+               operands.WriteShared(kDweight, weights));
+      if (op.Flag("bias")) {
+        BiasGradient(s, dy, operands.WriteShared(kDbias, s.out_channels), scale, activity);
       }
       return;
     }
   }
+}
+
+// cuDNN adds biases, and sums their gradients, in fp32 only.
+void CudaKernels::Impl::AddBias(const ConvDescription& s, const ConstElements& bias,
+                                const Elements& y, const Activity& activity) {
+  const int plane = s.out_height * s.out_width;
+  if (s.bf16) return AddChannelBias({s.batch, s.out_channels, plane}, bias, y, stream);
+  dnn.AddBias(s.batch, s.out_channels, plane, static_cast<const float*>(bias.data),
+              static_cast<float*>(y.data), activity);
+}
+
+void CudaKernels::Impl::BiasGradient(const ConvDescription& s, const ConstElements& dy,
+                                     const Elements& db, const GradientScale& scale,
+                                     const Activity& activity) {
+  const int plane = s.out_height * s.out_width;
+  if (s.bf16) return ChannelBiasGradient({s.batch, s.out_channels, plane}, dy, db, scale, stream);
+  dnn.BiasGradient(s.batch, s.out_channels, plane, scale.alpha, static_cast<const float*>(dy.data),
+                   scale.beta, static_cast<float*>(db.data), activity);
 }
 
 void CudaKernels::Impl::Gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha,
@@ -239,14 +274,18 @@ void CudaKernels::Impl::Pooling(const Op& op, const SlotLaunch& launch, const Op
   const int64_t out = channels * s.out_height * s.out_width;
   const bool max = op.type == OpType::kMaxPool2d;
   if (op.phase == Phase::kForward) {
-    (max ? MaxPool : AveragePool)(s, operands.Input(kX, in), operands.Output(kY, out), stream);
-  } else if (max) {
-    MaxPoolBackward(s, operands.Input(kX, in), operands.Input(kY, out), operands.Input(kDy, out),
-                    operands.Output(kDx, in), op.Accumulates(0), stream);
-  } else {
-    AveragePoolBackward(s, operands.Input(kDy, out), operands.Output(kDx, in), op.Accumulates(0),
-                        stream);
+    const ConstElements x = operands.Read(kX, in);
+    const Elements y = operands.Write(kY, out);
+    RequireOneType(op, {x, y});
+    return (max ? MaxPool : AveragePool)(s, x, y, stream);
   }
+  const ConstElements dy = operands.Read(kDy, out);
+  const Elements dx = operands.Write(kDx, in);
+  RequireOneType(op, {dy, dx});
+  if (!max) return AveragePoolBackward(s, dy, dx, op.Accumulates(0), stream);
+  const ConstElements x = operands.Read(kX, in), y = operands.Read(kY, out);
+  RequireOneType(op, {dx, x, y});
+  MaxPoolBackward(s, x, y, dy, dx, op.Accumulates(0), stream);
 }
 
 void CudaKernels::Impl::Normalise(const Op& op, const SlotLaunch& launch, const Operands& operands,
@@ -294,16 +333,30 @@ void CudaKernels::Impl::BatchNorm(const Op& op, const SlotLaunch& launch, const 
   s.epsilon = op.NumberAttribute("epsilon");
   if (op.phase == Phase::kBackward) return BatchNormBackward(op, s, operands, activity);
   const int64_t elements = int64_t{s.channels} * s.height * s.width;
-  const float* x = operands.Input(kX, elements);
+  const ConstElements x = operands.Read(kX, elements);
   const float* weight = operands.SharedInput(kWeight, s.channels);
   const float* bias = operands.SharedInput(kBias, s.channels);
-  float* y = operands.Output(kY, elements);
-  if (op.Flag("training")) {
-    dnn.BatchNormTraining(s, x, weight, bias, y, operands.SharedOutput(kMean, s.channels),
-                          operands.SharedOutput(kInvStd, s.channels), activity);
+  const Elements y = operands.Write(kY, elements);
+  const bool training = op.Flag("training"), by_cudnn = !x.bf16 && !y.bf16;
+  const auto* const x_floats = static_cast<const float*>(x.data);
+  auto* const y_floats = static_cast<float*>(y.data);
+  const ChannelShape shape{s.batch, s.channels, int64_t{s.height} * s.width};
+  const auto epsilon = static_cast<float>(s.epsilon);
+  if (training) {
+    float* const mean = operands.SharedOutput(kMean, s.channels);
+    float* const inv_std = operands.SharedOutput(kInvStd, s.channels);
+    if (by_cudnn) {
+      return dnn.BatchNormTraining(s, x_floats, weight, bias, y_floats, mean, inv_std, activity);
+    }
+    BatchStatistics(shape, x, epsilon, mean, inv_std, stream);
+    BatchNormalize(shape, x, weight, bias, {mean, inv_std}, y, stream);
   } else {
-    dnn.BatchNormInference(s, x, weight, bias, operands.SharedInput(kRunningMean, s.channels),
-                           operands.SharedInput(kRunningVar, s.channels), y, activity);
+    const float* const mean = operands.SharedInput(kRunningMean, s.channels);
+    const float* const variance = operands.SharedInput(kRunningVar, s.channels);
+    if (by_cudnn) {
+      return dnn.BatchNormInference(s, x_floats, weight, bias, mean, variance, y_floats, activity);
+    }
+    BatchNormalize(shape, x, weight, bias, {mean, variance, true, epsilon}, y, stream);
   }
 }
 
@@ -319,21 +372,29 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
                     "{} are possible",
                     op.name, channels, kMostChannels));
   }
-  const float* x = operands.Input(kX, channels * plane);
+  const ChannelShape extents{shape.batch, channels, plane};
+  const ConstElements x = operands.Read(kX, channels * plane);
   const float* weight = operands.SharedInput(kWeight, channels);
-  const float* dy = operands.Input(kDy, channels * plane);
+  const ConstElements dy = operands.Read(kDy, channels * plane);
   const float* mean = operands.SharedInput(kMean, channels);
   const float* inv_std = operands.SharedInput(kInvStd, channels);
   float* const weight_out = operands.SharedOutput(kDweight, channels);
   float* const bias_out = operands.SharedOutput(kDbias, channels);
   float* dweight = apart ? parameter_gradients.floats() : weight_out;
   float* dbias = apart ? parameter_gradients.floats() + kMostChannels : bias_out;
-  if (op.Flag("needs_dx")) {
-    dnn.BatchNormBackward(shape, x, weight, dy, mean, inv_std, op.Accumulates(0) ? 1.0f : 0.0f,
-                          operands.Output(kDx, channels * plane), dweight, dbias, activity);
+  Elements dx;
+  if (op.Flag("needs_dx")) dx = operands.Write(kDx, channels * plane);
+  if (dx.data != nullptr && !x.bf16 && !dy.bf16 && !dx.bf16) {
+    dnn.BatchNormBackward(shape, static_cast<const float*>(x.data), weight,
+                          static_cast<const float*>(dy.data), mean, inv_std,
+                          op.Accumulates(0) ? 1.0f : 0.0f, static_cast<float*>(dx.data), dweight,
+                          dbias, activity);
   } else {
-    BatchNormParameterGradients(x, dy, mean, inv_std, dweight, dbias, shape.batch, channels, plane,
-                                stream);
+    BatchNormParameterGradients(extents, x, dy, mean, inv_std, dweight, dbias, stream);
+    if (dx.data != nullptr) {
+      BatchNormInputGradient(extents, x, weight, dy, mean, inv_std, dweight, dbias, dx,
+                             op.Accumulates(0), stream);
+    }
   }
   if (apart) {
     const float scale = fused ? -FloatOf(op, "learning_rate") : 1;
@@ -341,9 +402,9 @@ void CudaKernels::Impl::BatchNormBackward(const Op& op, const BatchNormGeometry&
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dweight, 1, weight_out, 1), activity);
     SPILLWAY_CUBLAS_CALL(cublasSaxpy(blas, n, &scale, dbias, 1, bias_out, 1), activity);
   }
-  MoveRunningStatistics(mean, inv_std, operands.SharedOutput(kRunningMean, channels),
-                        operands.SharedOutput(kRunningVar, channels), channels, shape.batch * plane,
-                        FloatOf(op, "epsilon"), FloatOf(op, "momentum"), stream);
+  MoveRunningStatistics(extents, mean, inv_std, operands.SharedOutput(kRunningMean, channels),
+                        operands.SharedOutput(kRunningVar, channels), FloatOf(op, "epsilon"),
+                        FloatOf(op, "momentum"), stream);
 }
 
 // Executes activations, dropout and add.
@@ -414,10 +475,10 @@ void CudaKernels::Impl::Concatenate(const Op& op, const SlotLaunch& launch,
   for (size_t i = 0; i < lengths.size(); ++i) {
     const int64_t length = lengths[i];
     if (forward) {
-      CopyRows(operands.Input(kX, length, i), length, operands.Output(kY, total) + offset, total,
+      CopyRows(operands.Read(kX, length, i), length, operands.Write(kY, total) + offset, total,
                length, launch.batch, false, stream);
     } else {
-      CopyRows(operands.Input(kDy, total) + offset, total, operands.Output(kDx, length, i), length,
+      CopyRows(operands.Read(kDy, total) + offset, total, operands.Write(kDx, length, i), length,
                length, launch.batch, op.Accumulates(i), stream);
     }
     offset += length;
@@ -475,10 +536,12 @@ CudaKernels::CudaKernels(const KernelOptions& options) {
 }
 CudaKernels::~CudaKernels() = default;
 
-// Returns true if the algorithm is too inaccurate for an fp32 convolution of this shape. cuDNN's
-// Winograd transforms for filters larger than 3x3 lose three decimal digits (1e-3 to 2e-2 of the
-// largest element, measured with cuDNN 9.14).
+// Returns true if the algorithm is too inaccurate for a convolution of this shape. cuDNN's Winograd
+// transforms for filters larger than 3x3 lose three decimal digits (1e-3 to 2e-2 of the largest
+// element, measured with cuDNN 9.14). Algorithms that add by atomics round each sum to the type of
+// the result, which is too coarse in bfloat16 (more than 1.5e-2, measured with cuDNN 9.19).
 static bool IsInaccurate(const ConvAlgorithm& algorithm, const ConvDescription& shape) {
+  if (shape.bf16 && !algorithm.deterministic) return true;
   return algorithm.name == "winograd_nonfused" && std::max(shape.kernel_h, shape.kernel_w) > 3;
 }
 
@@ -490,7 +553,9 @@ std::vector<Candidate> CudaKernels::Candidates(const Op& op, size_t slot, int64_
   if (op.type == OpType::kAttention) return impl_->attention.Candidates(op, slot, batch, types);
   if (!RowOf(op.type).algorithms) return {{"default", Bytes(0), RowOf(op.type).deterministic}};
   const ConvStep step = ParseConvStep(op.slots[slot].name);
-  const ConvDescription shape = ConvShapeOf(op, batch);
+  const size_t weight = InputIndex(op, kWeight).value();
+  const bool bf16 = weight < types.inputs.size() && IsBf16(op, types.inputs[weight]);
+  const ConvDescription shape = ConvShapeOf(op, batch, bf16);
   std::vector<Candidate> candidates;
   for (const ConvAlgorithm& algorithm : ConvAlgorithms(step)) {
     if (IsInaccurate(algorithm, shape)) continue;

@@ -1,9 +1,10 @@
 // The kernel layer of the CUDA backend, which executes any slot of any op on real device memory.
 //
-// Convolutions, bias, LRN, batch normalisation and fused attention use cuDNN. Products of matrices
-// use cuBLAS, and on sequences cuBLASLt. All other ops use kernels of this project. The layer
-// allocates nothing per launch and makes no choices: memory, algorithm and micro-batch come from
-// the caller. It supports every op type for which FORMAT.md gives a contract.
+// Convolutions, LRN and fused attention use cuDNN, and in float32 bias and batch normalisation,
+// too. Products of matrices use cuBLAS, and cuBLASLt on sequences or in bfloat16. All other ops use
+// kernels of this project. The layer allocates nothing per launch and makes no choices: memory,
+// algorithm and micro-batch come from the caller. It supports every op type for which FORMAT.md
+// gives a contract.
 //
 // FORMAT.md leaves these conventions to the implementation:
 // - Average pooling divides by the size of the window clipped to the padded input.
@@ -12,8 +13,9 @@
 // - Dropout masks are `DropoutKeeps(seed, layer, element)`.
 // - SGD is m = momentum * m + (dw + weight_decay * w), w -= learning_rate * m.
 //
-// Elements are float32 or, on sequences, bfloat16; sums and statistics are float32 for both. Fused
-// attention is for bfloat16 only.
+// Elements are float32 or bfloat16; sums and statistics are float32 for both. Fused attention is
+// for bfloat16 only, local response normalisation and `rows` are for float32 only, and the tensors
+// of a convolution or a pooling have one type.
 //
 // The layer is not thread-safe and serves one stream at a time. Three pieces of memory lie outside
 // the arena: cuBLAS allocates a fixed workspace (32 MiB on Hopper), the gradients of a fused batch

@@ -184,8 +184,7 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   if (options.asked.backend == "cpu") {
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given, keep_weights}));
   } else if (options.asked.backend == "cuda") {
-    const bool tf32 = ArithmeticOf(trace) == Name(Arithmetic::kTf32);
-    const std::string math = tf32 ? "tf32" : options.math;
+    const std::string math = MathFor(trace, options.math);
     backends.Add("cuda",
                  CudaFactory(Cuda().open({0, math, options.seed, !trace.training}),
                              {.seed = options.seed, .given = given, .keep_weights = keep_weights}));

@@ -261,6 +261,16 @@ class CliTest(unittest.TestCase):
         self.fails(5, "CUDA", "record", "alexnet:1", "-o", tempfile.gettempdir())
         self.fails(3, "cannot read 'nowhere.json'", "record", "nowhere.json")
         self.fails(2, "inferenc", "record", "alexnet:1", "--mode", "inferenc")
+        self.fails(5, "CUDA", "record", "gpt2@8:1", "--attention", "math", "--precision", "bf16", "--optimizer", "adamw",
+                   "-o", tempfile.gettempdir())
+        self.fails(2, "did you mean 'bf16'?", "record", "gpt2@8:1", "--precision", "bf61")
+        with tempfile.TemporaryDirectory() as directory:
+            trace, other = os.path.join(directory, "a.json"), os.path.join(directory, "b.json")
+            self.ok("trace", "build", "alexnet:1", "-o", trace)
+            self.fails(2, "is a trace file", "record", trace, "--precision", "bf16")
+            self.fails(2, "lowered with --mode training", "record", trace, "--mode", "inference")
+            self.ok("trace", "build", "alexnet:1", "--precision", "tf32", "-o", other)
+            self.fails(2, "are of different arithmetics, fp32 and tf32", "record", trace, other)
 
     def test_calibrating_without_a_gpu_exits_with_5(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -132,7 +132,7 @@ class AttentionTest : public testing::Test {
     library.Forward(test.shape, q.data(), k.data(), v.data(), y.data(),
                     training ? sums.floats() : nullptr, workspace.range(), {});
     SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
-    return {Download(y, type), Download(sums, DataType::kFloat32)};
+    return {Download(y.range(), type), Download(sums.range(), DataType::kFloat32)};
   }
 
   // Returns dq, dk and dv.
@@ -150,7 +150,7 @@ class AttentionTest : public testing::Test {
     library.Backward(test.shape, q.data(), k.data(), v.data(), y.data(), dy.data(), sums.floats(),
                      dq.data(), dk.data(), dv.data(), workspace.range(), {});
     SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
-    return {Download(dq, type), Download(dk, type), Download(dv, type)};
+    return {Download(dq.range(), type), Download(dk.range(), type), Download(dv.range(), type)};
   }
 
   // The root of the mean square of the errors is at most 1 % of that of the result, and the largest

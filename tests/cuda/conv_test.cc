@@ -70,7 +70,7 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
   std::vector<std::string> Common(const Op& op, size_t slot, const std::vector<int64_t>& parts) {
     std::map<std::string, size_t> accepted;
     for (const int64_t batch : parts) {
-      for (const Candidate& candidate : kernels_->Candidates(op, slot, batch)) {
+      for (const Candidate& candidate : kernels_->Candidates(op, slot, batch, types_)) {
         ++accepted[candidate.algorithm];
       }
     }
@@ -80,9 +80,12 @@ class ConvTest : public KernelsTest, public testing::WithParamInterface<referenc
     }
     return names;
   }
+
+  void CheckForward();
+  void CheckBackward();
 };
 
-TEST_P(ConvTest, ForwardMatchesReference) {
+void ConvTest::CheckForward() {
   const reference::Conv& c = GetParam();
   for (const bool bias : {false, true}) {
     KernelCase test;
@@ -99,7 +102,7 @@ TEST_P(ConvTest, ForwardMatchesReference) {
   }
 }
 
-TEST_P(ConvTest, BackwardMatchesReference) {
+void ConvTest::CheckBackward() {
   const reference::Conv& c = GetParam();
   const Values x = Random(c.batch * c.in_size());
   const Values weight = Random(c.weight_size());
@@ -124,6 +127,19 @@ TEST_P(ConvTest, BackwardMatchesReference) {
       CheckAllCandidates(made.test, made.want);
     }
   }
+}
+
+TEST_P(ConvTest, ForwardMatchesReference) { CheckForward(); }
+TEST_P(ConvTest, BackwardMatchesReference) { CheckBackward(); }
+
+TEST_P(ConvTest, ForwardMatchesReferenceInBfloat16) {
+  UseBfloat16();
+  CheckForward();
+}
+
+TEST_P(ConvTest, BackwardMatchesReferenceInBfloat16) {
+  UseBfloat16();
+  CheckBackward();
 }
 
 // Returns a name such as "3x13x11_to_8_kernel_3x3_stride_1x1_pad_1x1_groups_1_batch_3".
@@ -194,6 +210,30 @@ TEST_F(KernelsTest, ConvRejectsAWrongOutputSize) {
                         {"pad_w", 1},
                         {"groups", 1}});
   EXPECT_THROW(kernels_->Candidates(op, 0, 2), InputError);
+}
+
+TEST_F(KernelsTest, ConvRejectsTwoTypes) {
+  KernelCase test;
+  test.op = MakeOp(OpType::kConv2d, Phase::kForward, 1,
+                   {{"in_channels", 2},
+                    {"in_height", 4},
+                    {"in_width", 4},
+                    {"out_channels", 3},
+                    {"out_height", 4},
+                    {"out_width", 4},
+                    {"kernel_h", 1},
+                    {"kernel_w", 1},
+                    {"stride_h", 1},
+                    {"stride_w", 1},
+                    {"pad_h", 0},
+                    {"pad_w", 0},
+                    {"groups", 1}});
+  test.inputs = {Random(2 * 16), Random(2 * 3)};
+  test.outputs = {{3 * 16, -1}};
+  types_.inputs = {DataType::kFloat32, DataType::kBfloat16};
+  types_.outputs = {DataType::kBfloat16};
+  const std::string algorithm = kernels_->Candidates(test.op, 0, 1, types_).at(0).algorithm;
+  EXPECT_THROW(Run(test, {1}, {{"fwd", algorithm}}), InputError);
 }
 
 }  // namespace

@@ -45,12 +45,12 @@ inline DeviceBuffer Upload(const std::vector<float>& values, DataType type) {
   return buffer;
 }
 
-// Returns the values of a buffer.
-inline std::vector<float> Download(const DeviceBuffer& buffer, DataType type) {
-  std::vector<float> values(static_cast<size_t>(buffer.size().count() / ElementSize(type)));
+// Returns the values of a range of device memory.
+inline std::vector<float> Download(const DeviceRange& range, DataType type) {
+  std::vector<float> values(static_cast<size_t>(range.size.count() / ElementSize(type)));
   std::vector<uint16_t> halves(type == DataType::kFloat32 ? 0 : values.size());
   void* to = halves.empty() ? static_cast<void*>(values.data()) : halves.data();
-  SPILLWAY_CUDA_CALL(cudaMemcpy(to, buffer.data(), buffer.size().count(), cudaMemcpyDeviceToHost));
+  SPILLWAY_CUDA_CALL(cudaMemcpy(to, range.data, range.size.count(), cudaMemcpyDeviceToHost));
   for (size_t i = 0; i < halves.size(); ++i) values[i] = FromHalf(halves[i], type);
   return values;
 }

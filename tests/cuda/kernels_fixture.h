@@ -19,12 +19,16 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/kernels.h"
+#include "tests/cuda/half_types.h"
 #include "tests/testing/kernel_cases.h"
 #include "traces/base/error.h"
 
 namespace spillway {
 
+// The largest errors of results in float32 and in bfloat16, relative to the largest element. The
+// latter is three units in the last place.
 inline constexpr double kTolerance = 1e-4;
+inline constexpr double kBfloat16Tolerance = 3.0 / 256;
 
 class KernelsTest : public testing::Test {
  protected:
@@ -36,12 +40,20 @@ class KernelsTest : public testing::Test {
     }
   }
 
-  // Returns `count` uniform values in [-1, 1).
+  // Returns `count` uniform values in [-1, 1), which bfloat16 has if it is in use.
   Values Random(size_t count) {
     std::uniform_real_distribution<float> uniform(-1, 1);
     Values values(count);
     for (float& value : values) value = uniform(random_);
+    Round(values, bfloat16_ ? DataType::kBfloat16 : DataType::kFloat32);
     return values;
+  }
+
+  // Makes all operands of the cases that follow bfloat16, until `types_` is set.
+  void UseBfloat16() {
+    bfloat16_ = true;
+    types_.inputs.assign(8, DataType::kBfloat16);
+    types_.outputs = types_.inputs;
   }
 
   // Executes the op and returns its outputs, which start as NaN. `parts` are the batches into which
@@ -50,22 +62,22 @@ class KernelsTest : public testing::Test {
                           const std::map<std::string, std::string>& algorithms = {}) {
     std::vector<DeviceBuffer> buffers;
     std::vector<DeviceRange> inputs, outputs;
-    for (const Values& values : test.inputs) {
-      const Bytes size(static_cast<int64_t>(values.size() * sizeof(float)));
-      buffers.emplace_back(size);
-      SPILLWAY_CUDA_CALL(cudaMemcpy(buffers.back().data(), values.data(),
-                                    values.size() * sizeof(float), cudaMemcpyHostToDevice));
-      inputs.push_back(buffers.back().range());
+    const auto add = [&](std::vector<DeviceRange>& ranges, DeviceBuffer buffer, DataType type) {
+      buffers.push_back(std::move(buffer));
+      ranges.push_back({buffers.back().data(), buffers.back().size(), type});
+    };
+    for (size_t i = 0; i < test.inputs.size(); ++i) {
+      const DataType type = TypeOf(types_.inputs, i);
+      add(inputs, Upload(test.inputs[i], type), type);
     }
-    for (const KernelCase::Output& output : test.outputs) {
+    for (size_t i = 0; i < test.outputs.size(); ++i) {
+      const KernelCase::Output& output = test.outputs[i];
       if (output.input >= 0) {
         outputs.push_back(inputs.at(output.input));
         continue;
       }
-      const Bytes size(static_cast<int64_t>(output.elements * sizeof(float)));
-      buffers.emplace_back(size);
-      SPILLWAY_CUDA_CALL(cudaMemset(buffers.back().data(), 0xff, size.count()));
-      outputs.push_back(buffers.back().range());
+      const DataType type = TypeOf(types_.outputs, i);
+      add(outputs, Upload(Values(output.elements, std::nanf("")), type), type);
     }
     for (size_t slot = 0; slot < test.op.slots.size(); ++slot) {
       const auto found = algorithms.find(test.op.slots[slot].name);
@@ -87,22 +99,18 @@ class KernelsTest : public testing::Test {
       }
     }
     std::vector<Values> results;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      results.emplace_back(test.outputs[i].elements);
-      SPILLWAY_CUDA_CALL(cudaMemcpy(results.back().data(), outputs[i].data,
-                                    results.back().size() * sizeof(float), cudaMemcpyDeviceToHost));
-    }
+    for (const DeviceRange& output : outputs) results.push_back(Download(output, output.type));
     return results;
   }
 
   Bytes Workspace(const Op& op, size_t slot, int64_t batch, const std::string& algorithm) {
-    for (const Candidate& candidate : kernels_->Candidates(op, slot, batch)) {
+    for (const Candidate& candidate : kernels_->Candidates(op, slot, batch, types_)) {
       if (candidate.algorithm == algorithm) return candidate.workspace;
     }
     throw Error("no candidate " + algorithm);
   }
 
-  static void ExpectClose(const Values& got, const Array& want, const std::string& what) {
+  void ExpectClose(const Values& got, const Array& want, const std::string& what) const {
     ASSERT_EQ(got.size(), want.size()) << what;
     double largest = 0;
     for (const double value : want) largest = std::max(largest, std::abs(value));
@@ -112,7 +120,8 @@ class KernelsTest : public testing::Test {
       ASSERT_FALSE(std::isnan(error)) << what << ": NaN at " << i;
       worst = std::max(worst, error);
     }
-    EXPECT_LE(worst, kTolerance * largest) << what << ", largest element " << largest;
+    const double tolerance = bfloat16_ ? kBfloat16Tolerance : kTolerance;
+    EXPECT_LE(worst, tolerance * largest) << what << ", largest element " << largest;
   }
 
   // Runs the case whole and, if it has more than one sample, in two parts.
@@ -130,7 +139,13 @@ class KernelsTest : public testing::Test {
     }
   }
 
+  static DataType TypeOf(const std::vector<DataType>& types, size_t i) {
+    return i < types.size() ? types[i] : DataType::kFloat32;
+  }
+
   std::unique_ptr<CudaKernels> kernels_;
+  OperandTypes types_;  // of the cases that run
+  bool bfloat16_ = false;
   std::mt19937_64 random_{1};
 };
 

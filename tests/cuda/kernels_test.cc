@@ -17,6 +17,12 @@
 namespace spillway {
 namespace {
 
+// Tests of ops on images, whose operands may be bfloat16.
+class ImageKernelsTest : public KernelsTest {
+ protected:
+  void CheckPooling();
+};
+
 TEST_F(KernelsTest, Linear) {
   for (const auto& [batch, in, out] : {std::array{1, 7, 5}, std::array{6, 33, 17}}) {
     for (const bool has_bias : {false, true}) {
@@ -56,7 +62,7 @@ TEST_F(KernelsTest, Linear) {
   }
 }
 
-TEST_F(KernelsTest, Pooling) {
+void ImageKernelsTest::CheckPooling() {
   // The loop sets `planes`. The second shape has a ceil-mode output, the third is asymmetric, the
   // last global.
   const reference::Pool shapes[] = {
@@ -293,6 +299,13 @@ TEST_F(KernelsTest, Add) {
   }
 }
 
+TEST_F(ImageKernelsTest, Pooling) { CheckPooling(); }
+
+TEST_F(ImageKernelsTest, PoolingInBfloat16) {
+  UseBfloat16();
+  CheckPooling();
+}
+
 TEST_F(KernelsTest, BatchNorm) {
   for (const BatchNormShape& shape : kBatchNormShapes) {
     const size_t count = shape.elements(), channels = shape.channels;
@@ -312,6 +325,35 @@ TEST_F(KernelsTest, BatchNorm) {
     }
     if (shape.batch > 1) {
       EXPECT_THROW(Run(training.test, {1, shape.batch - 1}), InputError);
+    }
+  }
+}
+
+// x and its gradient are bfloat16, everything else is float32.
+TEST_F(ImageKernelsTest, BatchNormOfBfloat16) {
+  for (const BatchNormShape& shape : kBatchNormShapes) {
+    const size_t count = shape.elements(), channels = shape.channels;
+    UseBfloat16();
+    BatchNormOperands v{Random(count), Random(channels), Random(channels), Random(count),
+                        Random(count), Random(channels), Random(channels)};
+    for (float& variance : v.running_var) variance = std::abs(variance);
+    bfloat16_ = false;
+    types_ = {.inputs = {DataType::kBfloat16}, .outputs = {}};
+    const BackwardCase training = BatchNormTraining(shape, v);
+    Check(training.test, training.want, false);
+    const BackwardCase inference = BatchNormInference(shape, v);
+    Check(inference.test, inference.want);
+    for (const BackwardMode& mode : kModes) {
+      const BackwardCase backward = BatchNormBackward(shape, mode, v);
+      bfloat16_ = mode.needs_dx;
+      types_ = {.inputs = {DataType::kBfloat16}, .outputs = {}};
+      if (mode.accumulate) {
+        types_.inputs.resize(backward.test.inputs.size());
+        types_.inputs.back() = DataType::kBfloat16;
+      } else if (mode.needs_dx) {
+        types_.outputs = {DataType::kBfloat16};
+      }
+      Check(backward.test, backward.want, false);
     }
   }
 }

@@ -151,8 +151,8 @@ class MatmulTest : public testing::Test {
     library_->Multiply(test.shape, name, test.alpha, a.data(), b.data(), test.beta, c.data(),
                        epilogue ? v.data() : nullptr, workspace.range(), {});
     SPILLWAY_CUDA_CALL(cudaDeviceSynchronize());
-    if (vector != nullptr) *vector = Download(v, out);
-    return Download(c, out);
+    if (vector != nullptr) *vector = Download(v.range(), out);
+    return Download(c.range(), out);
   }
 
   void Check(const MatmulCase& test, const std::string& what) {

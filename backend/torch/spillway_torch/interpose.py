@@ -112,6 +112,14 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
     return take_apart(aten.dropout.default, x, p, train)
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """PyTorch adds the bias in place unless a mode watches, where it has no product with a bias: of more than two dimensions
+    that are not contiguous."""
+    if bias is None or x.dim() <= 2 or x.is_contiguous():
+        return take_apart(aten.linear.default, x, weight, bias)
+    return aten.matmul.default(x, weight.t()).add_(bias)
+
+
 def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
                 variance: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool) -> Any:
     """The conditions of _batch_norm_impl_index (aten/src/ATen/native/Normalization.cpp) for cuDNN's kernel."""
@@ -237,7 +245,7 @@ def _refuse(name: str, reason: str) -> Kernel:
 def _kernels(target: Target) -> dict[str, Kernel]:
     """Returns the kernels that stand for the GPU's way through composite operators."""
     return {"dropout": _dropout, "softmax.int": _half_to_float("softmax"), "log_softmax.int": _half_to_float("log_softmax"),
-            "batch_norm": _batch_norm, "rms_norm": _rms_norm,
+            "batch_norm": _batch_norm, "linear": _linear, "rms_norm": _rms_norm,
             "scaled_dot_product_attention": _attention(target.capability),
             **{name: _refuse(name, reason) for name, reason in table.REFUSED.items()}}
 

@@ -158,6 +158,26 @@ class RecordTest(unittest.TestCase):
             made = [op.packet for op in step_of(function).operators if op.phase == "backward"]
             self.assertEqual([name for name in made if name.startswith("add")], names)
 
+    def test_the_bias_of_a_linear_layer_is_added_in_place_where_no_product_takes_it(self):
+        def step_of(shape, bias=True, strided=True, cast=False):
+            with pretend(GPU):
+                layer = nn.Linear(shape[-1], 32, bias=bias).to("cuda")
+                x = torch.ones(shape[1], shape[0], *shape[2:], device="cuda").transpose(0, 1) if strided else torch.ones(shape, device="cuda")
+
+                def step():
+                    with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+                        layer(x).sum().backward()
+                    layer.zero_grad()
+
+                return record(step, GPU, model=layer)
+
+        for options, names in (({"shape": (4, 8, 16)}, ["mm", "add_"]), ({"shape": (4, 8, 2, 16)}, ["mm", "add_"]),
+                               ({"shape": (4, 8, 16), "cast": True}, ["mm", "add_"]),
+                               ({"shape": (4, 8, 16), "strided": False}, ["addmm"]), ({"shape": (8, 16)}, ["addmm"]),
+                               ({"shape": (4, 8, 16), "bias": False}, ["mm"])):
+            made = [op.packet for op in step_of(**options).operators if op.phase == "forward"]
+            self.assertEqual([name for name in made if name in ("mm", "bmm", "addmm", "add", "add_")], names, options)
+
     def test_recorded_twice_it_is_the_same(self):
         self.assertEqual(recording_of(cases.autocast, GPU).trace(), recording_of(cases.autocast, GPU).trace())
 

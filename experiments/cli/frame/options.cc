@@ -182,6 +182,11 @@ void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case&
   }
 }
 
+std::string MathFor(const Trace& trace, const std::string& given) {
+  const std::string_view tf32 = Name(Arithmetic::kTf32);
+  return ArithmeticOf(trace) == tf32 ? std::string(tf32) : given;
+}
+
 std::string_view ModeOf(const Case& asked) {
   return asked.training.value_or(true) ? "training" : "inference";
 }

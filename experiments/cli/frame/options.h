@@ -81,6 +81,10 @@ inline constexpr std::string_view kMachineKeys[] = {
 void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case& asked);
 void AddCaseOptions(Command& verb, std::initializer_list<std::string_view> keys, Case& asked);
 
+// Returns the arithmetic with which a backend computes the trace's products in float32: "tf32" if
+// the trace says so, otherwise `given`, the value of --math.
+std::string MathFor(const Trace& trace, const std::string& given);
+
 // Returns "training" or "inference".
 std::string_view ModeOf(const Case& asked);
 // Returns "recorded" if all traces are recordings, otherwise `ModeOf(asked)`.

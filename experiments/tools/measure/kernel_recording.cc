@@ -9,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "experiments/run/inputs.h"
 #include "policies/kernels/micro_batch.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
@@ -84,11 +85,13 @@ std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
   return needed;
 }
 
-std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch, bool training) {
-  const Network graph = BuildNetwork(network);
+std::vector<Trace> LowerForAllPresets(Case asked) {
   std::vector<Trace> traces;
   for (const Preset& preset : Presets()) {
-    traces.push_back(LowerNetwork(graph, {batch, preset.name, training}));
+    const bool own_update = preset.update != Update::kSeparate;
+    if (own_update && asked.optimizer.value_or(preset.update_rule) != preset.update_rule) continue;
+    asked.preset = preset.name;
+    traces.push_back(LoadTrace(asked));
   }
   return traces;
 }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/run/case.h"
 #include "sim/core/cost_table.h"
 #include "sim/cost/records/benchmark_store.h"
 #include "traces/trace.h"
@@ -40,10 +41,9 @@ std::string MicroBatchProblem(const std::string& text);
 std::set<EntryKey> NeededEntries(std::span<const Trace> traces,
                                  std::span<const int64_t> micro_batches);
 
-// Returns the traces of the network at this batch, one for each preset. A table made from them
-// serves every preset.
-std::vector<Trace> LowerForAllPresets(const std::string& network, int64_t batch,
-                                      bool training = true);
+// Returns the traces of the case's workload, one for each preset that has the case's optimizer. A
+// table made from them serves all these presets. REQUIRES: the workload is a network.
+std::vector<Trace> LowerForAllPresets(Case asked);
 
 // Adds to `table` the entries of `other` that it lacks. REQUIRES: both tables are of the same GPU
 // and library.

@@ -16,15 +16,14 @@
 #include "experiments/tools/measure/calibration_fit.h"
 #include "experiments/tools/measure/recording_option.h"
 #include "sim/cost/table_cost.h"
-#include "traces/format.h"
-#include "traces/zoo/zoo.h"
+#include "traces/base/error.h"
 
 namespace spillway::cli {
 namespace {
 
 struct RecordCommand {
   std::vector<std::string> workloads;
-  std::string mode = "training";
+  Case asked;  // for all workloads
   std::string output = "traces/recorded/h200";
   RecordingOption recording;
   bool add = false;
@@ -45,20 +44,29 @@ Device DeviceOf(const CudaMachine& machine) {
 
 // Returns the traces for which a table is made: a network under all presets, or the trace in a
 // file.
-std::vector<Trace> TracesOf(const std::string& text, bool training) {
-  if (text.ends_with(".json") || text.ends_with(".zst")) return {ReadTrace(text)};
-  const Workload workload = ParseWorkload(text);
-  return LowerForAllPresets(workload.network, workload.batch, training);
+std::vector<Trace> TracesOf(Case asked, const std::string& workload) {
+  asked.workload = workload;
+  if (IsTraceFile(workload)) return {LoadTrace(asked)};
+  return LowerForAllPresets(asked);
 }
 
 int Execute(RecordCommand command, Session& session) {
   // Wrong arguments fail before the GPU is opened.
   std::vector<std::vector<Trace>> workloads;
   for (const std::string& text : command.workloads) {
-    workloads.push_back(TracesOf(text, command.mode == "training"));
+    workloads.push_back(TracesOf(command.asked, text));
   }
   RecordingOption& option = command.recording;
   option.Check();
+  const std::string given = option.record.math;
+  option.record.math = MathFor(workloads.front().front(), given);
+  for (const std::vector<Trace>& traces : workloads) {
+    if (MathFor(traces.front(), given) == option.record.math) continue;
+    throw UsageError(
+        fmt::format("the products of '{}' and '{}' are of different arithmetics, fp32 and tf32; "
+                    "record them one after the other",
+                    workloads.front().front().name, traces.front().name));
+  }
   const auto machine =
       Cuda().open({option.devices.front(), option.record.math, option.record.seed});
   const auto recording = option.Open(*machine, session.progress());
@@ -95,12 +103,12 @@ int Execute(RecordCommand command, Session& session) {
 void AddRecord(Command& program, Session& session) {
   Command& verb = program.Add(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
-  verb.examples = {"record alexnet:8 -o tables", "record alexnet:8 --store kernels.sqlite"};
+  verb.examples = {"record alexnet:8 -o tables", "record alexnet:8 --store kernels.sqlite",
+                   "record gpt2@1024:4 --precision bf16 --optimizer adamw -o tables"};
   auto& command = verb.Keep<RecordCommand>();
   verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
       .Required();
-  verb.Choice("--mode", command.mode, {"training", "inference"},
-              "What one iteration of a network is; with --add both fit in one table");
+  AddCaseOptions(verb, {"mode", "attention", "optimizer", "precision"}, command.asked);
   verb.Text("-o,--output", command.output,
             "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
             "replaced");
@@ -109,7 +117,8 @@ void AddRecord(Command& program, Session& session) {
               "Least repeats of each kernel");
   verb.Number("--seed", command.recording.record.seed, {}, "Seed of the random operands");
   verb.Flag("--add", command.add,
-            "Keep what the tables in the directory hold and record only what they lack");
+            "Keep what the tables in the directory hold and record only what they lack; one table "
+            "may serve all modes, kinds of attention, optimizers and precisions");
   verb.Runs([&command, &session] { return Execute(command, session); });
 }
 

@@ -153,7 +153,7 @@ void AddExport(Command& store, Session& session) {
     std::vector<CostTable> tables;
     for (const Workload& workload : workloads) {
       tables.push_back(TableFromStore(opened, library, workload.Name(),
-                                      LowerForAllPresets(workload.network, workload.batch)));
+                                      LowerForAllPresets({.workload = workload.Name()})));
     }
     CreateDirectory(options.output);
     for (size_t i = 0; i < tables.size(); ++i) {
