@@ -437,11 +437,13 @@ def compare(torch, arguments, workload):
         r["time_over_eager"] = round(r["iteration_ms"] / eager, 3) if eager else ""
         return r
 
-    methods = ["eager", "eager, autotuned", "save_on_cpu"]
-    if plan.is_chain():
-        methods.append("checkpoint_sequential")
-    methods.append(PER_BLOCK)
-    methods += [f"{COMPILED}{budget:g}" for budget in arguments.budgets]
+    methods = ["eager"]
+    if not arguments.in_core:
+        methods += ["eager, autotuned", "save_on_cpu"]
+        if plan.is_chain():
+            methods.append("checkpoint_sequential")
+        methods.append(PER_BLOCK)
+        methods += [f"{COMPILED}{budget:g}" for budget in arguments.budgets]
     for method in methods:
         try:
             times, peak = time_pytorch(torch, plan, method, arguments.iterations)
@@ -449,8 +451,10 @@ def compare(torch, arguments, workload):
         except torch.cuda.OutOfMemoryError:
             print(f"{workload} {method}: out of memory", file=sys.stderr)
     torch.cuda.empty_cache()
-    runs = [("liveness", "unlimited"), ("vdnn-dyn", "50%"), ("vdnn-dyn:adopt=fastest", "50%"),
-            ("vdnn-dyn", "25%"), ("superneurons", "50%"), ("superneurons", "25%")]
+    runs = [("liveness", "unlimited")]
+    if not arguments.in_core:
+        runs += [("vdnn-dyn", "50%"), ("vdnn-dyn:adopt=fastest", "50%"), ("vdnn-dyn", "25%"), ("superneurons", "50%"),
+                 ("superneurons", "25%")]
     runs = [(policy, memory, "best-fit") for policy, memory in runs]
     # So little memory leaves no room for fragmentation.
     runs += [("superneurons", f"{r['peak_bytes']}B", "stitched") for r in rows
@@ -461,6 +465,7 @@ def compare(torch, arguments, workload):
         text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
                         memory, "--allocator", allocator, "--math", arguments.math, *arguments.lowering, "--iterations",
                         str(arguments.iterations + 4), "--format", "json", "--quiet",
+                        *(["--cost", arguments.cost] if arguments.cost else []),
                         *(["--any-table"] if arguments.any_table else []))
         result = json.loads(text)["rows"][0]
         if result["status"] != "ok":
@@ -501,6 +506,9 @@ def main():
                         help="types of tensors and arithmetic of products, of transformers (default: fp32)")
     parser.add_argument("--attention", choices=["fused", "math"], default="fused", help="(default: fused)")
     parser.add_argument("--optimizer", choices=["sgd", "adam", "adamw"], default="sgd", help="(default: sgd)")
+    parser.add_argument("--cost", metavar="FILE", help="a cost table for Spillway (default: a recorded one)")
+    parser.add_argument("--in-core", action="store_true",
+                        help="compare only eager with liveness in unlimited memory, which takes seconds")
     parser.add_argument("--any-table", action="store_true",
                         help="accept a cost table of another GPU, another cuDNN or other arithmetic")
     parser.add_argument("--budgets", type=budgets, default=[1, 0.7, 0.5, 0.3, 0.1], metavar="SHARE,...",

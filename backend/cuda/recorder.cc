@@ -152,9 +152,11 @@ class OpMemory {
   std::vector<DeviceRange> outputs_;
 };
 
-// Returns the index of the slot's main output, which verification examines.
-size_t ResultOf(const Op& op, const Slot& slot) {
-  return slot.name == "bwd_filter" ? OutputIndex(op, Role::kDweight).value() : 0;
+// Returns the outputs that the slot writes, which verification examines.
+std::vector<DeviceRange> ResultsOf(const Op& op, const Slot& slot,
+                                   std::span<const DeviceRange> outputs) {
+  if (op.slots.size() == 1 && slot.name != "bwd_filter") return {outputs.begin(), outputs.end()};
+  return {outputs[slot.name == "bwd_filter" ? OutputIndex(op, Role::kDweight).value() : 0]};
 }
 
 // Returns the forward op that computes the result that a max pooling backward op reads. With
@@ -212,9 +214,11 @@ class Recorder {
   CostEntry Measure(const Job& job);
   std::optional<RecordedKernel> TryCandidate(const Job& job, const Candidate& candidate,
                                              const OpMemory& memory, bool check,
-                                             DeviceBuffer& reference);
+                                             std::vector<DeviceBuffer>& references);
   RecordedKernel Time(const Job& job, const SlotLaunch& launch);
-  std::optional<std::string> CheckResult(const DeviceRange& result, DeviceBuffer& reference);
+  std::optional<std::string> CheckResults(std::span<const DeviceRange> results,
+                                          std::vector<DeviceBuffer>& references);
+  std::optional<std::string> CheckResult(const DeviceRange& result, const DeviceBuffer* reference);
   // Returns the time of one launch, measured as `count` launches between two events. The stream is
   // held busy for `spin` beforehand.
   Duration TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin);
@@ -284,12 +288,12 @@ CostEntry Recorder::Measure(const Job& job) {
   CostEntry entry;
   entry.signature = job.slot_data().signature;
   entry.batch = job.batch;
-  DeviceBuffer reference;  // the first algorithm's result
+  std::vector<DeviceBuffer> references;  // the results of the first algorithm
   const std::vector<Candidate> candidates =
       kernels_.Candidates(op, job.slot, job.batch, TypesOf(trace_, op));
   for (const Candidate& candidate : candidates) {
     std::optional<RecordedKernel> kernel =
-        TryCandidate(job, candidate, memory, candidates.size() > 1, reference);
+        TryCandidate(job, candidate, memory, candidates.size() > 1, references);
     if (kernel) entry.kernels.push_back(std::move(*kernel));
   }
   if (entry.kernels.empty()) {
@@ -304,11 +308,11 @@ CostEntry Recorder::Measure(const Job& job) {
   return entry;
 }
 
-// Returns the measured kernel, or nullopt if the candidate was dropped. Checks its result if
+// Returns the measured kernel, or nullopt if the candidate was dropped. Checks its results if
 // `check`. Throws if the cause of a failure is not the candidate.
 std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candidate& candidate,
                                                      const OpMemory& memory, bool check,
-                                                     DeviceBuffer& reference) {
+                                                     std::vector<DeviceBuffer>& references) {
   const auto drop = [&](std::string_view why) {
     last_drop_ = fmt::format("algorithm {} dropped: {}", candidate.algorithm, why);
     Report(last_drop_);
@@ -327,13 +331,16 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
   RecordedKernel recorded;
   try {
     if (check) {
-      // The result is zeroed first, so that algorithms that accumulate and algorithms that
+      // The results are zeroed first, so that algorithms that accumulate and algorithms that
       // overwrite give comparable results.
-      DeviceRange result = memory.outputs()[ResultOf(*job.op, job.slot_data())];
-      SPILLWAY_CUDA_CALL(
-          cudaMemsetAsync(result.data, 0, static_cast<size_t>(result.size.count()), stream_.get()));
+      const std::vector<DeviceRange> results =
+          ResultsOf(*job.op, job.slot_data(), memory.outputs());
+      for (const DeviceRange& result : results) {
+        SPILLWAY_CUDA_CALL(cudaMemsetAsync(result.data, 0, static_cast<size_t>(result.size.count()),
+                                           stream_.get()));
+      }
       kernels_.Launch(*job.op, launch, stream_.get());
-      const std::optional<std::string> problem = CheckResult(result, reference);
+      const std::optional<std::string> problem = CheckResults(results, references);
       if (problem) return drop(*problem);
     }
     recorded = Time(job, launch);
@@ -354,15 +361,40 @@ std::optional<RecordedKernel> Recorder::TryCandidate(const Job& job, const Candi
   return recorded;
 }
 
-// Returns a description of the first error in `result`, or nullopt if it is good. The first good
-// result becomes the reference.
+// Returns a description of the first error in the results, or nullopt if they are good. The first
+// good results become the references.
+std::optional<std::string> Recorder::CheckResults(std::span<const DeviceRange> results,
+                                                  std::vector<DeviceBuffer>& references) {
+  const bool compare = options_.verify && !references.empty();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto problem = CheckResult(results[i], compare ? &references[i] : nullptr);
+    if (problem) return problem;
+  }
+  if (!options_.verify || compare) return std::nullopt;
+  std::vector<DeviceBuffer> copies;
+  for (const DeviceRange& result : results) {
+    std::optional<DeviceBuffer> copy = DeviceBuffer::TryAllocate(result.size);
+    if (!copy) {
+      Report("not verified: no memory for a second result");
+      return std::nullopt;
+    }
+    SPILLWAY_CUDA_CALL(cudaMemcpyAsync(copy->data(), result.data,
+                                       static_cast<size_t>(result.size.count()),
+                                       cudaMemcpyDeviceToDevice, stream_.get()));
+    copies.push_back(std::move(*copy));
+  }
+  references = std::move(copies);
+  return std::nullopt;
+}
+
+// Returns a description of the first error in `result`, which a good one does not have: it is
+// finite, and near to the reference if there is one.
 std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
-                                                 DeviceBuffer& reference) {
+                                                 const DeviceBuffer* reference) {
   const ConstElements values = ElementsOf(result);
-  const bool compare = options_.verify && reference.data() != nullptr;
   auto* on_device = reinterpret_cast<Comparison*>(comparison_.data());
-  Compare(values, {compare ? reference.data() : nullptr, values.bf16}, CountOf(result), on_device,
-          stream_.get());
+  Compare(values, {reference != nullptr ? reference->data() : nullptr, values.bf16},
+          CountOf(result), on_device, stream_.get());
   Comparison found;
   SPILLWAY_CUDA_CALL(
       cudaMemcpyAsync(&found, on_device, sizeof(found), cudaMemcpyDeviceToHost, stream_.get()));
@@ -371,23 +403,10 @@ std::optional<std::string> Recorder::CheckResult(const DeviceRange& result,
   const double largest = std::bit_cast<float>(found.largest_bits);
   const double difference = std::bit_cast<float>(found.difference_bits);
   const double tolerance = values.bf16 ? std::max(tolerance_, kBf16Tolerance) : tolerance_;
-  if (difference > tolerance * largest) {
-    return fmt::format(
-        "its result differs from the first algorithm's by {:.2g}, its largest element is {:.2g}",
-        difference, largest);
-  }
-  if (options_.verify && !compare) {
-    std::optional<DeviceBuffer> copy = DeviceBuffer::TryAllocate(result.size);
-    if (!copy) {
-      Report("not verified: no memory for a second result");
-      return std::nullopt;
-    }
-    reference = std::move(*copy);
-    SPILLWAY_CUDA_CALL(cudaMemcpyAsync(reference.data(), result.data,
-                                       static_cast<size_t>(result.size.count()),
-                                       cudaMemcpyDeviceToDevice, stream_.get()));
-  }
-  return std::nullopt;
+  if (difference <= tolerance * largest) return std::nullopt;
+  return fmt::format(
+      "its result differs from the first algorithm's by {:.2g}, its largest element is {:.2g}",
+      difference, largest);
 }
 
 Duration Recorder::TimeGroup(const Op& op, const SlotLaunch& launch, int64_t count, Duration spin) {

@@ -47,8 +47,8 @@ struct RecordOptions {
   // The signatures and batches to record. A batch smaller than the op's own batch is a micro-batch.
   // If not set, every op is recorded with its own batch.
   std::optional<std::set<std::pair<std::string, int64_t>>> only;
-  // If `verify`, a convolution algorithm is dropped if its result differs from the result of the
-  // entry's first algorithm by more than `tolerance`. The tolerance is a fraction of the largest
+  // If `verify`, an algorithm is dropped if one of its results differs from that of the entry's
+  // first algorithm by more than `tolerance`. The tolerance is a fraction of the result's largest
   // element. If not set, it is 1e-3 for fp32 and 1e-2 for tf32.
   bool verify = true;
   std::optional<double> tolerance;

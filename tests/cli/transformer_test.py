@@ -160,6 +160,52 @@ class TransformerTest(CommandTest):
             if importlib.util.find_spec("matplotlib"):
                 self.assertTrue(out.with_suffix(".png").read_bytes().startswith(b"\x89PNG"))
 
+    def test_a_measured_comparison_executes_math_in_fp32(self):
+        script = ROOT / "experiments/evidence/transformers/run"
+        with tempfile.TemporaryDirectory() as directory:
+            program = pathlib.Path(directory) / "program"
+            program.write_text("""#!/bin/sh
+case "$*" in
+  "validate a:1 --precision fp32"*" --cost T/fp32/a-1.json.zst "*" --attention math") row=1,2 ;;
+  "validate a:1 --precision bf16"*"--attention"*) exit 3 ;;
+  "validate a:1 --precision bf16"*" --cost T/bf16/a-1.json.zst "*) row=3,4 ;;
+  *) exit 5 ;;
+esac
+echo "workload,predicted_iteration_ms,measured_iteration_ms
+a:1,$row"
+""", encoding="utf-8")
+            program.chmod(0o755)
+            out = pathlib.Path(directory) / "out"
+            subprocess.run([sys.executable, "-S", script, program, out, "a:1", "b:1", "--measured", "--tables", "T"], check=True,
+                           capture_output=True)
+            rows = list(csv.DictReader(out.with_suffix(".csv").read_text(encoding="utf-8").splitlines()))
+            self.assertEqual([(row["precision"], row["iteration_ms"], row["measured_iteration_ms"]) for row in rows],
+                             [("fp32", "1", "2"), ("bf16", "3", "4")])
+
+    def test_the_check_of_digests(self):
+        script = ROOT / "experiments/evidence/transformers/check_digests"
+
+        def check(program, *args):
+            result = subprocess.run([sys.executable, script, program, GPT, "--backend", "cpu", "--memory", "70%", *args],
+                                    capture_output=True, text=True, check=False)
+            return result.returncode, result.stdout.splitlines()[1:]
+
+        self.assertEqual(check(Spillway.path, "--policies", "vdnn-all,torch", "--optimizer", "adamw"),
+                         (0, [f"{GPT} vdnn-all 70%: equal", f"{GPT} torch 70%: oom"]))
+        self.assertEqual(check(Spillway.path, "--policies", "torch")[0], 1)  # none ran
+        code, (line,) = check(Spillway.path, "--policies", "nope")
+        self.assertEqual(code, 1)
+        self.assertIn("exit code 2", line)
+        with tempfile.TemporaryDirectory() as directory:
+            other = pathlib.Path(directory) / "other"  # a program whose digest is the first letter of the policy
+            other.write_text("""#!/bin/sh
+while [ "$1" != --policy ]; do shift; done
+echo '{"rows": [{"status": "ok", "weights_digest": "'"$(echo "$2" | cut -c1)"'"}]}'
+""", encoding="utf-8")
+            other.chmod(0o755)
+            self.assertEqual(check(other, "--policies", "lru,mxnet"),
+                             (1, [f"{GPT} lru 70%: equal", f"{GPT} mxnet 70%: differs: m"]))
+
     def test_bf16_on_the_cpu_is_near_fp32(self):
         for workload in (GPT, LLAMA):
             for options in (("--optimizer", "adamw"), ("--attention", "math")):
