@@ -117,6 +117,7 @@ void WithTeam(int64_t columns, bool wide, const Run& run) {
   if (of_warp <= 8) return with(warp, std::integral_constant<int, 8>());
   const Team<false> block;
   const int64_t of_block = (columns + 4 * kThreads - 1) / (4 * kThreads);
+  if (of_block <= 2) return with(block, std::integral_constant<int, 2>());
   if (of_block <= 4) return with(block, std::integral_constant<int, 4>());
   if (of_block <= 8) return with(block, std::integral_constant<int, 8>());
   with(block, std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>());
