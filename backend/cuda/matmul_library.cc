@@ -278,15 +278,13 @@ struct MatmulLibrary::Impl {
   void AddCandidate(Product& product, const cublasLtMatmulHeuristicResult_t& result,
                     bool without_workspace) {
     if (result.state != CUBLAS_STATUS_SUCCESS) return;
+    if (without_workspace && result.workspaceSize == 0) product.plans.emplace("default", result);
     const std::string name = NameOf(result.algo);
     std::optional<cublasLtMatmulHeuristicResult_t> rebuilt = Rebuild(product, name);
     if (!rebuilt || std::memcmp(&rebuilt->algo, &result.algo, sizeof(result.algo)) != 0) return;
     rebuilt->workspaceSize = std::max(rebuilt->workspaceSize, result.workspaceSize);
     const auto [plan, added] = product.plans.emplace(name, *rebuilt);
-    if (without_workspace && rebuilt->workspaceSize == 0) {
-      plan->second.workspaceSize = 0;
-      product.plans.emplace("default", *rebuilt);
-    }
+    if (without_workspace && rebuilt->workspaceSize == 0) plan->second.workspaceSize = 0;
     if (added && product.candidates.size() < kMaxCandidates) {
       product.candidates.push_back({name, Bytes(0)});
     }

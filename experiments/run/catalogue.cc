@@ -264,8 +264,12 @@ fs::path RecordedTablePath(const std::string& device, std::string_view network, 
   return fs::path("traces/recorded") / DeviceBase(device) / RecordedTableName(network, batch);
 }
 
+std::string TableNetwork(const Trace& trace) {
+  return trace.network + (ArithmeticOf(trace) == "bf16" ? "-bf16" : "");
+}
+
 fs::path RecordedTablePath(const std::string& device, const Trace& trace) {
-  return RecordedTablePath(device, trace.network, BatchOfKernels(trace));
+  return RecordedTablePath(device, TableNetwork(trace), BatchOfKernels(trace));
 }
 
 int64_t BatchOfKernels(const Trace& trace) {
@@ -332,10 +336,11 @@ namespace {
 // Returns a cost model that interpolates between the nearest batches. Returns nullptr if there are
 // no such batches, or if their tables do not cover the trace.
 std::unique_ptr<CostModel> InterpolatedCost(const Trace& trace, const Device& device) {
-  const auto around = FindBatchesAround(trace.network, BatchOfKernels(trace), device.name);
+  const std::string network = TableNetwork(trace);
+  const auto around = FindBatchesAround(network, BatchOfKernels(trace), device.name);
   if (!around) return nullptr;
   const auto read = [&](int64_t batch) {
-    const fs::path path = RecordedTablePath(device.name, trace.network, batch);
+    const fs::path path = RecordedTablePath(device.name, network, batch);
     return BatchTable{batch, ReadCostTable(*FindDataFile(path))};
   };
   auto table = Interpolate(read(around->below), read(around->above), BatchOfKernels(trace));
@@ -458,7 +463,8 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
       }
     }
     loaded.model = FindCost(trace, device);
-    for (const fs::path& path : TablesOf(trace.network, BatchOfKernels(trace), device.name)) {
+    const std::string network = TableNetwork(trace);
+    for (const fs::path& path : TablesOf(network, BatchOfKernels(trace), device.name)) {
       loaded.read.push_back({"cost_table", "data", path});
     }
   } else {

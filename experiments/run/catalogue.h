@@ -128,7 +128,10 @@ std::string RecordedTableName(std::string_view network, int64_t batch);
 // traces/recorded/DEVICE, where DEVICE is `DeviceBase(device)`.
 std::filesystem::path RecordedTablePath(const std::string& device, std::string_view network,
                                         int64_t batch);
-// Returns the path of the table of the trace's network and batch.
+// Returns the network of a trace as the names of tables have it: with "-bf16" if that is the
+// precision of its products.
+std::string TableNetwork(const Trace& trace);
+// Returns the path of the table of the trace's network, precision and batch.
 std::filesystem::path RecordedTablePath(const std::string& device, const Trace& trace);
 // Returns the batch of the trace's forward pass, which is that of a micro-batch if there are
 // several in an iteration.

@@ -247,6 +247,13 @@ class Lowering {
       if (precision_ == Precision::kBf16 || (precision_ == Precision::kTf32 && products)) {
         signature += fmt::format(" {}", kPrecisionNames[static_cast<size_t>(precision_)]);
       }
+      if (precision_ == Precision::kBf16) {  // kernels convert what is not bfloat16
+        const auto is_fp32 = [&](TensorId id) {
+          return trace_.tensor(id).dtype == DataType::kFloat32;
+        };
+        if (is_fp32(op.inputs.front())) signature += " reads=fp32";
+        if (is_fp32(op.outputs.front())) signature += " writes=fp32";
+      }
       op.slots.push_back({std::string(slot.name), std::move(signature), flops, traffic});
       if (products) op.slots.back().arithmetic = kArithmetic[static_cast<size_t>(precision_)];
     }

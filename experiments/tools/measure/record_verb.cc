@@ -78,7 +78,7 @@ int Execute(RecordCommand command, Session& session) {
   const Device device = DeviceOf(*machine);
   for (const std::vector<Trace>& traces : workloads) {
     const std::filesystem::path path = std::filesystem::path(command.output) /
-                                       RecordedTableName(traces[0].network, traces[0].batch);
+                                       RecordedTableName(TableNetwork(traces[0]), traces[0].batch);
     std::optional<CostTable> kept;
     if (command.add && std::filesystem::exists(path)) {
       kept = ReadCostTable(path);
@@ -110,8 +110,8 @@ void AddRecord(Command& program, Session& session) {
       .Required();
   AddCaseOptions(verb, {"mode", "attention", "optimizer", "precision"}, command.asked);
   verb.Text("-o,--output", command.output,
-            "Directory for NETWORK-BATCH.json.zst, which --cost reads; a table that is there is "
-            "replaced");
+            "Directory for NETWORK-BATCH.json.zst, which --cost reads, or NETWORK-bf16-BATCH.json.zst; "
+            "a table that is there is replaced");
   command.recording.Add(verb);
   verb.Number("--min-repeats", command.recording.record.min_repeats, {5, 10000},
               "Least repeats of each kernel");

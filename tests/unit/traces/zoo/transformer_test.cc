@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/files.h"
@@ -228,6 +230,26 @@ TEST(MathTest, Bf16HalvesAllButNormsSoftmaxAndLoss) {
     }
     EXPECT_EQ(type("data.y"), DataType::kInt32);
     EXPECT_EQ(ArithmeticOf(trace), "bf16");
+  }
+}
+
+TEST(MathTest, SignaturesTellTypesApart) {
+  std::map<std::string, std::pair<DataType, DataType>> types;
+  for (const Network& network : {testing::Gpt(), testing::Llama()}) {
+    const Trace trace =
+        LowerNetwork(network, {2, "torch", true, std::nullopt, Precision::kBf16});
+    for (const Op& op : trace.ops) {
+      if (op.slots.empty()) continue;
+      const std::pair of_op(trace.tensor(op.inputs.front()).dtype,
+                            trace.tensor(op.outputs.front()).dtype);
+      const auto [seen, added] = types.emplace(op.slots[0].signature, of_op);
+      EXPECT_EQ(seen->second, of_op) << op.slots[0].signature;
+    }
+  }
+  for (const char* signature : {"linear.fwd in=8 out=8 bias=1 rows=7 bf16",
+                                "linear.fwd in=8 out=8 bias=1 rows=7 bf16 reads=fp32",
+                                "layernorm.fwd rows=7 features=8 training=1 bf16 writes=fp32"}) {
+    EXPECT_TRUE(types.contains(signature)) << signature;
   }
 }
 
