@@ -16,6 +16,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 import torch
@@ -35,13 +36,17 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         linked = pathlib.Path(scratch, "replay.so").resolve()
-        compiled = [linked.with_name(f"{source.stem}.o") for source in SOURCES]
+        headers = pathlib.Path(sysconfig.get_paths()["include"])
+        sources = [source for source in SOURCES if source.suffix == ".cc" and (source.stem != "run_steps" or (headers / "Python.h").exists())]
+        compiled = [linked.with_name(f"{source.stem}.o") for source in sources]
         flags: list[str | pathlib.Path] = [
             "-std=c++20", "-O2", "-fPIC", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include"]
-        for source, target in zip(SOURCES, compiled):
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include",
+            "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers]
+        for source, target in zip(sources, compiled):
             subprocess.run([*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True)
-        subprocess.run([*compiler, "-shared", *compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        subprocess.run([*compiler, "-shared", *compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],
+                       check=True)
         linked.replace(library)
     return library
 

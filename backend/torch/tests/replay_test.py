@@ -24,12 +24,25 @@ LIBRARY = replay._library()
 
 
 def in_python():
-    return mock.patch.object(replay, "_library", lambda: None)
+    return mock.patch.multiple(replay, _library=lambda: None, steps_library=lambda: None)
+
+
+def without_headers():
+    return mock.patch.object(replay, "steps_library", lambda: None)
 
 
 class EqualityInPythonTest(execute_test.EqualityTest):
     def setUp(self):
         for patch in (in_python(), mock.patch.object(execute_test, "PLANS", 3)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+
+class EqualityWithoutHeadersTest(execute_test.EqualityTest):
+    """The library compares steps and runs chains, and Python handles saved tensors, as without the headers of Python."""
+
+    def setUp(self):
+        for patch in (without_headers(), mock.patch.object(execute_test, "PLANS", 3)):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -59,7 +72,7 @@ def replays(stepping):
         ran.append((self, device, dict(storages), marks))
         return run(self, device, storages, marks)
 
-    with mock.patch.object(Replay, "run", note):
+    with without_headers(), mock.patch.object(Replay, "run", note):
         stepping.reset()
         with step(plan):
             loss = stepping.loss()
@@ -77,12 +90,12 @@ class LibraryTest(unittest.TestCase):
             for at, (of, device, storages, marks) in enumerate(ran):
                 with self.subTest(name, chain=at):
                     state = torch.get_rng_state()
-                    one, other = of._native.run(device, storages, marks), of._run_in_python(device, dict(storages), marks)
+                    one, other = of.native.run(device, storages, marks), of._run_in_python(device, dict(storages), marks)
                     self.assertTrue(torch.equal(one, other))
                     self.assertEqual((one.stride(), one.storage_offset(), one.dtype, one.requires_grad),
                                      (other.stride(), other.storage_offset(), other.dtype, False))
                     self.assertTrue(torch.equal(state, torch.get_rng_state()))
-                    drawn += bool(of._native._drawing)
+                    drawn += bool(of.native._drawing)
         self.assertGreater(drawn, 0)
 
     def test_it_runs_without_gradient_and_autocast(self):
@@ -99,7 +112,7 @@ class LibraryTest(unittest.TestCase):
         for name, make in MODELS.items():
             for at, (of, device, storages, marks) in enumerate(replays(Stepping(make))):
                 peaks = []
-                for run in (of._native.run, of._run_in_python):
+                for run in (of.native.run, of._run_in_python):
                     with execute_test.Live({t.untyped_storage()._cdata for t in storages.values()}) as mode:
                         run(device, dict(storages), marks)
                     peaks.append(mode.peak)
@@ -138,7 +151,7 @@ class LibraryTest(unittest.TestCase):
             self.assertEqual(one, (SpillwayError, f"{op.name} made another layout of its result than in the recorded step"))
 
     def test_random_numbers_in_another_order_fail_and_leave_nothing_behind(self):
-        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0]._native._drawing)
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0].native._drawing)
         other = {at: torch.manual_seed(at + 50).get_state() for at in marks}
         state = torch.get_rng_state()
         one, two = self.failures(of, device, storages, other)
@@ -146,7 +159,7 @@ class LibraryTest(unittest.TestCase):
         self.assertIs(one[0], SpillwayError)
         self.assertIn("in another order", one[1])
         self.assertTrue(torch.equal(state, torch.get_rng_state()))
-        key = next(s for s in of._native._reads if s not in of.chain.parameters)
+        key = next(s for s in of.native._reads if s not in of.chain.parameters)
         storages[key] = storages[key].clone()
         copy = StorageWeakRef(storages[key].untyped_storage())
         self.failures(of, device, storages, other)
@@ -244,7 +257,7 @@ class FallbackTest(unittest.TestCase):
         tape = stepping.record()
         saved = next(s for s in candidates(tape) if s.chain is not None)
         with mock.patch.object(replay._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
-            self.assertIsNone(Replay(tape, saved, saved.chain)._native)
+            self.assertIsNone(Replay(tape, saved, saved.chain).native)
         self.assertIn("no such argument", logs.output[0])
 
     def test_other_sources_and_versions_have_other_names(self):
