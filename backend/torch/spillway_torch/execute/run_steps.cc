@@ -400,7 +400,6 @@ class Run {
   }
 
   PyObject* Pack(const Tensor& tensor) {
-    const at::DisableRecordFunctionGuard unseen;
     auto packed = std::make_unique<Packed>(Save(tensor));
     PyObject* capsule = PyCapsule_New(packed.get(), kPacked, [](PyObject* object) {
       delete static_cast<Packed*>(PyCapsule_GetPointer(object, kPacked));
@@ -465,7 +464,10 @@ class Run {
     }
     for (const size_t recipe : position.prefetches) {
       const auto slot = slots_[recipe].lock();
-      if (slot != nullptr && !slot->tensor.defined() && slot->host.defined()) slot->BringBack();
+      if (slot != nullptr && !slot->tensor.defined() && slot->host.defined()) {
+        const Guards guards;
+        slot->BringBack();
+      }
     }
     return at;
   }
@@ -551,6 +553,7 @@ class Run {
     if (recipe.shared && !known_) slot->storage = tensor.storage().getWeakStorageImpl();
     if (recipe.offload) {
       const Guards guards;
+      const at::DisableRecordFunctionGuard unseen;  // by what compares the step
       slot->CopyOut();
     } else if (recipe.chain != nullptr) {
       for (const size_t source : recipe.sources) slot->sources.push_back(slots_[source].lock());
