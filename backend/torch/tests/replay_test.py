@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import os
 import pathlib
+import sys
 import tempfile
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -15,10 +18,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import execute_hazards_test
 import execute_test
 from spillway_torch import SpillwayError, build
-from spillway_torch.execute import CudaDevice, Queue, assemble, replay, step
+from spillway_torch.execute import CpuDevice, CudaDevice, Executor, Queue, assemble, replay, step
 from spillway_torch.execute.device import _Event
 from spillway_torch.execute.replay import Replay
-from stepping import MODELS, Stepping, candidates
+from stepping import MODELS, Stepping, candidates, different
 
 LIBRARY = replay._library()
 
@@ -225,6 +228,66 @@ class ArgumentsTest(unittest.TestCase):
         self.assertEqual(x.tolist(), [1, 1])
 
 
+@unittest.skipIf(replay.steps_library() is None, "there is no library with the headers of Python")
+class StepsTest(unittest.TestCase):
+    """Saved tensors in the library."""
+
+    def setUp(self):
+        self.stepping = Stepping(MODELS["gpt, fused dropout"])
+        self.tape = self.stepping.record()
+        self.actions = {s.storage: "offload" if s.chain is None else "rebuild" for s in candidates(self.tape)}
+
+    def gradients(self, context, between=lambda: None):
+        self.stepping.reset()
+        with context:
+            loss = self.stepping.loss()
+        del context
+        between()
+        loss.backward()
+        return [p.grad for p in self.stepping.model.parameters()]
+
+    def test_backward_runs_when_the_plan_is_gone(self):
+        want = self.gradients(contextlib.nullcontext())
+        plan = assemble(self.tape, self.actions, 0)
+        context = step(plan)
+        executor = weakref.ref(plan.executor)
+        self.assertIsNotNone(plan.executor._library)
+
+        def forget():
+            nonlocal plan, context
+            plan = context = self.tape = None
+            gc.collect()
+            self.assertIsNone(executor())
+
+        self.assertEqual(different(want, self.gradients(context, forget)), [])
+
+    def test_python_takes_over_where_the_library_does_not_take_a_chain(self):
+        want = self.gradients(contextlib.nullcontext())
+        plan = assemble(self.tape, self.actions, 0)
+        with mock.patch.object(replay.Replay, "_in_library", lambda *_: None):
+            context = step(plan)
+        self.assertIsNone(plan.executor._library)
+        self.assertEqual(different(want, self.gradients(context)), [])
+        self.assertEqual(plan.executor.deviations, [])
+
+    def test_an_error_of_the_device_passes(self):
+        class Device(CpuDevice):
+            failing = None
+
+            def copy(self, queue, into, source):
+                if queue is self.failing:
+                    raise ValueError("no copy")
+                super().copy(queue, into, source)
+
+        for Device.failing in (Queue.OUT, Queue.IN):
+            plan = assemble(self.tape, dict.fromkeys(self.actions, "offload"), 0)
+            plan.executor = Executor(plan, Device())
+            with self.assertRaisesRegex(ValueError, "no copy"):
+                self.gradients(step(plan))
+            Device.failing = None
+            self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
+
+
 class FallbackTest(unittest.TestCase):
     def reason(self, **patches):
         replay._library.cache_clear()
@@ -269,9 +332,28 @@ class FallbackTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCES", (pathlib.Path(folder, "a.cc"),)):
             replay.SOURCES[0].write_text("int main() {}", encoding="utf-8")
             names.add(replay.library_path().name)
-        self.assertEqual(len(names), 4)
+        with mock.patch.object(sys.implementation, "cache_tag", "cpython-999"):
+            names.add(replay.library_path().name)
+        self.assertEqual(len(names), 5)
         with mock.patch.object(torch, "__version__", torch.__version__.split("+")[0] + "+cu999"):
             self.assertIn(replay.library_path().name, names)
+
+    def test_without_headers_of_python_less_is_built(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["replay_chains.cc", "compare_steps.cc"])
+            pathlib.Path(folder, "Python.h").touch()
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
+                             ["replay_chains.cc", "compare_steps.cc", "run_steps.cc"])
+
+    def test_a_library_without_steps(self):
+        replay.steps_library.cache_clear()
+        self.addCleanup(replay.steps_library.cache_clear)
+        with mock.patch.object(replay, "_library", object), tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder, "replay.so")
+            other.write_bytes(b"no library")
+            with mock.patch.object(replay, "library_path", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
+                self.assertIsNone(replay.steps_library())
+        self.assertIn("Python handles the tensors that autograd saves", logs.output[0])
 
     def test_a_build_that_fails_leaves_nothing(self):
         with tempfile.TemporaryDirectory() as folder:
