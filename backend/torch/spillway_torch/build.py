@@ -48,7 +48,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
         flags: list[str | pathlib.Path] = [
             "-std=c++20", "-O2", "-fPIC", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include",
-            "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers]
+            "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers, "-I."]
         for source, target in zip(sources, objects):
             subprocess.run([*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True)
         subprocess.run([*compiler, "-shared", *objects, "-o", linked, f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],

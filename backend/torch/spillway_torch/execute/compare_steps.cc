@@ -10,7 +10,7 @@
 //
 // Like replay_chains.cc it uses no header of Python and none of CUDA.
 
-#include "library.h"
+#include <step_library.h>  // of this folder
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,6 +1,6 @@
 // Runs recorded operators of PyTorch again without Python: the chains of replay.py.
 //
-// It uses no header of Python and none of CUDA, so one library serves each Python, and each build
+// It uses no header of Python and none of CUDA, so it is built without them, and serves each build
 // of one version of PyTorch.
 //
 // A chain names storages by placeholders: tensors of the device "meta", in one storage for each
@@ -8,7 +8,7 @@
 // `capture(False)`: a fallback of the dispatcher, above all other kernels, takes the arguments as
 // PyTorch has parsed them, and runs nothing.
 
-#include "library.h"
+#include <step_library.h>  // of this folder
 
 #include <ATen/native/Resize.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
@@ -140,9 +140,8 @@ bool ChainRun::Advance(size_t end) {
     stack.clear();
     size_t next = 0;
     for (const IValue& argument : step.arguments) {
-      stack.push_back(WithTensors(argument, [&](const Tensor& place) {
-        return View(values_[step.slots[next++]], place);
-      }));
+      stack.push_back(WithTensors(
+          argument, [&](const Tensor& place) { return View(values_[step.slots[next++]], place); }));
     }
     step.op.callBoxed(stack);
     if (!Keep(step, stack, values_)) return false;

@@ -2,7 +2,7 @@
 //
 // It takes the headers of Python. PyTorch calls `Pack` and `Unpack` with Python's lock held.
 
-#include "library.h"
+#include <step_library.h>  // of this folder
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -131,9 +131,8 @@ class Gpu : public Device {
     }
     event->record(stream);
     // Another copy takes it over when nobody holds it: waits refer to the last recording before.
-    return {event.release(), [pool = pool_](void* used) {
-              pool->emplace_back(static_cast<c10::Event*>(used));
-            }};
+    return {event.release(),
+            [pool = pool_](void* used) { pool->emplace_back(static_cast<c10::Event*>(used)); }};
   }
 
   Event Copy(const c10::Stream& stream, const Tensor& into, const Tensor& source) {
@@ -335,7 +334,7 @@ class Slot {
   uint32_t version = 0;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;  // unless hashes tell it
   Tensor host;                                                       // its copy
-  Event left;     // the copy to the host is done
+  Event left;                                                        // the copy to the host is done
   Event arrived;  // the copy from the host is done, and operators have not waited for it
   std::vector<std::shared_ptr<Slot>> sources;
   std::vector<Parameter> parameters;
@@ -374,8 +373,9 @@ class Locked {
 // Returns the tensor without its graph.
 Tensor Keep(const Tensor& tensor) {
   static constexpr c10::DispatchKeySet kWrapped(
-      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
-       c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::BatchedNestedTensor});
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+       c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::BatchedNestedTensor});
   return tensor.key_set().has_any(kWrapped) ? tensor.detach() : Detached(tensor);
 }
 
@@ -386,8 +386,8 @@ class Run {
   // compare: returns how a saved tensor, at a position, differs from the recorded one; None if it
   // does not.
   // deviate: takes the reason.
-  Run(std::shared_ptr<const Table> table, bool known,
-      std::vector<std::optional<Tensor>> parameters, py::object compare, py::object deviate)
+  Run(std::shared_ptr<const Table> table, bool known, std::vector<std::optional<Tensor>> parameters,
+      py::object compare, py::object deviate)
       : table_(std::move(table)),
         known_(known),
         given_(std::move(parameters)),
@@ -486,7 +486,8 @@ class Run {
     ++packs;
     const bool planned = at < table_->positions.size() && !deviated;
     if (planned && table_->positions[at].mark) marks_[at] = table_->device->Random();
-    const Entry* entry = planned && table_->positions[at].entry ? &*table_->positions[at].entry : nullptr;
+    const Entry* entry =
+        planned && table_->positions[at].entry ? &*table_->positions[at].entry : nullptr;
     if (entry == nullptr) {
       if (packs > table_->packed) Deviate("it saves more tensors");
       return Plain(tensor, true);
@@ -578,7 +579,8 @@ class Run {
     const Tensor base = Fetch(*packed.slot);
     Tensor view = View(base, *packed.place);
     if (!view.is_same(base))
-      view.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+      view.unsafeGetTensorImpl()->set_version_counter(
+          base.unsafeGetTensorImpl()->version_counter());
     return view;
   }
 
@@ -638,8 +640,9 @@ class Run {
       good = run.Advance(end);
     }
     if (!good)
-      Raise(table_->python.error, slot.recipe.names.at(run.Done()) +
-                                      " made another layout of its result than in the recorded step");
+      Raise(table_->python.error,
+            slot.recipe.names.at(run.Done()) +
+                " made another layout of its result than in the recorded step");
   }
 
   // Runs an operator with the random numbers that it drew in forward.
@@ -707,8 +710,11 @@ py::tuple HooksOf(const py::object& run) {
 std::shared_ptr<Table> MakeTable(int64_t packed, int64_t hashes, std::shared_ptr<Device> device,
                                  py::object error, py::object changed, py::object owners,
                                  size_t positions) {
-  Table table{packed, reinterpret_cast<Hashes*>(hashes), std::move(device),
-              {std::move(error), std::move(changed), std::move(owners)}, {},
+  Table table{packed,
+              reinterpret_cast<Hashes*>(hashes),
+              std::move(device),
+              {std::move(error), std::move(changed), std::move(owners)},
+              {},
               std::vector<Position>(positions)};
   return std::make_shared<Table>(std::move(table));
 }
@@ -719,9 +725,16 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
                bool shared, const Tensor& place, const Tensor& bytes,
                const std::optional<Tensor>& region, std::vector<size_t> sources,
                std::vector<size_t> parameters, const std::vector<DrawIds>& draws) {
-  Recipe recipe{offload, reinterpret_cast<const Program*>(chain), std::move(names), shared,
-                place,   bytes, region.value_or(Tensor()), std::move(sources),
-                std::move(parameters), {}};
+  Recipe recipe{offload,
+                reinterpret_cast<const Program*>(chain),
+                std::move(names),
+                shared,
+                place,
+                bytes,
+                region.value_or(Tensor()),
+                std::move(sources),
+                std::move(parameters),
+                {}};
   for (const auto& [at, mark, drawn] : draws) recipe.draws.push_back({at, mark, drawn});
   table.recipes.push_back(std::move(recipe));
 }
@@ -730,8 +743,8 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
 
 PYBIND11_MODULE(spillway_steps, module) {
   py::class_<Device, std::shared_ptr<Device>>(module, "Device");
-  py::class_<Gpu, Device, std::shared_ptr<Gpu>>(module, "Gpu").def(
-      py::init<int64_t, const Gpu::StreamIds&, const Gpu::StreamIds&>());
+  py::class_<Gpu, Device, std::shared_ptr<Gpu>>(module, "Gpu")
+      .def(py::init<int64_t, const Gpu::StreamIds&, const Gpu::StreamIds&>());
   py::class_<PythonDevice, Device, std::shared_ptr<PythonDevice>>(module, "PythonDevice")
       .def(py::init<py::object>());
   py::class_<Table, std::shared_ptr<Table>>(module, "Table")
