@@ -214,7 +214,8 @@ class SavedTensors:
         self.rebuilt = 0  # operators that ran again
         self._table, self._region, self._known = table, region, known
         self._device, self._plan = table.device, table.plan
-        self._compare, self._deviate = compare, deviate
+        self._compare: Any = compare
+        self._deviate: Any = deviate
         self._thread = threading.get_ident()
         self._lock = threading.RLock()
         self._position = 0
@@ -232,7 +233,7 @@ class SavedTensors:
     def end(self) -> None:
         """Ends the part of the step whose tensors are planned."""
         self._open = False
-        del self._compare, self._deviate  # they refer to what refers to this
+        self._compare = self._deviate = None  # they refer to what refers to this
         self._given = {}
 
     def give_up(self) -> None:
