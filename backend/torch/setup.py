@@ -17,7 +17,7 @@ class BuildWithLibrary(build_py):
         folder = pathlib.Path(self.build_lib).resolve() / "spillway_torch" / "execute"
         built = subprocess.run([sys.executable, "-m", "spillway_torch.build", folder], check=False, cwd=pathlib.Path(__file__).parent)
         if built.returncode == 0:
-            self.get_finalized_command("bdist_wheel").plat_name_supplied = True  # it serves each Python, on this platform
+            self.get_finalized_command("bdist_wheel").plat_name_supplied = True  # other versions of Python do without it
 
 
 setup(cmdclass={"build_py": BuildWithLibrary})

@@ -1,9 +1,10 @@
-"""Builds the library that runs recorded operators again without Python, for the PyTorch that is installed:
+"""Builds the library that carries out plans without Python, for the PyTorch that is installed:
 
     python3 -m spillway_torch.build [FOLDER]      by default into the package, where it is looked for
 
-It takes a compiler for C++20 (c++, or the one in the variable CXX), and ccache if there is one. The library serves each Python,
-and builds of this version of PyTorch for CPUs and for GPUs. Without it, Python runs the operators.
+It takes a compiler for C++20 (c++, or the one in the variable CXX), the headers of Python, and ccache if there is one. The library
+serves this version of Python, and builds of this version of PyTorch for CPUs and for GPUs. Without it, Python runs the operators; without
+the headers, Python handles the tensors that autograd saves.
 
 Exit codes: 0 if the library is there, 2 for bad usage, 5 if it cannot be built.
 """
@@ -16,11 +17,17 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 import torch
 
 from .execute.replay import SOURCES, library_path
+
+
+def compiled(headers: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the sources that are compiled, given the folder in which Python's headers are, if they are there."""
+    return [source for source in SOURCES if source.suffix == ".cc" and (source.stem != "run_steps" or (headers / "Python.h").exists())]
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
@@ -35,13 +42,17 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         linked = pathlib.Path(scratch, "replay.so").resolve()
-        compiled = [linked.with_name(f"{source.stem}.o") for source in SOURCES]
+        headers = pathlib.Path(sysconfig.get_paths()["include"])
+        sources = compiled(headers)
+        objects = [linked.with_name(f"{source.stem}.o") for source in sources]
         flags: list[str | pathlib.Path] = [
             "-std=c++20", "-O2", "-fPIC", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include"]
-        for source, target in zip(SOURCES, compiled):
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include",
+            "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers, "-I."]
+        for source, target in zip(sources, objects):
             subprocess.run([*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True)
-        subprocess.run([*compiler, "-shared", *compiled, "-o", linked, f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        subprocess.run([*compiler, "-shared", *objects, "-o", linked, f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],
+                       check=True)
         linked.replace(library)
     return library
 

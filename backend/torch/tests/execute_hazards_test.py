@@ -767,7 +767,7 @@ class HazardTest(unittest.TestCase):
                 loss = case.forward()
             del loss
             self.assertTrue(all(reference() is None for reference in made))
-            self.assertEqual(list(run._alive(list(run._slots))), [])
+            self.assertEqual(run.saved.alive(), 0)
         self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
 
 

@@ -10,13 +10,13 @@ from stepping import MODELS, Stepping, different, random_plan
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
 
-# The waits of the executor: a function of it, the queue that waits, and the queue that is waited for.
+# The waits of the executor: its functions in Python and for the library, the queue that waits, and the queue that is waited for.
 WAITS = {
-    "memory is given up, and comes back, before its copy to the host is done": ("give_up", COMPUTE, OUT),
-    "memory is read before its copy from the host is done": ("_fetch", COMPUTE, IN),
-    "memory is given up while a copy from the host writes to it": ("__del__", COMPUTE, IN),
-    "memory is copied before its operator is done": ("_open_slot", OUT, COMPUTE),
-    "memory comes back while its last owner uses it": ("bring_back", IN, COMPUTE),
+    "memory is given up, and comes back, before its copy to the host is done": (("give_up",), COMPUTE, OUT),
+    "memory is read before its copy from the host is done": (("_fetch", "fetch"), COMPUTE, IN),
+    "memory is given up while a copy from the host writes to it": (("__del__", "end"), COMPUTE, IN),
+    "memory is copied before its operator is done": (("_open_slot", "copy_out"), OUT, COMPUTE),
+    "memory comes back while its last owner uses it": (("bring_back", "copy_in"), IN, COMPUTE),
 }
 
 

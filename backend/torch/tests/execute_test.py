@@ -279,8 +279,7 @@ class PlanTest(unittest.TestCase):
         self.tape.ops[0].host = 100.0
         recorder._smooth()
         self.assertEqual({op.seconds for op in self.tape.ops}, {1.0})
-        self.assertLess(equal[0].host, 3)
-        self.assertEqual({op.host for op in self.tape.ops if op.name not in ("aten::gelu", self.tape.ops[0].name)}, {1.0})
+        self.assertEqual({op.host for op in self.tape.ops if op.name != self.tape.ops[0].name}, {1.0})
         self.assertLessEqual(self.tape.ops[0].host, 3)
 
     def test_blocks_of_a_gpu(self):

@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import os
 import pathlib
+import sys
 import tempfile
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -15,21 +18,34 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import execute_hazards_test
 import execute_test
 from spillway_torch import SpillwayError, build
-from spillway_torch.execute import CudaDevice, Queue, assemble, replay, step
+from spillway_torch.execute import CpuDevice, CudaDevice, Executor, Queue, assemble, replay, step
 from spillway_torch.execute.device import _Event
 from spillway_torch.execute.replay import Replay
-from stepping import MODELS, Stepping, candidates
+from stepping import MODELS, Stepping, candidates, different
 
 LIBRARY = replay._library()
 
 
 def in_python():
-    return mock.patch.object(replay, "_library", lambda: None)
+    return mock.patch.multiple(replay, _library=lambda: None, steps_library=lambda: None)
+
+
+def without_headers():
+    return mock.patch.object(replay, "steps_library", lambda: None)
 
 
 class EqualityInPythonTest(execute_test.EqualityTest):
     def setUp(self):
         for patch in (in_python(), mock.patch.object(execute_test, "PLANS", 3)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+
+class EqualityWithoutHeadersTest(execute_test.EqualityTest):
+    """The library compares steps and runs chains, and Python handles saved tensors, as without the headers of Python."""
+
+    def setUp(self):
+        for patch in (without_headers(), mock.patch.object(execute_test, "PLANS", 3)):
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -59,7 +75,7 @@ def replays(stepping):
         ran.append((self, device, dict(storages), marks))
         return run(self, device, storages, marks)
 
-    with mock.patch.object(Replay, "run", note):
+    with without_headers(), mock.patch.object(Replay, "run", note):
         stepping.reset()
         with step(plan):
             loss = stepping.loss()
@@ -77,12 +93,12 @@ class LibraryTest(unittest.TestCase):
             for at, (of, device, storages, marks) in enumerate(ran):
                 with self.subTest(name, chain=at):
                     state = torch.get_rng_state()
-                    one, other = of._native.run(device, storages, marks), of._run_in_python(device, dict(storages), marks)
+                    one, other = of.native.run(device, storages, marks), of._run_in_python(device, dict(storages), marks)
                     self.assertTrue(torch.equal(one, other))
                     self.assertEqual((one.stride(), one.storage_offset(), one.dtype, one.requires_grad),
                                      (other.stride(), other.storage_offset(), other.dtype, False))
                     self.assertTrue(torch.equal(state, torch.get_rng_state()))
-                    drawn += bool(of._native._drawing)
+                    drawn += bool(of.native._drawing)
         self.assertGreater(drawn, 0)
 
     def test_it_runs_without_gradient_and_autocast(self):
@@ -99,7 +115,7 @@ class LibraryTest(unittest.TestCase):
         for name, make in MODELS.items():
             for at, (of, device, storages, marks) in enumerate(replays(Stepping(make))):
                 peaks = []
-                for run in (of._native.run, of._run_in_python):
+                for run in (of.native.run, of._run_in_python):
                     with execute_test.Live({t.untyped_storage()._cdata for t in storages.values()}) as mode:
                         run(device, dict(storages), marks)
                     peaks.append(mode.peak)
@@ -138,7 +154,7 @@ class LibraryTest(unittest.TestCase):
             self.assertEqual(one, (SpillwayError, f"{op.name} made another layout of its result than in the recorded step"))
 
     def test_random_numbers_in_another_order_fail_and_leave_nothing_behind(self):
-        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0]._native._drawing)
+        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0].native._drawing)
         other = {at: torch.manual_seed(at + 50).get_state() for at in marks}
         state = torch.get_rng_state()
         one, two = self.failures(of, device, storages, other)
@@ -146,7 +162,7 @@ class LibraryTest(unittest.TestCase):
         self.assertIs(one[0], SpillwayError)
         self.assertIn("in another order", one[1])
         self.assertTrue(torch.equal(state, torch.get_rng_state()))
-        key = next(s for s in of._native._reads if s not in of.chain.parameters)
+        key = next(s for s in of.native._reads if s not in of.chain.parameters)
         storages[key] = storages[key].clone()
         copy = StorageWeakRef(storages[key].untyped_storage())
         self.failures(of, device, storages, other)
@@ -212,6 +228,66 @@ class ArgumentsTest(unittest.TestCase):
         self.assertEqual(x.tolist(), [1, 1])
 
 
+@unittest.skipIf(replay.steps_library() is None, "there is no library with the headers of Python")
+class StepsTest(unittest.TestCase):
+    """Saved tensors in the library."""
+
+    def setUp(self):
+        self.stepping = Stepping(MODELS["gpt, fused dropout"])
+        self.tape = self.stepping.record()
+        self.actions = {s.storage: "offload" if s.chain is None else "rebuild" for s in candidates(self.tape)}
+
+    def gradients(self, context, between=lambda: None):
+        self.stepping.reset()
+        with context:
+            loss = self.stepping.loss()
+        del context
+        between()
+        loss.backward()
+        return [p.grad for p in self.stepping.model.parameters()]
+
+    def test_backward_runs_when_the_plan_is_gone(self):
+        want = self.gradients(contextlib.nullcontext())
+        plan = assemble(self.tape, self.actions, 0)
+        context = step(plan)
+        executor = weakref.ref(plan.executor)
+        self.assertIsNotNone(plan.executor._library)
+
+        def forget():
+            nonlocal plan, context
+            plan = context = self.tape = None
+            gc.collect()
+            self.assertIsNone(executor())
+
+        self.assertEqual(different(want, self.gradients(context, forget)), [])
+
+    def test_python_takes_over_where_the_library_does_not_take_a_chain(self):
+        want = self.gradients(contextlib.nullcontext())
+        plan = assemble(self.tape, self.actions, 0)
+        with mock.patch.object(replay.Replay, "_in_library", lambda *_: None):
+            context = step(plan)
+        self.assertIsNone(plan.executor._library)
+        self.assertEqual(different(want, self.gradients(context)), [])
+        self.assertEqual(plan.executor.deviations, [])
+
+    def test_an_error_of_the_device_passes(self):
+        class Device(CpuDevice):
+            failing = None
+
+            def copy(self, queue, into, source):
+                if queue is self.failing:
+                    raise ValueError("no copy")
+                super().copy(queue, into, source)
+
+        for Device.failing in (Queue.OUT, Queue.IN):
+            plan = assemble(self.tape, dict.fromkeys(self.actions, "offload"), 0)
+            plan.executor = Executor(plan, Device())
+            with self.assertRaisesRegex(ValueError, "no copy"):
+                self.gradients(step(plan))
+            Device.failing = None
+            self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
+
+
 class FallbackTest(unittest.TestCase):
     def reason(self, **patches):
         replay._library.cache_clear()
@@ -244,7 +320,7 @@ class FallbackTest(unittest.TestCase):
         tape = stepping.record()
         saved = next(s for s in candidates(tape) if s.chain is not None)
         with mock.patch.object(replay._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
-            self.assertIsNone(Replay(tape, saved, saved.chain)._native)
+            self.assertIsNone(Replay(tape, saved, saved.chain).native)
         self.assertIn("no such argument", logs.output[0])
 
     def test_other_sources_and_versions_have_other_names(self):
@@ -256,9 +332,28 @@ class FallbackTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCES", (pathlib.Path(folder, "a.cc"),)):
             replay.SOURCES[0].write_text("int main() {}", encoding="utf-8")
             names.add(replay.library_path().name)
-        self.assertEqual(len(names), 4)
+        with mock.patch.object(sys.implementation, "cache_tag", "cpython-999"):
+            names.add(replay.library_path().name)
+        self.assertEqual(len(names), 5)
         with mock.patch.object(torch, "__version__", torch.__version__.split("+")[0] + "+cu999"):
             self.assertIn(replay.library_path().name, names)
+
+    def test_without_headers_of_python_less_is_built(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["replay_chains.cc", "compare_steps.cc"])
+            pathlib.Path(folder, "Python.h").touch()
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
+                             ["replay_chains.cc", "compare_steps.cc", "run_steps.cc"])
+
+    def test_a_library_without_steps(self):
+        replay.steps_library.cache_clear()
+        self.addCleanup(replay.steps_library.cache_clear)
+        with mock.patch.object(replay, "_library", object), tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder, "replay.so")
+            other.write_bytes(b"no library")
+            with mock.patch.object(replay, "library_path", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
+                self.assertIsNone(replay.steps_library())
+        self.assertIn("Python handles the tensors that autograd saves", logs.output[0])
 
     def test_a_build_that_fails_leaves_nothing(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -10,10 +10,10 @@
 //
 // Like replay_chains.cc it uses no header of Python and none of CUDA.
 
+#include <step_library.h>  // of this folder
+
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
@@ -31,10 +31,12 @@
 #include <utility>
 #include <vector>
 
-namespace {
+namespace spillway_torch {
 
 using at::Tensor;
 using c10::IValue;
+
+namespace {
 
 // A hash of 128 bits of a sequence of words.
 struct Hash {
@@ -110,13 +112,6 @@ struct Event {
 };
 
 using Parameters = c10::List<std::optional<Tensor>>;
-
-// How a saved tensor is compared.
-enum class Saved : int64_t {
-  kLayout,  // only how it lies in memory
-  kMade,    // and how it was made
-  kAgain,   // the same, of one that was saved before
-};
 
 // One step of the thread while it is watched.
 class Watch {
@@ -489,6 +484,8 @@ void BeginWatch(const Parameters& parameters) {
           .scopes({at::RecordScope::FUNCTION}));
 }
 
+}  // namespace
+
 // The hashes of a step by position, and its operators.
 class Hashes : public torch::CustomClassHolder {
  public:
@@ -526,27 +523,46 @@ class Hashes : public torch::CustomClassHolder {
   std::vector<Event> events;
 };
 
-Hashes& HashesOf(const IValue& handle) { return *reinterpret_cast<Hashes*>(handle.toInt()); }
+namespace {
 
-// Takes hashes, a saved tensor, its position, and how it is compared. Returns its hash; none if no
-// step of this thread is watched.
-std::optional<Hash> TakeSaved(const torch::jit::Stack& stack) {
+// Returns the hash of a saved tensor; none if no step of this thread is watched.
+std::optional<Hash> HashOfSaved(const Tensor& saved, int64_t position, Saved kind) {
   if (watch == nullptr) return std::nullopt;
-  return watch->OfSaved(stack.at(1).toTensor(), stack.at(2).toInt(), Saved{stack.at(3).toInt()});
+  return watch->OfSaved(saved, position, kind);
 }
 
+}  // namespace
+
+void LearnSaved(Hashes& hashes, const Tensor& saved, int64_t position, Saved kind) {
+  hashes.saved.at(position) = HashOfSaved(saved, position, kind);
+}
+
+bool IsAsLearned(const Hashes& hashes, const Tensor& saved, int64_t position, Saved kind) {
+  const std::optional<Hash> hash = HashOfSaved(saved, position, kind);
+  return hash && hashes.saved.at(position) == hash;
+}
+
+Tensor Detached(const Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+}
+
+namespace {
+
+Hashes& HashesOf(const IValue& handle) { return *reinterpret_cast<Hashes*>(handle.toInt()); }
+
+// These take hashes, a saved tensor, its position, and how it is compared.
 void Learn(torch::jit::Stack& stack) {
-  HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) = TakeSaved(stack);
+  LearnSaved(HashesOf(stack.at(0)), stack.at(1).toTensor(), stack.at(2).toInt(),
+             Saved{stack.at(3).toInt()});
   stack.clear();
 }
 
 void Save(torch::jit::Stack& stack) {
   Tensor kept;
-  const std::optional<Hash> hash = TakeSaved(stack);
-  if (hash && HashesOf(stack.at(0)).saved.at(stack.at(2).toInt()) == hash) {
-    const auto* impl = stack.at(1).toTensor().unsafeGetTensorImpl();
-    kept = Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
-  }
+  if (IsAsLearned(HashesOf(stack.at(0)), stack.at(1).toTensor(), stack.at(2).toInt(),
+                  Saved{stack.at(3).toInt()}))
+    kept = Detached(stack.at(1).toTensor());
   stack.clear();
   stack.emplace_back(std::move(kept));
 }
@@ -573,3 +589,5 @@ TORCH_LIBRARY(spillway_compare, library) {
       .def("handle", &Hashes::Handle)
       .def("difference", &Hashes::Difference);
 }
+
+}  // namespace spillway_torch

@@ -164,6 +164,7 @@ class CudaDevice(Device):
         self._streams = {Queue.COMPUTE: torch.cuda.current_stream(), Queue.OUT: torch.cuda.Stream(),
                          Queue.IN: torch.cuda.Stream()}
         self._ids = {queue: (stream.stream_id, stream.device_index, stream.device_type) for queue, stream in self._streams.items()}
+        self.copy_streams = self._ids[Queue.OUT], self._ids[Queue.IN]
         self._events: list[Any] = []
         self._generator = torch.cuda.default_generators[self.index]
 

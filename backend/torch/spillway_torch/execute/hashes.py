@@ -26,9 +26,9 @@ class Hashes:
         self.known = False
         self._misses = 0
         self._hashes = torch.classes.spillway_compare.Hashes(positions)
-        handle = self._hashes.handle()
-        self.learn = functools.partial(torch.ops.spillway_compare.learn._op, handle)  # (tensor, position, kind)
-        self.save = functools.partial(torch.ops.spillway_compare.save._op, handle)  # the same; returns the tensor, detached, or None
+        self.handle = self._hashes.handle()
+        self.learn = functools.partial(torch.ops.spillway_compare.learn._op, self.handle)  # (tensor, position, kind)
+        self.save = functools.partial(torch.ops.spillway_compare.save._op, self.handle)  # the same; returns the tensor, detached, or None
 
     def begin(self, parameters: list[Optional[torch.Tensor]]) -> None:
         """Watches the operators of this thread. Each parameter has one number in all steps."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import pathlib
 import platform
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +23,13 @@ from .tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in ("replay_chains.cc", "compare_steps.cc"))  # of the library
+SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in ("step_library.h", "replay_chains.cc", "compare_steps.cc", "run_steps.cc"))
 
 
 def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
     """Returns where the library is. Its name says for which PyTorch it is, and ends in a sum of all that it depends on."""
     version = torch.__version__.split("+")[0]
-    key = f"{version} {torch.compiled_with_cxx11_abi()} {platform.machine()}".encode()
+    key = f"{version} {torch.compiled_with_cxx11_abi()} {platform.machine()} {sys.implementation.cache_tag}".encode()
     for source in SOURCES:
         key += source.read_bytes()
     return folder / f"replay-{version}-{zlib.crc32(key):08x}.so"
@@ -45,6 +48,23 @@ def _library() -> Any:
             reason = f"{error}; `python3 -m spillway_torch.build` makes it"
     log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
     return None
+
+
+@functools.cache
+def steps_library() -> Any:
+    """Returns the part of the library that handles saved tensors; None if there is none, or it was built without Python's headers."""
+    if _library() is None:
+        return None
+    loader = importlib.machinery.ExtensionFileLoader("spillway_steps", str(library_path()))
+    spec = importlib.util.spec_from_loader("spillway_steps", loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+    except ImportError as error:
+        log.debug("spillway: Python handles the tensors that autograd saves, which takes longer: %s", error)
+        return None
+    loader.exec_module(module)
+    return module
 
 
 class Replay:
@@ -68,7 +88,7 @@ class Replay:
             self._steps.append(step)
         self._drawn = [(step.mark, step.drawn) for step in self._steps if step.mark is not None]
         self.marks = sorted({m for mark, _ in self._drawn for m in (mark - 1, mark)})
-        self._native = self._in_library(tape, saved)
+        self.native = self._in_library(tape, saved)
 
     def _in_library(self, tape: Tape, saved: Saved) -> _Native | None:
         try:
@@ -89,7 +109,7 @@ class Replay:
 
         Raises `SpillwayError` if random numbers were drawn in another order than in the recorded step.
         """
-        value = self._native.run(device, storages, marks) if self._native is not None else None
+        value = self.native.run(device, storages, marks) if self.native is not None else None
         return value if value is not None else self._run_in_python(device, storages, marks)
 
     def _run_in_python(self, device: Device, storages: Storages, marks: dict[int, Any]) -> torch.Tensor:
@@ -120,7 +140,9 @@ class _Native:
         touched = {s for at in chain.ops for s in _touched(tape.ops[at])}
         places = {s: torch.empty(tape.storages[s].size, dtype=torch.uint8, device="meta") for s in touched.union(self._reads)}
         self._chain = torch.classes.spillway_replay.Chain([places[s] for s in self._reads], places[saved.storage])
-        self._handle = self._chain.handle()
+        self.handle = self._chain.handle()
+        self.names = [step.name for step in steps]
+        self.draws = [(at, step.mark, step.drawn) for at, step in self._drawing]
         for step in steps:
             args, kwargs = step.arguments(places)
             self._chain.capture(True)
@@ -136,8 +158,8 @@ class _Native:
         sources = [storages[s] for s in self._reads]
         with torch._C.DisableTorchFunction():
             if not self._drawing:
-                return self._call(self._handle, sources)
-            run = self._library.start(self._handle, sources)
+                return self._call(self.handle, sources)
+            run = self._library.start(self.handle, sources)
             try:
                 advance = functools.partial(self._library.advance, run)
                 good = all(advance(at) and step.draw(device, marks, functools.partial(advance, at + 1))

@@ -1,6 +1,6 @@
 // Runs recorded operators of PyTorch again without Python: the chains of replay.py.
 //
-// It uses no header of Python and none of CUDA, so one library serves each Python, and each build
+// It uses no header of Python and none of CUDA, so it is built without them, and serves each build
 // of one version of PyTorch.
 //
 // A chain names storages by placeholders: tensors of the device "meta", in one storage for each
@@ -8,8 +8,8 @@
 // `capture(False)`: a fallback of the dispatcher, above all other kernels, takes the arguments as
 // PyTorch has parsed them, and runs nothing.
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
+#include <step_library.h>  // of this folder
+
 #include <ATen/native/Resize.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
@@ -20,10 +20,12 @@
 #include <utility>
 #include <vector>
 
-namespace {
+namespace spillway_torch {
 
 using at::Tensor;
 using c10::IValue;
+
+namespace {
 
 // A dispatch key whose kernels go before those of all others, and that nothing but tests of PyTorch
 // uses.
@@ -43,6 +45,8 @@ struct Step {
   std::vector<size_t> freed = {};
 };
 
+}  // namespace
+
 struct Program {
   std::vector<Step> steps = {};
   size_t sources = 0;  // the first slots are theirs
@@ -57,6 +61,8 @@ struct Program {
     return found->second;
   }
 };
+
+namespace {
 
 // Returns an argument of an operator with `replace(placeholder)` in the place of each placeholder.
 template <typename Replace>
@@ -97,14 +103,20 @@ bool SameLayout(const Tensor& one, const Tensor& other) {
   return one.strides() == other.strides() && one.storage_offset() == other.storage_offset();
 }
 
-// Chains run below autograd and autocast.
-struct Guards {
-  at::NoGradGuard no_grad;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
+bool Keep(const Step& step, const torch::jit::Stack& stack, std::vector<Tensor>& values) {
+  const bool listed = stack.size() == 1 && stack[0].isTensorList();
+  for (const Output& output : step.outputs) {
+    const Tensor value =
+        listed ? stack[0].toTensorList().get(output.index) : stack.at(output.index).toTensor();
+    if (!value.defined() || !SameLayout(value, output.place)) return false;
+    values[output.slot] = value;
+  }
+  for (const size_t slot : step.freed) values[slot].reset();
+  return true;
+}
 
-// Returns a tensor that lies in the storage of `base` as the placeholder lies in its own.
+}  // namespace
+
 Tensor View(const Tensor& base, const Tensor& place) {
   if (SameLayout(base, place) && base.sizes() == place.sizes() && base.dtype() == place.dtype())
     return base;
@@ -114,57 +126,32 @@ Tensor View(const Tensor& base, const Tensor& place) {
   return view;
 }
 
-// One run of a program, which lives longer.
-class Run {
- public:
-  Run(const Program& program, const c10::List<Tensor>& sources)
-      : program_(program), values_(program.slots.size()) {
-    TORCH_CHECK(sources.size() == program.sources, "the chain reads ", program.sources,
-                " storages");
-    for (size_t i = 0; i < sources.size(); ++i) values_[i] = sources.get(i);
-  }
+ChainRun::ChainRun(const Program& program, std::vector<Tensor> sources)
+    : program_(program), values_(std::move(sources)) {
+  TORCH_CHECK(values_.size() == program.sources, "the chain reads ", program.sources, " storages");
+  values_.resize(program.slots.size());
+}
 
-  // Runs the operators before `end` that have not run. Returns false if one made another layout
-  // than in the recorded step.
-  bool Advance(size_t end) {
-    const Guards guards;
-    torch::jit::Stack stack;
-    for (; done_ < end; ++done_) {
-      const Step& step = program_.steps.at(done_);
-      stack.clear();
-      size_t next = 0;
-      for (const IValue& argument : step.arguments) {
-        stack.push_back(WithTensors(argument, [&](const Tensor& place) {
-          return View(values_[step.slots[next++]], place);
-        }));
-      }
-      step.op.callBoxed(stack);
-      if (!Keep(step, stack)) return false;
+bool ChainRun::Advance(size_t end) {
+  const Guards guards;
+  torch::jit::Stack stack;
+  for (; done_ < end; ++done_) {
+    const Step& step = program_.steps.at(done_);
+    stack.clear();
+    size_t next = 0;
+    for (const IValue& argument : step.arguments) {
+      stack.push_back(WithTensors(
+          argument, [&](const Tensor& place) { return View(values_[step.slots[next++]], place); }));
     }
-    return true;
+    step.op.callBoxed(stack);
+    if (!Keep(step, stack, values_)) return false;
   }
+  return true;
+}
 
-  // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it
-  // was not made.
-  const Tensor& Value() const { return values_[program_.target]; }
+const Tensor& ChainRun::Value() const { return values_[program_.target]; }
 
- private:
-  bool Keep(const Step& step, const torch::jit::Stack& stack) {
-    const bool listed = stack.size() == 1 && stack[0].isTensorList();
-    for (const Output& output : step.outputs) {
-      const Tensor value =
-          listed ? stack[0].toTensorList().get(output.index) : stack.at(output.index).toTensor();
-      if (!value.defined() || !SameLayout(value, output.place)) return false;
-      values_[output.slot] = value;
-    }
-    for (const size_t slot : step.freed) values_[slot].reset();
-    return true;
-  }
-
-  const Program& program_;
-  size_t done_ = 0;
-  std::vector<Tensor> values_;  // by slot
-};
+namespace {
 
 // Operators that make a value again.
 class Chain : public torch::CustomClassHolder {
@@ -208,25 +195,26 @@ T& Pointed(const IValue& handle) {
 
 void RunChain(torch::jit::Stack& stack) {
   const Program& program = Pointed<const Program>(stack.at(0));
-  Run run(program, stack.at(1).toTensorList());
+  ChainRun run(program, stack.at(1).toTensorVector());
   stack.clear();
   stack.emplace_back(run.Advance(program.steps.size()) ? run.Value() : Tensor());
 }
 
 void StartRun(torch::jit::Stack& stack) {
-  auto run = std::make_unique<Run>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorList());
+  auto run =
+      std::make_unique<ChainRun>(Pointed<const Program>(stack.at(0)), stack.at(1).toTensorVector());
   stack.clear();
   stack.emplace_back(reinterpret_cast<int64_t>(run.release()));
 }
 
 void AdvanceRun(torch::jit::Stack& stack) {
-  const bool good = Pointed<Run>(stack.at(0)).Advance(stack.at(1).toInt());
+  const bool good = Pointed<ChainRun>(stack.at(0)).Advance(stack.at(1).toInt());
   stack.clear();
   stack.emplace_back(good);
 }
 
 void EndRun(torch::jit::Stack& stack) {
-  const std::unique_ptr<Run> run(&Pointed<Run>(stack.at(0)));
+  const std::unique_ptr<ChainRun> run(&Pointed<ChainRun>(stack.at(0)));
   stack.clear();
   stack.emplace_back(run->Value());
 }
@@ -257,3 +245,5 @@ TORCH_LIBRARY(spillway_replay, library) {
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&Capture>());
 }
+
+}  // namespace spillway_torch

@@ -232,7 +232,8 @@ class TapeRecorder(TorchDispatchMode):
     def _smooth(self) -> None:
         """Replaces times by usual ones, where the host was held up, such as by loading a kernel for the first time.
 
-        The GPU's time is compared with that of equal operators. The host's is the mean of all operators of the name.
+        The GPU's time is compared with that of equal operators. The host's is the least of all operators of the name: it is also held
+        up where the queue of the GPU is full, or where others use the host.
         """
         equal: dict[Any, list[Op]] = {}
         named: dict[Any, list[Op]] = {}
@@ -247,9 +248,7 @@ class TapeRecorder(TorchDispatchMode):
                 op.seconds = op.seconds if op.seconds < OUTLIER * usual else usual
         most = OUTLIER * statistics.median(op.host / op.entries for op in self.tape.ops)
         for ops in named.values():
-            each = [op.host / op.entries for op in ops]
-            usual = min(most, OUTLIER * statistics.median_low(each))
-            host = statistics.mean(min(seconds, usual) for seconds in each)
+            host = min(most, *(op.host / op.entries for op in ops))
             for op in ops:
                 op.host = host * op.entries
 
