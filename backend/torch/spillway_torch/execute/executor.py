@@ -20,7 +20,7 @@ from .chains import Saved, edge_walk, saved_storages
 from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
 from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
-from .plan import KEEP, OFFLOAD, REBUILD, Plan
+from .plan import KEEP, OFFLOAD, PAGE, REBUILD, Plan
 from .replay import Replay
 from .tape import Geometry, has_sign, refuse_hooks, view_in, view_of
 
@@ -191,7 +191,7 @@ class Executor:
         for recipe in self._recipes.values():
             if recipe.action == OFFLOAD:
                 recipe.region = end, recipe.size
-                end += -(-recipe.size // 4096) * 4096
+                end += -(-recipe.size // PAGE) * PAGE
         return end
 
     def region(self, recipe: _Recipe) -> torch.Tensor:
