@@ -124,6 +124,8 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
             elif other is not None and other.value == ref.value and other is not saved and other.packs[0].position < position:
                 if not edge_walk(tape, other).complete:
                     raise _Refused(f"the autograd graph does not show how a source of {op.name} was made")
+                if other.packs[0].edge is None and isinstance(ref.edge, tuple) and ref.value not in tape.producer:
+                    raise _Refused(f"nothing shows that {op.name} reads what a compiled module saved")
                 sources[ref.value] = None
             else:
                 waiting.append(ref.value)
@@ -155,7 +157,7 @@ def _needed_calls(tape: Tape, op: Op) -> list[int]:
         tape.graph.typed.add(node.number)
     if not hidden:
         return []
-    if op.call is None:
+    if op.call is None or tape.compiled:  # torch.compile makes other code where calls are watched
         raise _Refused(f"nothing shows the argument {hidden[0]} of {op.name}")
     return [op.call]
 

@@ -21,6 +21,7 @@ from .device import Device, Host, Queue, bytes_of, device_of
 from .graph import Walk, current_number
 from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
 from .plan import KEEP, OFFLOAD, PAGE, REBUILD, Plan
+from .regions import without_compilation
 from .replay import Replay
 from .tape import Geometry, has_sign, refuse_hooks, view_in, view_of
 
@@ -140,7 +141,7 @@ class Executor:
         self._host: Host = self.device.host(self._place())
         self._last: Callable[[], _Run | None] = lambda: None
         self._lock = threading.Lock()
-        self.hashes: Hashes | None = step_hashes(len(self.entries))
+        self.hashes: Hashes | None = None if tape.compiled else step_hashes(len(self.entries))  # compiled code has no operators to hash
         self.parameters = [tape.parameters[p] for p in sorted({
             p for r in self._recipes.values() if r.replay is not None for p in r.replay.chain.parameters})]
         self.moments = plan.releases.keys() | plan.prefetches.keys()
@@ -263,7 +264,8 @@ class _Run:
             self._calls = ComparedCalls(self._base, self._executor.watched, self._executor.calls)
             self._calls.__enter__()
         # The hooks live in saved variables, which this object must not hold.
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        hooks = (self._pack, self._unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(*(without_compilation(*hooks) if self._plan.tape.compiled else hooks))
         self._hooks.__enter__()
         if -1 in self._executor.marks:
             self._marks[-1] = self._device.random_state()
