@@ -124,8 +124,6 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
             elif other is not None and other.value == ref.value and other is not saved and other.packs[0].position < position:
                 if not edge_walk(tape, other).complete:
                     raise _Refused(f"the autograd graph does not show how a source of {op.name} was made")
-                if other.packs[0].edge is None and isinstance(ref.edge, tuple) and ref.value not in tape.producer:
-                    raise _Refused(f"nothing shows that {op.name} reads what a compiled module saved")
                 sources[ref.value] = None
             else:
                 waiting.append(ref.value)

@@ -382,7 +382,8 @@ class TapeRecorder(TorchDispatchMode):
         Another one, in backward, makes gradients from them.
         """
         if torch._C._current_graph_task_id() != -1:
-            raise NotRecordableError(f"{region_name(module)} runs again in backward, as in a checkpoint: compile what the checkpoint encloses")
+            raise NotRecordableError(f"{region_name(module)} runs again in backward, as in a checkpoint: compile what the checkpoint "
+                                     "encloses")
         self._enter()
         tape = self.tape
         tape.compiled = True
@@ -392,7 +393,7 @@ class TapeRecorder(TorchDispatchMode):
         known, packed, at, node = set(tape.storages), len(tape.packs), len(tape.ops), current_number()
         drawn = self.device.random_state()
         self._outset = self.device.memory()
-        op = Op(Name(region_name(module)), None, None, [], frozenset(), (), None, None, reads, False, self._position, False, 0.0)
+        op = _part(region_name(module), reads, self._position, False)
         tape.ops.append(op)  # what it saves, it saves at its end
         self._region = op
         try:
@@ -454,7 +455,7 @@ class TapeRecorder(TorchDispatchMode):
         """Starts the backward of a compiled part; the operators in it are not recorded."""
         self._enter()
         self._outset = self.device.memory()
-        self._region = Op(Name(f"{forward.name}_backward"), None, None, [], frozenset(), (), None, None, (), False, self._position, True, 0.0)
+        self._region = _part(f"{forward.name}_backward", (), self._position, True)
         self._silent.enter_context(self._silence())
         self._unread = len(self.tape.unpacks)
         self._leave()
@@ -633,6 +634,11 @@ class TapeRecorder(TorchDispatchMode):
                 self._held.append(storage)
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
+
+
+def _part(name: str, reads: tuple[int, ...], position: int, backward: bool) -> Op:
+    """Returns an operator that stands for a compiled part, and that nobody runs again."""
+    return Op(Name(name), None, None, [], frozenset(), (), None, None, reads, False, position, backward, 0.0)
 
 
 def _event() -> Any:
