@@ -82,15 +82,17 @@ class CompiledTest(unittest.TestCase):
         return [plan_of(tape, way) for way in ("rebuild", "offload", "mixed")]
 
     def test_random_plans_change_nothing(self):
-        for name, wrap in (("gpt", True), ("llama, float32", False)):
+        for name, wrap in (("gpt", True), ("llama, float32", False), ("vit", False)):  # blocks of the last one are not compiled
             stepping = Stepping(compiled(MODELS[name], wrap))
             want = stepping.steps()
             tape = stepping.record()
+            graphs = compiled_graphs()
             for seed in range(6):
                 with self.subTest(name, seed=seed):
                     plan = random_plan(tape, seed)
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(compiled_graphs(), graphs)
 
     def test_a_compiled_block_is_one_operator_that_does_not_run_again(self):
         case, _ = self.case()
