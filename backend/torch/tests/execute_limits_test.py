@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+import execute_compiled_test as of_blocks
 import execute_hazards_test as hazards
 import execute_test as equality
 import fit_test as fitting
@@ -82,18 +83,11 @@ class LimitsTest(unittest.TestCase):
             for case.now in (False, True, False):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
-        script = fitting.Script()
-        fitted = fit(script.model, script.optimizer, 1 << 40)
-        script.model.blocks[0].compile(backend="aot_eager")
-        with self.assertRaisesRegex(NotRecordableError, "a region of torch.compile"):
-            script.run(1)
-        fitted.remove()
-
     def test_compiled_models(self):
         whole = nn.Linear(8, 8)
         whole.compile(backend="aot_eager")
         for model in (torch.compile(nn.Linear(8, 8), backend="aot_eager"), whole):
-            with self.assertRaisesRegex(SpillwayError, "module '' is (a OptimizedModule|compiled), which is not planned: a compiled"):
+            with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* compile its blocks one by one"):
                 fit(model)
 
     def test_a_captured_graph(self):
@@ -108,6 +102,7 @@ class LimitsTest(unittest.TestCase):
 
 def tests_of_rows():
     """Returns the tests of each row, by its first words."""
+    blocks = of_blocks.CompiledTest
     risky, equal, fitted = hazards.HazardTest, equality.EqualityTest, fitting.FitTest
     return {
         "random numbers": (equal.test_random_plans_change_nothing, risky.test_random_numbers_drawn_elsewhere,
@@ -126,6 +121,8 @@ def tests_of_rows():
         "another CUDA stream": (risky.test_another_stream,),
         "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused),
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
+        "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
+                                         blocks.test_a_checkpoint_around_a_compiled_block_is_refused),
         "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (risky.test_a_source_changed_before_backward, risky.test_a_change_before_backward_while_recording),

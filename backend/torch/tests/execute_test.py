@@ -50,6 +50,20 @@ class EqualityTest(unittest.TestCase):
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
 
+    def test_the_memory_of_the_host_is_what_the_plan_says(self):
+        stepping = Stepping(MODELS["gpt"])
+        tape = stepping.record()
+        for seed in range(PLANS):
+            plan = random_plan(tape, seed)
+            stepping.steps(plan)
+            sizes = [tape.storages[s].size for s, action in plan.actions.items() if action == "offload"]
+            self.assertEqual(plan.executor._host.bytes.numel(), plan.host_bytes)
+            self.assertLessEqual(sum(sizes), plan.host_bytes)
+            self.assertLess(plan.host_bytes, sum(sizes) + 4096 * len(sizes) + 1)
+            self.assertEqual("(which keeps" in plan.summary(), bool(sizes))
+            plan.executor.close()
+            self.assertEqual(plan.executor._host.bytes.numel(), 0)
+
     def test_random_deviations_and_exceptions_change_nothing(self):
         class Mine(Exception):
             pass

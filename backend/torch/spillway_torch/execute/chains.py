@@ -155,7 +155,7 @@ def _needed_calls(tape: Tape, op: Op) -> list[int]:
         tape.graph.typed.add(node.number)
     if not hidden:
         return []
-    if op.call is None:
+    if op.call is None or tape.compiled:  # torch.compile makes other code where calls are watched
         raise _Refused(f"nothing shows the argument {hidden[0]} of {op.name}")
     return [op.call]
 

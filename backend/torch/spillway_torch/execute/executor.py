@@ -20,7 +20,8 @@ from .chains import Saved, edge_walk, saved_storages
 from .device import Device, Host, device_of
 from .graph import current_number
 from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
-from .plan import KEEP, OFFLOAD, REBUILD, Plan
+from .plan import KEEP, OFFLOAD, PAGE, REBUILD, Plan
+from .regions import without_compilation
 from .replay import Replay
 from .slots import Entry, Recipe, SavedTensors, Table, library_table
 from .tape import has_sign, refuse_hooks
@@ -43,11 +44,11 @@ class Executor:
         self._host: Host = self.device.host(self._place())
         self._last: Callable[[], Any] = lambda: None  # what the last step saved
         self._lock = threading.Lock()
-        self.hashes: Hashes | None = step_hashes(len(self.entries))
+        self.hashes: Hashes | None = None if tape.compiled else step_hashes(len(self.entries))  # compiled code has no operators to hash
         parameters = sorted({p for r in self._recipes.values() if r.replay is not None for p in r.replay.chain.parameters})
         self.parameters = [tape.parameters[p] for p in parameters]
         table = Table(plan, self.device, self.entries, self._recipes, self.hashes, parameters)
-        self._library = library_table(table, self.region)
+        self._library = None if tape.compiled else library_table(table, self.region)
         self.make_saved: Callable[..., Any] = functools.partial(SavedTensors, table, self.region)  # of a step
         if self._library is not None:
             self.make_saved = functools.partial(replay.steps_library().Run, self._library)
@@ -97,7 +98,7 @@ class Executor:
         for recipe in self._recipes.values():
             if recipe.action == OFFLOAD:
                 recipe.region = end, recipe.size
-                end += -(-recipe.size // 4096) * 4096
+                end += -(-recipe.size // PAGE) * PAGE
         return end
 
     def region(self, recipe: Recipe) -> torch.Tensor:
@@ -174,7 +175,8 @@ class _Run:
         if executor.watched and not self._known:
             self._calls = ComparedCalls(self._base, executor.watched, executor.calls)
             self._calls.__enter__()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(*self.saved.hooks)
+        hooks = self.saved.hooks
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(*(without_compilation(*hooks) if executor.plan.tape.compiled else hooks))
         self._hooks.__enter__()
 
     def end(self) -> None:

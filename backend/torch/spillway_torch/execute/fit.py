@@ -18,6 +18,7 @@ from .device import Memory
 from .executor import Executor, _Run
 from .plan import Plan, useful_moves
 from .planner import make_plan
+from .regions import is_compiled
 from .tape import Tape, TapeRecorder
 
 log = logging.getLogger("spillway_torch")
@@ -312,15 +313,15 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
 REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
            "FullyShardedDataParallel": "its parameters come and go during a step",
            "FSDPModule": "its parameters come and go during a step",
-           "DataParallel": "its replicas run in several threads",
-           "OptimizedModule": "a compiled graph saves what it likes, and what it runs is not seen"}
+           "DataParallel": "its replicas run in several threads"}
 
 
 def refuse_model(model: torch.nn.Module) -> None:
     """Raises `SpillwayError` for kinds of modules that a plan cannot run."""
     for name, module in model.named_modules():
-        if module._compiled_call_impl is not None:
-            raise SpillwayError(f"module '{name}' is compiled, which is not planned: {REFUSED['OptimizedModule']}")
+        if not name and is_compiled(module):
+            raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
+                                "blocks one by one")
         for kind in type(module).__mro__:
             if kind.__name__ in REFUSED:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")

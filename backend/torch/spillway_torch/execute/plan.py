@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FORMAT = "spillway-torch-plan"
 KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
 GIB = 1 << 30
+PAGE = 4096  # bytes, at which each copy on the host begins
 HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step
 
 
@@ -79,6 +80,11 @@ class Plan:
         """Returns whether the host, not the GPU, is predicted to limit the step, or parts of it."""
         return self.host_seconds >= HOST_BOUND * self.seconds > 0
 
+    @property
+    def host_bytes(self) -> int:
+        """Returns the bytes of the host that copies take. All of them exist when forward ends, so each has a place of its own."""
+        return sum(-(-self.tape.storages[s].size // PAGE) * PAGE for s, action in self.actions.items() if action == OFFLOAD)
+
     def summary(self) -> str:
         """Returns what the plan is predicted to take, and what bounds it, in one line."""
         counts = {action: sum(1 for a in self.actions.values() if a == action) for action in (OFFLOAD, REBUILD)}
@@ -87,8 +93,9 @@ class Plan:
             over = 100 * (self.seconds / self.eager_seconds - 1)
             times = (f", {self.seconds * 1e3:.1f} ms{' (host-bound)' if self.host_bound else ''}, {over:.1f} % over "
                      f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
+        there = f" (which keeps {self.host_bytes / GIB:.4g} GiB for them)" if counts[OFFLOAD] else ""
         return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
-                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host and {counts[REBUILD]} are "
+                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[REBUILD]} are "
                 "rebuilt")
 
     def write(self, path: str | os.PathLike[str]) -> None:

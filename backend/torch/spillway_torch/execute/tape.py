@@ -24,10 +24,10 @@ from .. import table
 from ..errors import NotRecordableError, SpillwayError
 from ..ledger import Ledger, Storage
 from ..recorder import _flops, facts_of, tensors_in
-from ..recording import _refuse_compiled
 from .calls import Call, RecordedCalls
 from .device import Device, Host, Memory, bytes_of, device_of
 from .graph import Edge, Graph, current_number
+from .regions import CompiledCalls, Name, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 
 LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
@@ -130,6 +130,7 @@ class Tape:
         self.writes: dict[int, list[int]] = {}  # which ones
         self.origin: dict[int, int] = {}  # the saved storage of one that came back
         self.calls: list[Call] = []
+        self.compiled = False  # parts of it ran under torch.compile
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
@@ -176,6 +177,14 @@ class TapeRecorder(TorchDispatchMode):
         self._hooks: Any = None
         self._calls: RecordedCalls | None = None
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
+        self._compiled = CompiledCalls(self._run_compiled)
+        self._graphs = 0  # that torch.compile had made before
+        self._region: Op | None = None  # the compiled part that runs, in forward or in backward
+        self._began: Any = None  # event: it began, or went on
+        self._outset: Memory | None = None  # the memory when it began
+        self._held: list[torch.UntypedStorage] = []  # what came back for it
+        self._unread = 0  # saved tensors that backward had read before it
+        self._silent = contextlib.ExitStack()
 
     # ---- the span of a recording ----
 
@@ -183,9 +192,10 @@ class TapeRecorder(TorchDispatchMode):
         """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
         self.device.begin()
         refuse_hooks()
-        self._closing.enter_context(_refuse_compiled())
+        self._graphs = compiled_graphs()
+        self._closing.enter_context(self._compiled)
         self.tape.graph = Graph()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(*without_compilation(self._pack, self._unpack))
         self._calls = RecordedCalls(self.tape.graph.base)
         self.__enter__()
         self._calls.__enter__()
@@ -217,11 +227,13 @@ class TapeRecorder(TorchDispatchMode):
         self.cancel()
         if not all(self._backwards.values()):
             raise NotRecordableError("backward failed")
+        if compiled_graphs() != self._graphs:
+            raise NotRecordableError("parts of the model were compiled in it, which takes time and memory; a later step can be recorded")
         tape = self.tape
         if self._events:
             torch.cuda.synchronize()
             for op, before, after in self._events:
-                op.seconds = max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
+                op.seconds += max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
             self._smooth()
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
@@ -296,8 +308,12 @@ class TapeRecorder(TorchDispatchMode):
     def _enter(self) -> None:
         """Ends a time of the program's own."""
         self._program += time.perf_counter() - self._left
+        if self._region is not None and self.tape.device == "cuda":
+            self._events.append((self._region, self._began, _event()))
 
     def _leave(self) -> None:
+        if self._region is not None and self.tape.device == "cuda":
+            self._began = _busy_event()
         self._left = time.perf_counter()
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -357,12 +373,117 @@ class TapeRecorder(TorchDispatchMode):
         tape.ops.append(op)
         return result
 
+    # ---- compiled parts ----
+
+    def _run_compiled(self, module: torch.nn.Module, call: Callable[[], Any], inputs: Any) -> Any:
+        """Runs a compiled module. It counts as one operator, which makes its results and the tensors that it saves.
+
+        Another one, in backward, makes gradients from them.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            raise NotRecordableError(f"{region_name(module)} runs again in backward, as in a checkpoint: compile what the checkpoint "
+                                     "encloses")
+        self._enter()
+        tape = self.tape
+        tape.compiled = True
+        given = [t for t in (*module.parameters(), *module.buffers(), *all_tensors(inputs)) if self._here(t)]
+        reads = tuple(dict.fromkeys(map(self._storage, given)))
+        versions = [t._version for t in given]
+        known, packed, at, node = set(tape.storages), len(tape.packs), len(tape.ops), current_number()
+        drawn = self.device.random_state()
+        self._outset = self.device.memory()
+        op = _part(region_name(module), reads, self._position, False)
+        tape.ops.append(op)  # what it saves, it saves at its end
+        self._region = op
+        try:
+            with self._suspended():
+                self._leave()
+                result = call()
+                self._enter()
+            made = [t for t in all_tensors(result) if self._here(t)]
+            for tensor in made:
+                self._storage(tensor)
+        finally:
+            self._region = None
+        op.fresh = frozenset(tape.storages.keys() - known)
+        op.random = not self.device.same_random_state(drawn, self.device.random_state())
+        written = dict.fromkeys(self._storage(t) for t, version in zip(given, versions) if t._version != version)
+        for storage in written:
+            self._changes[storage] += 1
+            tape.version[storage] += 1
+            tape.writes.setdefault(storage, []).append(at)
+        op.written = tuple((storage, tape.version[storage]) for storage in written)
+        if len({pack.node for pack in tape.packs[packed:]}) > 1:  # several graphs: what the first one saves exists while others run
+            for saved in (tape.storages[s] for s in op.fresh):
+                saved.died = at if saved.died == at + 1 else saved.died
+        self._end_region(op, [*given, *made])
+        self._node = current_number() - tape.graph.base
+        for function in nodes_of_regions(made, node):
+            function.register_prehook(lambda _: self._begin_backward(op))
+            function.register_hook(lambda gradients, _: self._end_backward_of_compiled(gradients))
+        self._leave()
+        return result
+
+    def _end_region(self, op: Op, tensors: list[torch.Tensor]) -> None:
+        """Notes what an operator took that stands for a compiled part, and that was appended to the tape."""
+        self._entries += 1
+        op.host, op.entries = self._program, self._entries
+        self._program, self._entries = 0.0, 0
+        self._grown.append(self._count_memory(op, self._outset, self.device.memory()))
+        if self.tape.device == "cpu":
+            op.seconds = _moving(tensors)
+
+    @contextlib.contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """Within it, no mode watches operators, which torch.compile would not run under: only saved tensors are seen."""
+        if _get_current_dispatch_mode() is not self:
+            raise NotRecordableError("a dispatch mode is active while a compiled module runs")
+        calls = self._calls if self._hooks is not None else None
+        with self._compiled.paused():
+            self.__exit__(None, None, None)
+            if calls is not None:
+                calls.__exit__(None, None, None)
+            try:
+                yield
+            finally:
+                if calls is not None:
+                    calls.__enter__()
+                self.__enter__()
+
+    def _begin_backward(self, forward: Op) -> None:
+        """Starts the backward of a compiled part; the operators in it are not recorded."""
+        self._enter()
+        self._outset = self.device.memory()
+        self._region = _part(f"{forward.name}_backward", (), self._position, True)
+        self._silent.enter_context(self._silence())
+        self._unread = len(self.tape.unpacks)
+        self._leave()
+
+    def _end_backward_of_compiled(self, gradients: Any) -> None:
+        self._enter()
+        op, self._region = self._region, None
+        assert op is not None
+        tape, made = self.tape, [t for t in all_tensors(gradients) if self._here(t)]
+        known = set(tape.storages)
+        for tensor in made:
+            self._storage(tensor, len(tape.ops))
+        op.fresh = frozenset(tape.storages.keys() - known)
+        op.reads = tuple(dict.fromkeys(unpack.pack.value[0] for unpack in tape.unpacks[self._unread:]))
+        tape.ops.append(op)
+        came = sum(storage.nbytes() for storage in self._held)
+        self._held.clear()  # until now, as autograd holds what it saved
+        self._end_region(op, made)
+        op.scratch = max(0, op.scratch - came)
+        self._silent.close()
+        self._leave()
+
     def _count_memory(self, op: Op, before: Memory | None, after: Memory | None) -> int:
         """Notes the memory of an operator; returns the bytes that it took without a tensor, and that stay."""
         if before is None or after is None:
             return 0
-        made = sum(self.tape.storages[s].size for s in op.fresh)
-        grown = max(0, after.requested - before.requested - made)
+        fresh = [self.tape.storages[s] for s in op.fresh]
+        made = sum(storage.size for storage in fresh)
+        grown = max(0, after.requested - before.requested - sum(storage.size for storage in fresh if storage.died is None))
         op.used = after.most
         op.scratch = max(0, after.most_requested - before.requested - made - grown)
         return grown
@@ -376,19 +497,18 @@ class TapeRecorder(TorchDispatchMode):
         self._entries += 1
         if self.tape.device == "cpu":
             return func(*args, **kwargs), None
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(400000)  # a busy GPU: otherwise the pair of events times the host
-        before.record()
+        before = _busy_event()
         began = time.perf_counter()
         result = func(*args, **kwargs)
         self._program += time.perf_counter() - began
-        after.record()
-        return result, (before, after)
+        return result, (before, _event())
 
     def _here(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device.place and tensor.layout == torch.strided
 
     def _storage(self, tensor: torch.Tensor, born: int | None = None) -> int:
+        if born is None and self._region is not None and not self._region.backward:
+            born = len(self.tape.ops) - 1  # it was not seen before
         storage = self._ledger.find(tensor, born)
         self.tape.storages[storage.number] = storage
         self.tape.version.setdefault(storage.number, 0)
@@ -509,14 +629,38 @@ class TapeRecorder(TorchDispatchMode):
             came = self._ledger.find(copy, len(self.tape.ops))
             self.tape.origin[came.number] = value[0]
             self._returned.append((came, known[1], size))
+            if self._region is not None:
+                self._held.append(storage)
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
 
 
+def _part(name: str, reads: tuple[int, ...], position: int, backward: bool) -> Op:
+    """Returns an operator that stands for a compiled part, and that nobody runs again."""
+    return Op(Name(name), None, None, [], frozenset(), (), None, None, reads, False, position, backward, 0.0)
+
+
+def _event() -> Any:
+    """Returns an event that is done when the GPU has done all that it was given."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _busy_event() -> Any:
+    """Returns one of a busy GPU: on an idle one, a pair of events times the host."""
+    torch.cuda._sleep(400000)
+    return _event()
+
+
+def _moving(tensors: list[torch.Tensor]) -> float:
+    """Returns the seconds for reading or writing tensors once, on a CPU that is like no other."""
+    return 1e-6 + sum(t.numel() * t.element_size() for t in tensors) / 100e9
+
+
 def _estimate(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Returns a time in seconds that depends on nothing but sizes, so that plans on a CPU are the same in each run."""
-    moved = sum(t.numel() * t.element_size() for t in tensors_in([args, result], []))
-    return 1e-6 + moved / 100e9 + _flops(func, args, kwargs, result) / 10e12
+    return _moving(tensors_in([args, result], [])) + _flops(func, args, kwargs, result) / 10e12
 
 
 def has_sign(tensor: torch.Tensor) -> bool:
