@@ -1,5 +1,5 @@
-// Device code for kernels whose threads share rows: a row's parts of four elements, and the teams of
-// threads that work on one row.
+// Device code for kernels whose threads share rows: a row's parts of four elements, and the teams
+// of threads that work on one row.
 
 #ifndef SPILLWAY_BACKEND_CUDA_DEVICE_ROWS_H_
 #define SPILLWAY_BACKEND_CUDA_DEVICE_ROWS_H_

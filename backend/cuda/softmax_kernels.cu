@@ -143,8 +143,7 @@ __global__ void SoftmaxKernel(ConstElements x, Elements y, int64_t columns, bool
     }
   }
   const float all = BlockReduce<Max>(largest);
-  const float scale =
-      1 / BlockReduce<Sum>(largest == -INFINITY ? sum : sum * expf(largest - all));
+  const float scale = 1 / BlockReduce<Sum>(largest == -INFINITY ? sum : sum * expf(largest - all));
 #pragma unroll 2
   for (int64_t column = row.begin(); column < columns; column += blockDim.x * 4) {
     Floats<4> part = row.Get(x, column);

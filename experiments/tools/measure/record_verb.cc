@@ -109,9 +109,10 @@ void AddRecord(Command& program, Session& session) {
   verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
       .Required();
   AddCaseOptions(verb, {"mode", "attention", "optimizer", "precision"}, command.asked);
-  verb.Text("-o,--output", command.output,
-            "Directory for NETWORK-BATCH.json.zst, which --cost reads, or NETWORK-bf16-BATCH.json.zst; "
-            "a table that is there is replaced");
+  verb.Text(
+      "-o,--output", command.output,
+      "Directory for NETWORK-BATCH.json.zst, which --cost reads, or NETWORK-bf16-BATCH.json.zst; "
+      "a table that is there is replaced");
   command.recording.Add(verb);
   verb.Number("--min-repeats", command.recording.record.min_repeats, {5, 10000},
               "Least repeats of each kernel");

@@ -649,7 +649,7 @@ def _event() -> Any:
 
 def _busy_event() -> Any:
     """Returns one of a busy GPU: on an idle one, a pair of events times the host."""
-    torch.cuda._sleep(400000)
+    torch.cuda._sleep(2_000_000)  # a millisecond, which recording an operator takes the host at most
     return _event()
 
 

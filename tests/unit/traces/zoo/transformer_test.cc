@@ -236,8 +236,7 @@ TEST(MathTest, Bf16HalvesAllButNormsSoftmaxAndLoss) {
 TEST(MathTest, SignaturesTellTypesApart) {
   std::map<std::string, std::pair<DataType, DataType>> types;
   for (const Network& network : {testing::Gpt(), testing::Llama()}) {
-    const Trace trace =
-        LowerNetwork(network, {2, "torch", true, std::nullopt, Precision::kBf16});
+    const Trace trace = LowerNetwork(network, {2, "torch", true, std::nullopt, Precision::kBf16});
     for (const Op& op : trace.ops) {
       if (op.slots.empty()) continue;
       const std::pair of_op(trace.tensor(op.inputs.front()).dtype,
