@@ -57,6 +57,18 @@ std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm) 
   return call.signature.substr(0, call.signature.find(' '));
 }
 
+namespace {
+
+// Returns true iff the table is of a network with convolutions in fp32.
+bool HasConvolutions(const std::filesystem::path& table) {
+  return std::ranges::any_of(ReadCostTable(table).entries, [](const CostEntry& entry) {
+    return entry.signature.starts_with("conv2d") &&
+           entry.signature.find(" bf16") == std::string::npos;
+  });
+}
+
+}  // namespace
+
 std::vector<std::string> RecordedWorkloads(const std::string& device) {
   // The path of the device file leads to the directory of the tables.
   std::vector<std::string> names;
@@ -68,6 +80,7 @@ std::vector<std::string> RecordedWorkloads(const std::string& device) {
   for (const auto& entry : std::filesystem::directory_iterator(tables, ignored)) {
     std::string name = entry.path().filename();
     if (!name.ends_with(".json.zst") || name.ends_with("-1.json.zst")) continue;
+    if (!HasConvolutions(entry.path())) continue;
     name.resize(name.size() - std::string_view(".json.zst").size());
     name[name.rfind('-')] = ':';
     names.push_back(std::move(name));

@@ -34,9 +34,9 @@ std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm);
 std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
                                     const std::string& device);
 
-// Returns the workloads with a table for `device`, such as "vgg16:64", sorted by name. Tables of
-// batch 1 are left out: they are for inference, and most of their entries are slices that take
-// microseconds.
+// Returns the workloads with a table for `device` and convolutions in fp32, such as "vgg16:64",
+// sorted by name. Tables of batch 1 are left out: they are for inference, and most of their entries
+// are slices that take microseconds.
 std::vector<std::string> RecordedWorkloads(const std::string& device);
 
 // An `ErrorSummary` holds quantiles of errors. An error is the absolute logarithm of predicted over
