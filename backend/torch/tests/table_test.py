@@ -158,7 +158,6 @@ WAYS = {
     "dropout in place": lambda: F.dropout(tensor(4, 8, grad=False), 0.1, inplace=True),
     "dropout of none": lambda: F.dropout(tensor(4, 8), 0.0), "dropout of all": lambda: F.dropout(tensor(4, 8), 1.0),
     "linear": lambda: F.linear(tensor(2, 3, 8), tensor(4, 8), tensor(4)),
-    "linear of transposed": lambda: F.linear(tensor(3, 2, 8).transpose(0, 1), tensor(4, 8), tensor(4)),
     "matmul": lambda: tensor(2, 3, 8) @ tensor(8, 4), "pooling": lambda: F.max_pool2d(tensor(1, 2, 8, 8), 2),
     "pooling without gradient": lambda: F.max_pool2d(tensor(1, 2, 8, 8, grad=False), 2),
     "number written": lambda: tensor(4, 4, grad=False).__setitem__((slice(None), 0), 3.0),
