@@ -103,8 +103,8 @@ int Execute(RecordCommand command, Session& session) {
 void AddRecord(Command& program, Session& session) {
   Command& verb = program.Add(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
-  verb.examples = {"record alexnet:8 -o tables", "record alexnet:8 --store kernels.sqlite",
-                   "record gpt2@1024:4 --precision bf16 --optimizer adamw -o tables"};
+  verb.examples = {"record gpt2@1024:4 --precision bf16 --optimizer adamw -o tables",
+                   "record alexnet:8 --store kernels.sqlite"};
   auto& command = verb.Keep<RecordCommand>();
   verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
       .Required();
