@@ -166,7 +166,7 @@ class TransformerTest(CommandTest):
             program = pathlib.Path(directory) / "program"
             program.write_text("""#!/bin/sh
 case "$*" in
-  "validate a:1 --precision fp32"*"*" --attention math") row=1,2 ;;
+  "validate a:1 --precision fp32"*" --attention math") row=1,2 ;;
   "validate a:1 --precision bf16"*"--attention"*) exit 3 ;;
   "validate a:1 --precision bf16"*) row=3,4 ;;
   *) exit 5 ;;
