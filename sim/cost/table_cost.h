@@ -60,7 +60,11 @@ class TableCostModel final : public CostModel {
   std::span<const Kernel> Kernels(const Op& op, size_t slot, int64_t batch) const override;
   Duration CopyTime(Direction direction, Bytes size) const override;
   std::string Provenance() const override;
-  std::string ArithmeticFor(const Trace&) const override { return provenance_.math; }
+  // Signatures say what is in bfloat16; the table's arithmetic is that of products of float32.
+  std::string ArithmeticFor(const Trace& trace) const override {
+    const std::string arithmetic = ArithmeticOf(trace);
+    return arithmetic == "bf16" ? arithmetic : provenance_.math;
+  }
 
  private:
   void Add(CostTable table);
