@@ -32,9 +32,8 @@ constexpr Duration kShort = Duration::Microseconds(50);
 constexpr Duration kGroupTime = Duration::Microseconds(200);
 constexpr int64_t kLargestGroup = 64;
 
-// One entry to record. One op stands for all ops with its signature: the first of those whose first
-// input is largest. That of others may be bfloat16 where its own is float32, which some kernels
-// convert in the workspace.
+// One entry to record. The first op of the trace with its signature stands for all ops with that
+// signature.
 struct Job {
   const Op* op = nullptr;
   size_t slot = 0;
@@ -46,22 +45,17 @@ struct Job {
 // Returns the distinct (signature, batch) pairs to record, sorted by both.
 std::vector<Job> FindJobs(const Trace& trace, const RecordOptions& options) {
   std::map<std::pair<std::string_view, int64_t>, Job> jobs;
-  const auto add = [&](const Job& job) {
-    const auto size = [&](const Op& op) { return trace.tensor(op.inputs.front()).size; };
-    const auto [at, is_new] = jobs.try_emplace({job.slot_data().signature, job.batch}, job);
-    if (size(*job.op) > size(*at->second.op)) at->second = job;
-  };
   for (const Op& op : trace.ops) {
     for (size_t slot = 0; slot < op.slots.size(); ++slot) {
       const std::string& signature = op.slots[slot].signature;
       if (!options.only) {
-        add({&op, slot, op.batch});
+        jobs.try_emplace({signature, op.batch}, Job{&op, slot, op.batch});
         continue;
       }
       const auto end = options.only->upper_bound({signature, op.batch});
       for (auto key = options.only->lower_bound({signature, 1}); key != end; ++key) {
         if (key->second != op.batch && !RowOf(op.type).algorithms) continue;
-        add({&op, slot, key->second});
+        jobs.try_emplace({signature, key->second}, Job{&op, slot, key->second});
       }
     }
   }

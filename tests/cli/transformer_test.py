@@ -144,6 +144,13 @@ class TransformerTest(CommandTest):
             self.assertEqual(sorted((row["accumulate"], row["clip_norm"], row["loss_chunks"]) for row in rows),
                              [("1", "0.5", "4"), ("1", "1", "4"), ("2", "0.5", "4"), ("2", "1", "4")])
 
+    def test_recorded_tables_are_those_of_the_precision(self):
+        for precision, attention in (("fp32", "math"), ("bf16", "fused")):
+            (row,) = self.rows("gpt2@1024:8", "--precision", precision, "--attention", attention, "--optimizer", "adamw",
+                               "--device", "h200", "--policy", "liveness")
+            self.assertTrue(row["cost"].startswith("recorded on NVIDIA H200"), row["cost"])
+            self.assertEqual(row["arithmetic"], precision)
+
     def test_inference_needs_less(self):
         training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
         self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
