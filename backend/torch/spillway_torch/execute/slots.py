@@ -75,7 +75,7 @@ def changed(tensor: torch.Tensor | None, expected: int, version: int | None = No
 
 
 class _Calls:
-    """What the library asks of a device that it does not know."""
+    """What the library asks of a device that it does not know. Each wait has a name of its own, so that tests can leave out one."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
