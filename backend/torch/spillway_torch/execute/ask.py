@@ -131,9 +131,9 @@ class _Writer:
             recorded = self.tape.storages[storage]
             saved = self.movable.get(storage)
             last = self.used[storage] if saved is None else min(self.used[storage], (saved.dies or 1) - 1)
-            begin = 0 if recorded.born < 0 else first
+            begin, size = 0 if recorded.born < 0 else first, self.tape.rounded(storage)
             for at in range(begin, len(alive) if recorded.born < 0 and recorded.died is None else last + 1):
-                alive[at] += self.tape.rounded(storage)
+                alive[at] += size
         rest = {at: max(0, self.tape.used[at] - alive[at]) for at in by_index}
         unused = min(rest.values())
         for at, made in by_index.items():

@@ -167,6 +167,8 @@ class CudaDevice(Device):
         self.copy_streams = self._ids[Queue.OUT], self._ids[Queue.IN]
         self._events: list[Any] = []
         self._generator = torch.cuda.default_generators[self.index]
+        self._expandable = "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF", "")
+                                                          + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
 
     def begin(self) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -235,8 +237,7 @@ class CudaDevice(Device):
         return Memory(allocated["current"], allocated["peak"], requested["current"], requested["peak"])
 
     def block(self, size: int) -> int:
-        return block_of(size, "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
-                        + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        return block_of(size, self._expandable)
 
     def now(self) -> float | None:
         torch.cuda.synchronize(self.index)

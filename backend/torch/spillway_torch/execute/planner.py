@@ -20,7 +20,7 @@ NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
-MOST_TRIED, FEW_TRIED = 400, 100  # changes to single storages, for one plan and for each of many
+MOST_TRIED, FEW_TRIED = 300, 100  # changes to single storages: of the better of two choices, and before that of both
 LEAST_SECONDS = 2e-6  # of the host for an operator
 
 log = logging.getLogger("spillway_torch")
@@ -79,6 +79,7 @@ class _Model:
         for unpack in tape.unpacks:
             self.uses.setdefault(unpack.pack.value[0], []).append(unpack.position)
             self.until[unpack.position] = max(unpack.op + 1, unpack.last)
+        self.read = {s: max(map(self.until.__getitem__, uses)) for s, uses in self.uses.items()}  # operators that have run when none reads it
         self.candidates = [s for s in self.saved.values() if s.dies is not None and s.bytes >= smallest]
         self.candidates.sort(key=lambda s: s.packs[0].position)
         planned = {s.storage for s in self.candidates}
@@ -93,7 +94,7 @@ class _Model:
                 dies = len(tape.ops) if recorded.died is None else recorded.died
                 last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
                 self.add(self.base, dies, last, tape.rounded(storage))
-        self.touched = {p.position for p in tape.packs}
+        self.packed = [-1, *(p.position for p in tape.packs)]
 
     def _host_clock(self) -> list[float]:
         """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
@@ -187,7 +188,7 @@ class _Model:
 
     def _held(self, actions: Actions) -> dict[int, int]:
         """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
-        held = {s: max(self.until[use] for use in uses) for s, uses in self.uses.items()}
+        held = self.read.copy()
         for saved in reversed(self.candidates):
             if actions.get(saved.storage) == REBUILD:
                 for source, _ in self._sources(saved.storage):
@@ -283,7 +284,9 @@ class _Model:
             now = times[at] + stall
             if queue and (memory[at] + waiting > budget or next(iter(queue.values())) <= now):
                 for storage, end in list(queue.items()):
-                    if self.dying[storage][1] <= at and (memory[at] + waiting > budget or end <= now):
+                    if end > now and memory[at] + waiting <= budget:
+                        break
+                    if self.dying[storage][1] <= at:
                         stall += max(0.0, end - now)
                         now = max(now, end)
                         waiting -= self.bytes[storage]
@@ -311,11 +314,11 @@ class _Model:
         for begin, storage in sorted(needs, reverse=True):
             size = self.bytes[storage]
             wanted = min(wanted, times[begin]) - size / self.tape.bandwidth
+            earliest = max(min(bisect.bisect_right(times, wanted) - 1, begin), self.packed[bisect.bisect_left(self.packed, begin) - 1] + 1)
             position = begin
-            while (position > 0 and times[position] > wanted and position - 1 not in self.touched
-                   and memory[position - 1] + size <= budget):
+            while position > earliest and memory[position - 1] <= budget - size:
                 position -= 1
-                memory[position] += size
+            memory[position:begin] = [m + size for m in memory[position:begin]]
             starts.append((position, begin, storage))
         late = done = 0.0
         prefetches: dict[int, list[int]] = {}
@@ -362,13 +365,15 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
             asked = pool.submit(_chosen, model, budget, moves, policy)
             if policy is None:
                 searches[0].shares(SHARES)
+                searches[0].improve(FEW_TRIED)
             chosen = asked.result()
         if chosen:
             searches.append(_Search(model, budget, moves))
             searches[-1].consider(_Choice(chosen, NEAR[0]))
-    for search in searches:
-        search.improve(MOST_TRIED)
-    return min(searches, key=lambda search: search.score).plan()
+            searches[-1].improve(FEW_TRIED)
+    best = min(searches, key=lambda search: search.score)
+    best.improve(MOST_TRIED)
+    return best.plan()
 
 
 def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterator[Plan | NoPlanError]:
@@ -424,6 +429,8 @@ class _Search:
         self.moves = moves
         self.best = _Choice({}, NEAR[0])
         self.score: tuple[float, float, float] = (float("inf"), 0.0, 0.0)
+        self.most = self.peak = 0  # of its memory in bytes, and the position
+        self.turn = self.unchanged = 0  # storages whose changes were considered, and how many of them since one helped
 
     def consider(self, choice: _Choice) -> float:
         """Returns the bytes that the choice is over the budget, summed over positions."""
@@ -431,6 +438,8 @@ class _Search:
         score = outcome.excess(self.budget), outcome.seconds, len(choice.actions)
         if score < self.score:
             self.best, self.score = choice, score
+            self.most = max(outcome.memory)
+            self.peak = outcome.memory.index(self.most) - 1
         return score[0]
 
     def fits(self) -> bool:
@@ -459,23 +468,29 @@ class _Search:
                 excess = self.consider(_Choice(rebuilt | dict.fromkeys(rest[:middle], OFFLOAD), NEAR[0]))
                 low, high = (low, middle) if excess <= least else (middle + 1, high)
 
+    def _exceeds(self, storage: int) -> bool:
+        """Returns whether the best choice is over the budget if the storage stays, which it has given up where the memory peaks."""
+        absent = self.model.dying[storage][1] <= self.peak < self.model.uses[storage][0]
+        return absent and self.most + self.model.bytes[storage] > self.budget
+
     def improve(self, most: int) -> None:
-        """Considers changes to single storages, the largest first, until none helps or enough were tried."""
-        for near in NEAR[1:]:
+        """Considers changes to single storages, the largest first, until none of them helps or enough were tried; goes on where it ended."""
+        largest = sorted(self.model.candidates, key=lambda s: -s.bytes)
+        for near in NEAR[1:] if not self.turn else ():
             self.consider(_Choice(self.best.actions, near))
-        tried, before = 0, None
-        while self.best.actions and self.score != before and tried < most:
-            before = self.score
-            for saved in sorted(self.model.candidates, key=lambda s: -s.bytes):
-                for action in (KEEP, *self.moves):
-                    if self.best.actions.get(saved.storage, KEEP) != action and (action != REBUILD or saved.chain is not None):
-                        changed = {**self.best.actions, saved.storage: action}
-                        if action == KEEP:
-                            del changed[saved.storage]
-                        self.consider(_Choice(changed, self.best.near))
-                        tried += 1
-                if tried >= most:
-                    break
+        while self.best.actions and self.unchanged < len(largest) and most > 0:
+            saved, before = largest[self.turn % len(largest)], self.score
+            for action in (KEEP, *self.moves):
+                if (self.best.actions.get(saved.storage, KEEP) == action or action == REBUILD and saved.chain is None
+                        or action == KEEP and self._exceeds(saved.storage)):
+                    continue
+                changed = {**self.best.actions, saved.storage: action}
+                if action == KEEP:
+                    del changed[saved.storage]
+                self.consider(_Choice(changed, self.best.near))
+                most -= 1
+            self.turn += 1
+            self.unchanged = self.unchanged + 1 if self.score == before else 0
 
 
 def _price(saved: Saved) -> float:
