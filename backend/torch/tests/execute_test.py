@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
-from spillway_torch.execute import Executor, assemble, make_plan, planner, read_plan, record_tape, step
+from spillway_torch.execute import Executor, assemble, host_is_faster, make_plan, planner, read_plan, record_tape, replay, step
 from spillway_torch.execute.ask import _Writer, ask
 from spillway_torch.execute.device import block_of
 from spillway_torch.execute.host import HostCosts, host_costs, measure_host
@@ -49,6 +49,14 @@ class EqualityTest(unittest.TestCase):
                     plan = random_plan(tape, seed)
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
+
+    @unittest.skipIf(replay.steps_library() is None, "the library is not built")
+    def test_the_host_is_timed_where_the_library_compares_steps(self):
+        stepping = Stepping(MODELS["gpt"])
+        plan = random_plan(stepping.record(), 0)
+        for known in (False, True):
+            stepping.steps(plan, count=1)
+            self.assertEqual(plan.executor.forward_seconds < 60, known)
 
     def test_the_memory_of_the_host_is_what_the_plan_says(self):
         stepping = Stepping(MODELS["gpt"])
@@ -277,6 +285,15 @@ class PlanTest(unittest.TestCase):
             self.assertAlmostEqual(seconds({saved.storage: "offload"}), eager + hooks + 3 + 5, delta=1e-3)
             self.assertAlmostEqual(seconds({saved.storage: "rebuild"}), eager + hooks + 10 + 20 + 40 * len(saved.chain.ops), delta=1e-3)
             self.assertAlmostEqual(seconds({}, 10.0), 10 * len(tape.ops))  # the GPU is the limit
+            seconds({})
+            slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)
+            self.assertAlmostEqual(slow.forward_seconds, 2 * tape.unpacks[0].op + len(tape.packs) + 3)
+            slow.executor = mock.Mock(forward_seconds=0.9 * slow.forward_seconds)
+            self.assertFalse(host_is_faster(slow))
+            slow.executor.forward_seconds = slow.forward_seconds / 2
+            with mock.patch.object(tape, "host_share", 1.0):
+                self.assertTrue(host_is_faster(slow))
+                self.assertAlmostEqual(seconds({}), eager / 2)
 
     def test_the_cost_of_the_host_is_measured(self):
         costs = dataclasses.asdict(measure_host("cpu"))

@@ -251,6 +251,20 @@ class FitTest(unittest.TestCase):
         self.assertLessEqual(plan.peak, budget)
         self.assertRegex(logs.output[1], "a step took [0-9,]+ bytes, [0-9,]+ over the budget, which are left out now, planned in")
 
+    def test_a_step_of_a_faster_host_is_planned_again(self):
+        plan = self.on(Counting(), 1 << 40)[0]
+        budget = (plan.floor.bytes + plan.eager_peak) // 2
+
+        def faster(plan):
+            plan.tape.host_share *= 0.5
+            return plan.tape.host_share > 0.3
+
+        with mock.patch("spillway_torch.execute.fit.host_is_faster", faster), self.assertLogs("spillway_torch", logging.INFO) as logs:
+            plan, peaks = self.on(Counting(), budget, steps=6)
+        self.assertEqual(plan.tape.host_share, 0.25)
+        self.assertLessEqual(max(peaks[1:]), budget)
+        self.assertEqual(["the host takes 50% of its recorded time, planned in" in line for line in logs.output], [False, True])
+
     def test_an_exception_in_the_first_backward(self):
         budget, _ = budget_of()
         script = Script()

@@ -5,8 +5,8 @@ from .device import CpuDevice, CudaDevice, Device, Queue
 from .executor import Executor, step
 from .fit import Fitted, fit
 from .plan import Floor, Plan, read_plan
-from .planner import assemble, make_plan
+from .planner import assemble, host_is_faster, make_plan
 from .tape import Tape, record_tape
 
 __all__ = ["CpuDevice", "CudaDevice", "Curve", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble",
-           "explain", "fit", "make_plan", "read_plan", "record_tape", "step"]
+           "explain", "fit", "host_is_faster", "make_plan", "read_plan", "record_tape", "step"]

@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
@@ -40,6 +41,7 @@ class Executor:
         self.device = device if device is not None else device_of(tape.device)
         self.entries: list[Optional[Entry]] = [None] * len(tape.positions)
         self.deviations: list[str] = []  # of all steps
+        self.forward_seconds = float("inf")  # the least that the host took for a forward that Python did not compare
         self._recipes = self._make_recipes(saved_storages(tape))
         self._host: Host = self.device.host(self._place())
         self._last: Callable[[], Any] = lambda: None  # what the last step saved
@@ -150,6 +152,7 @@ class _Run:
         self._calls: ComparedCalls | None = None
         self._hooks: Any = None
         self._given = [parameter() for parameter in executor.parameters]
+        self._began = time.perf_counter()
         self.saved: Any = executor.make_saved(self._known, self._given, self._compare, self.deviate)
 
     @property
@@ -194,6 +197,8 @@ class _Run:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._executor.plan.tape.packed}")
         if self._hashes is not None:
             self._hashes.end(self.deviation is None)
+        if self._known and self.deviation is None:
+            self._executor.forward_seconds = min(self._executor.forward_seconds, time.perf_counter() - self._began)
         if self.deviation is not None:
             self.saved.give_up()
 

@@ -17,7 +17,7 @@ from ..errors import NotRecordableError, SpillwayError
 from .device import Memory
 from .executor import Executor, _Run
 from .plan import Plan, useful_moves
-from .planner import make_plan
+from .planner import host_is_faster, make_plan
 from .regions import is_compiled
 from .tape import Tape, TapeRecorder
 
@@ -142,7 +142,7 @@ class Fitted:
             self._update_began = self._now()
 
     def _check(self) -> None:
-        """Compares the memory of a planned step, whose backward has ended, with the budget; plans for less where it took more."""
+        """Compares a planned step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
         if not self._checking or self.last_waits() or self.plan is None:
             return
         self._checking = False
@@ -150,18 +150,24 @@ class Fitted:
         if memory is None or self.last is None or self.last.deviation is not None:
             return
         self._checks += 1
-        if memory.most <= self._budget or self._corrections >= MOST_CORRECTIONS:
+        if self._corrections >= MOST_CORRECTIONS:
+            return
+        before, over = self._unforeseen, memory.most - self._budget
+        if over > 0:
+            self._unforeseen += memory.most - self.plan.peak
+            why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
+        elif self._checks == CHECKED and host_is_faster(self.plan):
+            why = f"the host takes {self.plan.tape.host_share:.0%} of its recorded time"
+        else:
             return
         self._corrections += 1
-        before, over = self._unforeseen, memory.most - self._budget
-        self._unforeseen += memory.most - self.plan.peak
-        why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
         try:
             self._make_plan(self._more, why)
         except SpillwayError as error:
             self._unforeseen = before
-            log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
-                        f"{over:,}", error)
+            if over > 0:
+                log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
+                            f"{over:,}", error)
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         if module is self._model:

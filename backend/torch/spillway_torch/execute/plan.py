@@ -65,6 +65,7 @@ class Plan:
     floor: Floor
     tape: Tape = dataclasses.field(repr=False)
     host_seconds: float = 0.0  # of `seconds`, at least: the host takes them to start operators and copies for the GPU
+    forward_seconds: float = 0.0  # of `host_seconds`, until forward ends
     executor: Optional[Executor] = dataclasses.field(default=None, repr=False)
     unforeseen: int = 0  # bytes of `peak`, `eager_peak` and `floor` that steps took and that the tape does not show
     update_seconds: float = 0.0  # of `seconds` and of `eager_seconds`: the optimizer's update, where it was not recorded

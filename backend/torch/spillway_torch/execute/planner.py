@@ -22,6 +22,7 @@ SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
 MOST_TRIED, FEW_TRIED = 300, 100  # changes to single storages: of the better of two choices, and before that of both
 LEAST_SECONDS = 2e-6  # of the host for an operator
+FASTER = 0.8  # of the predicted time of the host: where steps take less, they may have a better plan
 
 log = logging.getLogger("spillway_torch")
 
@@ -41,6 +42,7 @@ class _Outcome:
     memory: list[int]  # bytes, most between a position and the next one
     seconds: float
     host: float  # of them, at least
+    forward: float  # of the host's, until forward ends
     releases: dict[int, list[int]]
     prefetches: dict[int, list[int]]
     drops: dict[int, list[int]]
@@ -106,7 +108,7 @@ class _Model:
         called = self.costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
         each = [max(op.host - op.entries * (self.costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
                 for at, op in enumerate(tape.ops)]
-        return [0.0, *itertools.accumulate(each)]
+        return [0.0, *itertools.accumulate(tape.host_share * seconds for seconds in each)]
 
     @staticmethod
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
@@ -164,7 +166,8 @@ class _Model:
                  for begin, _ in (spans if s in gone else spans[1:])]
         prefetches, late = self._copies_in(memory, needs, budget, times)
         seconds = max(self.clock[-1] + sum(delays) + idle[-1] + stalls + late, host[-1])
-        return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], releases, prefetches, drops)
+        return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], host[self.packed[-1] + 1], releases, prefetches,
+                        drops)
 
     def _host(self, actions: Actions, fetched: dict[int, list[tuple[int, int]]], replayed: list[tuple[int, int]]) -> list[float]:
         """Returns when the host comes to each position, and to the end of the step, if it never waits."""
@@ -376,6 +379,18 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
     return best.plan()
 
 
+def host_is_faster(plan: Plan) -> bool:
+    """Returns whether steps under the plan show that the host takes much less time than it took while the step was recorded.
+
+    Plans that are made later for the tape go by the time of these steps.
+    """
+    took = plan.executor.forward_seconds if plan.executor is not None else float("inf")
+    if took >= FASTER * plan.forward_seconds:
+        return False
+    plan.tape.host_share *= took / plan.forward_seconds
+    return True
+
+
 def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterator[Plan | NoPlanError]:
     """Makes a plan for each of many budgets, in less time for each than `make_plan`; an error stands where none was found.
 
@@ -417,7 +432,7 @@ def _plan(model: _Model, choice: _Choice, budget: int) -> Plan:
     outcome, eager = model.simulate(choice, budget), model.simulate(_Choice({}, NEAR[0]), budget)
     return Plan(budget, choice.actions, outcome.releases, outcome.prefetches,
                 outcome.drops, max(outcome.memory), max(eager.memory), outcome.seconds, eager.seconds, model.floor(), model.tape,
-                outcome.host, unforeseen=model.unforeseen)
+                outcome.host, outcome.forward, unforeseen=model.unforeseen)
 
 
 class _Search:

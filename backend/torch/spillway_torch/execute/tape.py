@@ -134,6 +134,7 @@ class Tape:
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.saved: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+        self.host_share = 1.0  # of the recorded time of the host that it takes in steps
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def gradients(self) -> list[int]:
