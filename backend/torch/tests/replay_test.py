@@ -343,7 +343,7 @@ class FallbackTest(unittest.TestCase):
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["replay_chains.cc", "compare_steps.cc"])
             pathlib.Path(folder, "Python.h").touch()
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
-                             ["replay_chains.cc", "compare_steps.cc", "run_steps.cc"])
+                             ["replay_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"])
 
     def test_a_library_without_steps(self):
         replay.steps_library.cache_clear()
