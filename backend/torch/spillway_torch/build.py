@@ -24,10 +24,12 @@ import torch
 
 from .execute.replay import SOURCES, library_path
 
+WITH_PYTHON = ("devices", "run_steps")  # sources that take Python's headers
+
 
 def compiled(headers: pathlib.Path) -> list[pathlib.Path]:
     """Returns the sources that are compiled, given the folder in which Python's headers are, if they are there."""
-    return [source for source in SOURCES if source.suffix == ".cc" and (source.stem != "run_steps" or (headers / "Python.h").exists())]
+    return [source for source in SOURCES if source.suffix == ".cc" and (source.stem not in WITH_PYTHON or (headers / "Python.h").exists())]
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
@@ -46,7 +48,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
         sources = compiled(headers)
         objects = [linked.with_name(f"{source.stem}.o") for source in sources]
         flags: list[str | pathlib.Path] = [
-            "-std=c++20", "-O2", "-fPIC", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
+            "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include",
             "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers, "-I."]
         for source, target in zip(sources, objects):

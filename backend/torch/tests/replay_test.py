@@ -1,5 +1,6 @@
 """Tests that the library runs operators again as Python does, and that Python takes over where it cannot be used."""
 
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -270,6 +271,34 @@ class StepsTest(unittest.TestCase):
         self.assertEqual(different(want, self.gradients(context)), [])
         self.assertEqual(plan.executor.deviations, [])
 
+    def test_a_profiler_sees_all_operators(self):
+        def seen(context):
+            with torch.profiler.profile(acc_events=True) as profile:
+                self.gradients(context)
+            return collections.Counter(event.name for event in profile.events())
+
+        plan = assemble(self.tape, self.actions, 0)
+        for _ in range(3):
+            self.gradients(step(plan))
+        self.assertTrue(plan.executor.hashes.known)
+        self.assertEqual(seen(contextlib.nullcontext()) - seen(step(plan)), collections.Counter())
+        self.assertEqual(plan.executor.deviations, [])
+
+    def test_an_operator_that_runs_another_one_inside(self):
+        inside = torch.exp
+        library = torch.library.Library("spillway_inside", "DEF")  # pylint: disable=not-callable
+        self.addCleanup(library._destroy)
+        library.define("choose(Tensor x) -> Tensor")
+        library.impl("choose", lambda x: inside(x.neg()), "CompositeImplicitAutograd")
+        model = torch.nn.Linear(4, 4)
+        self.stepping = Stepping(lambda: (model, lambda: torch.ops.spillway_inside.choose(model(torch.ones(2, 4))).tanh().sum()))
+        tape = self.stepping.record()
+        plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
+        for inside in (torch.exp, torch.exp, torch.exp, torch.sigmoid):
+            self.assertEqual(plan.executor.deviations if plan.executor else [], [])
+            self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
+        self.assertIn("spillway_inside::choose is operator", plan.executor.deviations[0])
+
     def test_an_error_of_the_device_passes(self):
         class Device(CpuDevice):
             failing = None
@@ -343,7 +372,7 @@ class FallbackTest(unittest.TestCase):
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["replay_chains.cc", "compare_steps.cc"])
             pathlib.Path(folder, "Python.h").touch()
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
-                             ["replay_chains.cc", "compare_steps.cc", "run_steps.cc"])
+                             ["replay_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"])
 
     def test_a_library_without_steps(self):
         replay.steps_library.cache_clear()

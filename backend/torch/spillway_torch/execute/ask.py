@@ -19,7 +19,7 @@ from ..program import run_program
 from ..trace import saved_tensors, type_of, write_trace
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD
-from .tape import Op, Tape
+from .tape import Tape
 
 
 def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[int, str]:

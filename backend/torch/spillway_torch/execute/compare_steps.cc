@@ -47,6 +47,8 @@ struct Hash {
     one = Fold(one ^ word, 0xa0761d6478bd642f);
     two = Fold(two ^ word, 0x8ebc6af09c88c6e3);
   }
+  // Adds two words as one. Other pairs make another word, but for the chance of any hash.
+  void Add(uint64_t first, uint64_t second) { Add(first * 0x9fb21c651e98df25 + second); }
   void Add(const Hash& other) {
     Add(other.one);
     Add(other.two);
@@ -78,6 +80,7 @@ struct Operator {
   bool cast = false;                // autocast casts its arguments
   bool random = false;
   bool allocates = false;  // and nothing determines what is in the memory
+  bool calls = false;      // others, as was seen
 };
 
 Operator Describe(const at::RecordFunction& function) {
@@ -113,14 +116,24 @@ struct Event {
 
 using Parameters = c10::List<std::optional<Tensor>>;
 
+// What a watch sees of operators that run: with less, they run faster.
+enum class Sight { kAll, kNames, kNothing };
+
 // One step of the thread while it is watched.
 class Watch {
  public:
   // What holds a value.
   using Holder = c10::intrusive_ptr_target*;
 
-  // `alone` says that nothing else, such as a profiler, wants to see operators.
-  Watch(const Parameters& parameters, bool alone) : alone_(alone) {
+  Watch() = default;
+  Watch(const Watch&) = delete;
+  ~Watch() { Forget(); }
+
+  // Starts to watch a step. The callbacks see all, and only names.
+  void Begin(const Parameters& parameters, at::CallbackHandle all, at::CallbackHandle names) {
+    callbacks_ = {all, names};
+    sight_ = Sight::kAll;
+    at::disableCallback(names);
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::optional<Tensor> parameter = parameters.get(i);
       const Holder holder = parameter ? HolderOf(*parameter) : nullptr;
@@ -128,12 +141,22 @@ class Watch {
     }
   }
 
+  // Ends to watch the step. The memory stays for the next one.
+  void End() {
+    for (const at::CallbackHandle callback : callbacks_) at::removeCallback(callback);
+    Forget();
+    repeats_.clear();
+    events_.clear();
+    depth_ = ignored_ = outside_ = 0;
+  }
+
   void Start(const at::RecordFunction& function) {
+    if (depth_ > 0) frames_[depth_ - 1].op->calls = true;
     if (depth_ > 0 && frames_[depth_ - 1].closed) {
       ++ignored_;
       return;
     }
-    const Operator& op = OperatorOf(function);
+    Operator& op = OperatorOf(function);
     if (depth_ == frames_.size()) frames_.emplace_back();
     Frame& frame = frames_[depth_++];
     frame.op = &op;
@@ -155,15 +178,16 @@ class Watch {
       for (const size_t at : op.writes) {
         if (at < inputs.size()) CollectWritten(inputs[at], frame);
       }
-    }
-    if (at::autocast::is_autocast_enabled(at::kCUDA) ||
-        at::autocast::is_autocast_enabled(at::kCPU)) {
-      frame.hash.Add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)));
-      frame.hash.Add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
-      cached = op.cast && frame.leaf;
+      if (at::autocast::is_autocast_enabled(at::kCUDA) ||
+          at::autocast::is_autocast_enabled(at::kCPU)) {
+        frame.hash.Add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)),
+                       static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
+        cached = frame.leaf;
+      }
     }
     frame.closed = op.known && !op.composite && !cached;
-    if (frame.closed && alone_) at::enableRecordFunction(false);  // it costs time
+    frame.before = sight_;
+    if (op.calls && op.known) See(frame.closed ? Sight::kNothing : Sight::kNames);
   }
 
   void End(const at::RecordFunction& function) {
@@ -210,15 +234,13 @@ class Watch {
   // Adds how a tensor lies in memory.
   static void AddLayout(const Tensor& tensor, Hash& hash) {
     const auto* impl = tensor.unsafeGetTensorImpl();
-    hash.Add(kTensor);
-    hash.Add(impl->key_set().raw_repr());
-    hash.Add(static_cast<uint64_t>(tensor.scalar_type()) << 32 | tensor.requires_grad() << 16 |
+    const auto sizes = tensor.sizes(), strides = tensor.strides();
+    hash.Add(uint64_t{kTensor} << 56 | sizes.size() << 32 | tensor.requires_grad() << 16 |
+             static_cast<uint64_t>(tensor.scalar_type()) << 8 |
              static_cast<uint8_t>(tensor.device().index()));
-    hash.Add(tensor.dim());
-    for (const int64_t size : tensor.sizes()) hash.Add(size);
-    for (const int64_t stride : tensor.strides()) hash.Add(stride);
-    hash.Add(tensor.storage_offset());
-    hash.Add(tensor.has_storage() ? tensor.storage().nbytes() : 0);
+    hash.Add(impl->key_set().raw_repr());
+    for (size_t i = 0; i < sizes.size(); ++i) hash.Add(sizes[i], strides[i]);
+    hash.Add(tensor.storage_offset(), tensor.has_storage() ? tensor.storage().nbytes() : 0);
   }
 
   std::vector<Event>& events() { return events_; }
@@ -248,11 +270,12 @@ class Watch {
   };
 
   struct Frame {
-    const Operator* op = nullptr;
+    Operator* op = nullptr;
     Hash hash = {};
     bool inner = false;   // another operator called it
     bool closed = false;  // operators that it calls do not matter
-    bool leaf = false;    // it reads a leaf of the autograd graph
+    Sight before = {};    // it ran
+    bool leaf = false;    // autocast casts its arguments, of which one is a leaf of the graph
     uint64_t saved = 0;   // tensors
     std::vector<Holder> given = {};
     std::vector<Holder> written = {};
@@ -260,7 +283,7 @@ class Watch {
   };
 
   void EndFrame(const Frame& frame, const at::RecordFunction& function) {
-    if (frame.closed && alone_) at::enableRecordFunction(true);
+    See(frame.before);
     const Operator& op = *frame.op;
     if (frame.inner) {
       frames_[depth_ - 1].hash.Add(frame.hash);
@@ -288,7 +311,7 @@ class Watch {
   // Returns the hash of a value; null if it has none.
   const Hash* ValueOf(Holder holder) const {
     const auto found = values_.find(holder);
-    return found != values_.end() ? &found->second.hash : nullptr;
+    return found != values_.end() ? &found->second : nullptr;
   }
 
   static bool IsIn(Holder holder, const Frame* frame, std::vector<Holder> Frame::*holders) {
@@ -298,21 +321,15 @@ class Watch {
 
   void AddOutside(Holder holder, Hash& hash) {
     Hash outside;
-    outside.Add(kOutside);
-    outside.Add(outside_++);
+    outside.Add(kOutside, outside_++);
     Set(holder, outside);
     hash.Add(outside);
   }
 
-  struct Value {
-    Hash hash;
-    c10::weak_intrusive_ptr<c10::intrusive_ptr_target> holder;  // nothing else gets its address
-  };
-
   // Operators are never deleted, because events name them.
-  static const Operator& OperatorOf(const at::RecordFunction& function) {
-    thread_local ska::flat_hash_map<const char*, const Operator*> known;
-    const Operator*& found = known[function.name()];
+  static Operator& OperatorOf(const at::RecordFunction& function) {
+    thread_local ska::flat_hash_map<const char*, Operator*> known;
+    Operator*& found = known[function.name()];
     if (found == nullptr || found->name != function.name())
       found = new Operator(Describe(function));
     return *found;
@@ -329,14 +346,12 @@ class Watch {
   }
 
   void Set(Holder holder, const Hash& hash) {
-    const auto found = values_.find(holder);
-    if (found != values_.end()) {
-      found->second.hash = hash;
-      return;
+    const auto [found, added] = values_.emplace(holder, hash);
+    if (added) {
+      c10::raw::weak_intrusive_ptr::incref(holder);  // nothing else gets its address
+    } else {
+      found->second = hash;
     }
-    c10::raw::weak_intrusive_ptr::incref(holder);
-    values_.emplace(
-        holder, Value{hash, c10::weak_intrusive_ptr<c10::intrusive_ptr_target>::reclaim(holder)});
   }
 
   void SetPart(Holder holder, Hash hash, uint64_t part) {
@@ -369,35 +384,29 @@ class Watch {
     Hash& hash = frame.hash;
     if (argument.isTensor()) {
       const Tensor& tensor = argument.toTensor();
-      AddTensor(tensor, hash);
-      if (const Holder holder = HolderOf(tensor)) frame.given.push_back(holder);
-      frame.leaf = frame.leaf || (tensor.requires_grad() && tensor.is_leaf());
+      if (const Holder holder = AddTensor(tensor, hash)) frame.given.push_back(holder);
+      if (frame.op->cast) frame.leaf = frame.leaf || (tensor.requires_grad() && tensor.is_leaf());
     } else if (argument.isNone()) {
       hash.Add(kNone);
     } else if (argument.isInt()) {
-      hash.Add(kInt);
-      hash.Add(argument.toInt());
+      hash.Add(kInt, argument.toInt());
     } else if (argument.isBool()) {
-      hash.Add(kBool);
-      hash.Add(argument.toBool());
+      hash.Add(kBool, argument.toBool());
     } else if (argument.isDouble()) {
-      hash.Add(kDouble);
-      hash.Add(std::bit_cast<uint64_t>(argument.toDouble()));
+      hash.Add(kDouble, std::bit_cast<uint64_t>(argument.toDouble()));
     } else if (argument.isComplexDouble()) {
       AddComplex(argument.toComplexDouble(), hash);
     } else if (argument.isString()) {
       hash.Add(kString);
       hash.Add(argument.toStringView());
     } else if (argument.isDevice()) {
-      hash.Add(kDevice);
-      hash.Add(std::hash<c10::Device>{}(argument.toDevice()));
+      hash.Add(kDevice, std::hash<c10::Device>{}(argument.toDevice()));
     } else if (argument.isGenerator()) {
-      hash.Add(kGenerator);
-      hash.Add(reinterpret_cast<uint64_t>(argument.toGenerator().unsafeGetGeneratorImpl()));
+      hash.Add(kGenerator,
+               reinterpret_cast<uint64_t>(argument.toGenerator().unsafeGetGeneratorImpl()));
     } else if (argument.isList()) {
       const auto items = argument.toListRef();
-      hash.Add(kList);
-      hash.Add(items.size());
+      hash.Add(kList, items.size());
       for (const IValue& item : items) AddArgument(item, frame);
     } else {
       AddUnknown(hash);
@@ -413,32 +422,30 @@ class Watch {
   // Makes a hash that no other step has.
   static void AddUnknown(Hash& hash) {
     static std::atomic<uint64_t> unknown = 0;
-    hash.Add(kUnknown);
-    hash.Add(unknown++);
+    hash.Add(kUnknown, unknown++);
   }
 
   // Adds which value a tensor has, and how it lies in memory. A tensor from outside the step has
-  // the number of those that were seen before it.
-  void AddTensor(const Tensor& tensor, Hash& hash) {
+  // the number of those that were seen before it. Returns what holds the value, as `HolderOf`.
+  Holder AddTensor(const Tensor& tensor, Hash& hash) {
     if (!tensor.defined()) {
       hash.Add(kNone);
-      return;
+      return nullptr;
     }
     const Holder holder = HolderOf(tensor);
     if (holder == nullptr) {
       AddUnknown(hash);
-      return;
+      return nullptr;
     }
     AddLayout(tensor, hash);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.is_cpu()) {
       AddNumber(tensor, hash);
-      return;
-    }
-    if (const Hash* value = ValueOf(holder)) {
+    } else if (const Hash* value = ValueOf(holder)) {
       hash.Add(*value);
     } else {
       AddOutside(holder, hash);
     }
+    return holder;
   }
 
   // Adds a number that PyTorch made a tensor of.
@@ -448,29 +455,41 @@ class Watch {
     hash.Add(std::string_view(bytes, tensor.element_size()));
   }
 
-  bool alone_;
+  // Releases what holds values.
+  void Forget() {
+    for (const auto& [holder, hash] : values_) c10::raw::weak_intrusive_ptr::decref(holder);
+    values_.clear();
+  }
+
+  void See(Sight sight) {
+    if (sight == sight_) return;
+    if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);
+    if (sight != Sight::kNothing) at::reenableCallback(callbacks_[static_cast<size_t>(sight)]);
+    sight_ = sight;
+  }
+
+  std::array<at::CallbackHandle, 2> callbacks_ = {};
+  Sight sight_ = Sight::kAll;
   std::vector<Frame> frames_;
   size_t depth_ = 0;
   size_t ignored_ = 0;  // operators that run in a closed frame
   uint64_t outside_ = 0;
-  ska::flat_hash_map<Holder, Value> values_;
+  ska::flat_hash_map<Holder, Hash> values_;
   std::unordered_map<Hash, uint64_t, HashOfHash> repeats_;
   std::vector<Event> events_;
 };
 
 thread_local std::unique_ptr<Watch> watch;
-thread_local at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+thread_local std::unique_ptr<Watch> spare;  // of a step that ended
 
 void EndWatch() {
-  if (callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(callback);
-  callback = at::INVALID_CALLBACK_HANDLE;
-  watch.reset();
+  if (watch == nullptr) return;
+  watch->End();
+  spare = std::move(watch);
 }
 
-void BeginWatch(const Parameters& parameters) {
-  EndWatch();
-  watch = std::make_unique<Watch>(parameters, !at::hasCallbacks());
-  callback = at::addThreadLocalCallback(
+at::CallbackHandle AddCallback(Sight sight) {
+  return at::addThreadLocalCallback(
       at::RecordFunctionCallback(
           [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
             if (watch != nullptr) watch->Start(function);
@@ -479,9 +498,15 @@ void BeginWatch(const Parameters& parameters) {
           [](const at::RecordFunction& function, at::ObserverContext*) {
             if (watch != nullptr) watch->End(function);
           })
-          .needsInputs(true)
-          .needsOutputs(true)
+          .needsInputs(sight == Sight::kAll)
+          .needsOutputs(sight == Sight::kAll)
           .scopes({at::RecordScope::FUNCTION}));
+}
+
+void BeginWatch(const Parameters& parameters) {
+  EndWatch();
+  watch = spare != nullptr ? std::move(spare) : std::make_unique<Watch>();
+  watch->Begin(parameters, AddCallback(Sight::kAll), AddCallback(Sight::kNames));
 }
 
 }  // namespace

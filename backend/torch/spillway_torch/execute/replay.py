@@ -23,7 +23,8 @@ from .tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in ("step_library.h", "replay_chains.cc", "compare_steps.cc", "run_steps.cc"))
+SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in (
+    "step_library.h", "devices.h", "replay_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"))
 
 
 def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:

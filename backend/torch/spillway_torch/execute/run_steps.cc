@@ -2,14 +2,10 @@
 //
 // It takes the headers of Python. PyTorch calls `Pack` and `Unpack` with Python's lock held.
 
-#include <step_library.h>  // of this folder
+#include <devices.h>  // of this folder
+#include <step_library.h>
 
-#include <ATen/Context.h>
-#include <ATen/core/Generator.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -29,173 +25,6 @@ namespace spillway_torch {
 namespace {
 
 using at::Tensor;
-
-// ---- Devices ----
-
-// Done when all is done that a queue held when it was recorded.
-using Event = std::shared_ptr<void>;
-
-// The state of the generator of random numbers.
-struct RandomState {
-  uint64_t seed = 0;
-  uint64_t offset = 0;
-  py::object object = {};  // of a device that Python knows
-};
-
-// Why operators wait for a copy.
-enum class Wait { kGiveUp, kFetch, kEnd };
-
-// What a step asks of a device; see device.py.
-class Device {
- public:
-  virtual ~Device() = default;
-  virtual void Begin() = 0;
-  virtual bool IsCurrent() = 0;
-  virtual Tensor Empty(int64_t size) = 0;
-  // Both start a copy, and return what is done with it.
-  virtual Event CopyOut(const Tensor& host, const Tensor& bytes) = 0;
-  virtual Event CopyIn(const Tensor& bytes, const Tensor& host) = 0;
-  virtual void WaitFor(const Event& copied, Wait why) = 0;
-  virtual RandomState Random() = 0;
-  virtual void SetRandom(const RandomState& state) = 0;
-  virtual bool IsSameRandom(const RandomState& one, const RandomState& other) = 0;
-  // Returns how many numbers lie between two states; none if the device cannot say.
-  virtual std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) = 0;
-};
-
-// A GPU with two streams for copies. It uses no header of CUDA.
-class Gpu : public Device {
- public:
-  using StreamIds = std::tuple<int64_t, int64_t, int64_t>;
-
-  Gpu(int64_t index, const StreamIds& out, const StreamIds& in)
-      : device_(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
-        streams_(c10::kCUDA),
-        compute_(streams_.getStream(device_)),
-        out_(Stream(out)),
-        in_(Stream(in)),
-        generator_(at::globalContext().defaultGenerator(device_)) {}
-
-  void Begin() override { compute_ = streams_.getStream(device_); }
-
-  bool IsCurrent() override { return streams_.getStream(device_) == compute_; }
-
-  Tensor Empty(int64_t size) override {
-    return at::empty({size}, at::TensorOptions(device_).dtype(at::kByte));
-  }
-
-  Event CopyOut(const Tensor& host, const Tensor& bytes) override {
-    return Copy(out_, host, bytes);
-  }
-
-  Event CopyIn(const Tensor& bytes, const Tensor& host) override { return Copy(in_, bytes, host); }
-
-  void WaitFor(const Event& copied, Wait) override { Inner(copied).block(compute_); }
-
-  RandomState Random() override {
-    const std::lock_guard lock(generator_.mutex());
-    return {generator_.current_seed(), generator_.get_offset()};
-  }
-
-  void SetRandom(const RandomState& state) override {
-    const std::lock_guard lock(generator_.mutex());
-    if (generator_.current_seed() != state.seed) generator_.set_current_seed(state.seed);
-    generator_.set_offset(state.offset);
-  }
-
-  bool IsSameRandom(const RandomState& one, const RandomState& other) override {
-    return one.seed == other.seed && one.offset == other.offset;
-  }
-
-  std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) override {
-    return before.seed == after.seed ? static_cast<int64_t>(after.offset - before.offset) : -1;
-  }
-
- private:
-  using Pool = std::vector<std::unique_ptr<c10::Event>>;
-
-  static c10::Stream Stream(const StreamIds& ids) {
-    return c10::Stream::unpack3(std::get<0>(ids), static_cast<c10::DeviceIndex>(std::get<1>(ids)),
-                                static_cast<c10::DeviceType>(std::get<2>(ids)));
-  }
-
-  static c10::Event& Inner(const Event& event) { return *static_cast<c10::Event*>(event.get()); }
-
-  Event Record(const c10::Stream& stream) {
-    std::unique_ptr<c10::Event> event;
-    if (pool_->empty()) {
-      event = std::make_unique<c10::Event>(c10::kCUDA);
-    } else {
-      event = std::move(pool_->back());
-      pool_->pop_back();
-    }
-    event->record(stream);
-    // Another copy takes it over when nobody holds it: waits refer to the last recording before.
-    return {event.release(),
-            [pool = pool_](void* used) { pool->emplace_back(static_cast<c10::Event*>(used)); }};
-  }
-
-  Event Copy(const c10::Stream& stream, const Tensor& into, const Tensor& source) {
-    const c10::DeviceGuard guard(device_);
-    Inner(Record(compute_)).block(stream);
-    const c10::Stream before = streams_.exchangeStream(stream);
-    try {
-      into.copy_(source, /*non_blocking=*/true);
-    } catch (...) {
-      streams_.exchangeStream(before);
-      throw;
-    }
-    streams_.exchangeStream(before);
-    return Record(stream);
-  }
-
-  c10::Device device_;
-  c10::impl::VirtualGuardImpl streams_;
-  c10::Stream compute_;
-  c10::Stream out_;
-  c10::Stream in_;
-  at::Generator generator_;
-  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
-};
-
-// A device that Python knows: `calls` are those of slots.py.
-class PythonDevice : public Device {
- public:
-  explicit PythonDevice(py::object calls) : calls_(std::move(calls)) {}
-
-  void Begin() override {}
-  bool IsCurrent() override { return calls_.attr("current")().cast<bool>(); }
-  Tensor Empty(int64_t size) override { return calls_.attr("empty")(size).cast<Tensor>(); }
-
-  Event CopyOut(const Tensor& host, const Tensor& bytes) override {
-    return Hold(calls_.attr("copy_out")(host, bytes));
-  }
-
-  Event CopyIn(const Tensor& bytes, const Tensor& host) override {
-    return Hold(calls_.attr("copy_in")(bytes, host));
-  }
-
-  void WaitFor(const Event& copied, Wait why) override {
-    static constexpr const char* kNames[] = {"give_up", "fetch", "end"};
-    calls_.attr(kNames[static_cast<int>(why)])(*static_cast<py::object*>(copied.get()));
-  }
-
-  RandomState Random() override { return {0, 0, calls_.attr("random_state")()}; }
-  void SetRandom(const RandomState& state) override {
-    calls_.attr("set_random_state")(state.object);
-  }
-  bool IsSameRandom(const RandomState& one, const RandomState& other) override {
-    return calls_.attr("same_random_state")(one.object, other.object).cast<bool>();
-  }
-  std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) override {
-    return calls_.attr("drawn")(before.object, after.object).cast<std::optional<int64_t>>();
-  }
-
- private:
-  static Event Hold(py::object event) { return std::make_shared<py::object>(std::move(event)); }
-
-  py::object calls_;
-};
 
 // ---- Plans ----
 
@@ -742,11 +571,7 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
 }  // namespace
 
 PYBIND11_MODULE(spillway_steps, module) {
-  py::class_<Device, std::shared_ptr<Device>>(module, "Device");
-  py::class_<Gpu, Device, std::shared_ptr<Gpu>>(module, "Gpu")
-      .def(py::init<int64_t, const Gpu::StreamIds&, const Gpu::StreamIds&>());
-  py::class_<PythonDevice, Device, std::shared_ptr<PythonDevice>>(module, "PythonDevice")
-      .def(py::init<py::object>());
+  DefineDevices(module);
   py::class_<Table, std::shared_ptr<Table>>(module, "Table")
       .def(py::init(&MakeTable))
       .def("add", &AddRecipe)
