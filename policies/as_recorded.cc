@@ -8,13 +8,16 @@
 #include "policies/as_recorded.h"
 #include "policies/registry.h"
 #include "traces/base/error.h"
+#include "traces/liveness.h"
 
 namespace spillway {
 
 Trace HeldAsRecorded(Trace trace) {
+  const Liveness liveness(trace);
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
     const std::optional<OpId> until = trace.tensors[i].held_until;
-    if (until) trace.ops[Index(*until)].inputs.push_back(static_cast<TensorId>(i));
+    if (until && liveness.FirstUse(id) != until) trace.ops[Index(*until)].inputs.push_back(id);
   }
   return trace;
 }

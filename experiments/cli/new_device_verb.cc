@@ -16,6 +16,7 @@
 #include "sim/core/device.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
+#include "traces/base/json_writer.h"
 #include "traces/base/units.h"
 #include "traces/ops/data_type.h"
 
@@ -32,6 +33,62 @@ struct NewDeviceOptions {
   std::string h2d = "25GB/s", d2h = "25GB/s";
   std::string like = "h200", source = "data sheet", output;
 };
+
+// Throws `UsageError` unless `text`, the value of `option`, is a quantity of at least `least`.
+template <typename Quantity>
+void CheckQuantity(std::string_view option, const std::string& text,
+                   Quantity (*parse)(std::string_view), Quantity least,
+                   std::string_view least_name) {
+  Quantity quantity{};
+  try {
+    quantity = parse(text);
+  } catch (const InputError& error) {
+    throw UsageError(fmt::format("{}: {}", option, error.what()));
+  }
+  if (quantity < least) {
+    throw UsageError(
+        fmt::format("{}: '{}' is too small, expected at least {}", option, text, least_name));
+  }
+}
+
+// Throws `UsageError` if a text has more than one line or other control characters.
+void CheckText(std::string_view option, const std::string& text) {
+  if (std::ranges::any_of(text, [](unsigned char c) { return c < ' ' || c == 0x7f; })) {
+    throw UsageError(fmt::format("{}: expected one line of text", option));
+  }
+}
+
+// Throws `UsageError` if a value cannot stand in a device file.
+void Check(const NewDeviceOptions& options) {
+  if (options.name.empty()) throw UsageError("the name of the device is empty");
+  for (const auto& [option, text] : {std::pair{"name", &options.name},
+                                     {"--description", &options.description},
+                                     {"--gpu", &options.gpu},
+                                     {"--capability", &options.capability},
+                                     {"--source", &options.source}}) {
+    CheckText(option, *text);
+  }
+  CheckQuantity("--memory", options.memory, ParseBytes, Bytes(1), "1 B");
+  CheckQuantity("--flops", options.flops, ParseFlopRate, int64_t{1}, "1 FLOP/s");
+  for (size_t i = 0; i < options.rates.size(); ++i) {
+    const std::string& text = options.rates[i];
+    if (text.empty()) continue;
+    CheckQuantity(fmt::format("--{}", kArithmeticNames[i]), text, ParseFlopRate, int64_t{1},
+                  "1 FLOP/s");
+  }
+  for (const auto& [option, text] : {std::pair{"--bandwidth", &options.bandwidth},
+                                     {"--h2d", &options.h2d},
+                                     {"--d2h", &options.d2h}}) {
+    CheckQuantity(option, *text, ParseBandwidth, Device::kLeastBandwidth, "1 MB/s");
+  }
+}
+
+// Returns the text, which has no control characters, as a string of TOML: it is that of JSON.
+std::string Quoted(const std::string& text) {
+  std::string quoted;
+  AppendJsonString(quoted, text);
+  return quoted;
+}
 
 // Returns the lines of the sections [host], [driver] and [efficiency] of a device file, each number
 // marked as an estimate.
@@ -57,7 +114,8 @@ std::string SectionsOf(std::string_view file, const std::string& like) {
 
 std::string FileOf(const NewDeviceOptions& options) {
   const auto rate = [](double bytes_per_second) {
-    return fmt::format("{:.1f}GB/s", bytes_per_second / 1e9);
+    return bytes_per_second < 1e8 ? fmt::format("{:.1f}MB/s", bytes_per_second / 1e6)
+                                  : fmt::format("{:.1f}GB/s", bytes_per_second / 1e9);
   };
   const auto parsed = [](const std::string& text) {
     return static_cast<double>(ParseBandwidth(text).bytes_per_second);
@@ -67,12 +125,12 @@ std::string FileOf(const NewDeviceOptions& options) {
       "# Written by spillway new-device. Each number has its source beside it; \"estimate\" marks "
       "a\n"
       "# number that the source does not give.\n\n"
-      "description = \"{0}\"\n"
-      "library = \"cuDNN 9\"  # estimate: the library of {1}.toml\n",
-      options.description, options.like);
-  if (!options.gpu.empty()) text += fmt::format("gpus = [\"{}\"]\n", options.gpu);
+      "description = {1}\n"
+      "library = \"cuDNN 9\"  # estimate: the library of {2}.toml\n",
+      options.description, Quoted(options.description), options.like);
+  if (!options.gpu.empty()) text += fmt::format("gpus = [{}]\n", Quoted(options.gpu));
   if (!options.capability.empty()) {
-    text += fmt::format("compute_capability = \"{}\"\n", options.capability);
+    text += fmt::format("compute_capability = {}\n", Quoted(options.capability));
   }
   text += fmt::format(
       "\n[memory]\n"
@@ -103,6 +161,7 @@ std::string FileOf(const NewDeviceOptions& options) {
 }
 
 int Execute(const NewDeviceOptions& given, Session& session) {
+  Check(given);
   NewDeviceOptions options = given;
   if (options.output.empty()) options.output = options.name + ".toml";
   if (options.description.empty())
@@ -111,7 +170,11 @@ int Execute(const NewDeviceOptions& given, Session& session) {
     throw UsageError(fmt::format("{} exists already; nothing was written", options.output));
   }
   const std::string text = FileOf(options);
-  ParseDevice(text, options.output);  // throws if a given value is invalid
+  try {
+    ParseDevice(text, options.output);
+  } catch (const InputError& error) {  // for example for a capability that is none
+    throw UsageError(fmt::format("the options give no valid device file: {}", error.what()));
+  }
   WriteFile(options.output, text);
   session.Remark(
       fmt::format("wrote {0}; next: spillway fit STEP.json.zst --device {0}", options.output));

@@ -156,10 +156,23 @@ class Formulation {
     }
   }
 
-  void AddStage(size_t stage) {
+  // The computations of earlier units in a stage.
+  struct Stage {
+    std::vector<int> again;                    // by unit: the variable, or kNothing
+    std::vector<std::vector<size_t>> readers;  // by unit: the units that read it, if made again
+    std::vector<bool> needed;                  // by unit: the unit of the stage reads it
+  };
+
+  void AddStage(size_t stage) { AddMemory(stage, AddComputations(stage)); }
+
+  // Adds the rows by which a value that is read or kept for the next stage has been kept or made
+  // again.
+  Stage AddComputations(size_t stage) {
     const std::vector<int>& kept = kept_[stage];
     const std::vector<int>& next = kept_[stage + 1];
-    std::vector<int> again(stage, kNothing);
+    Stage made{std::vector<int>(stage, kNothing), std::vector<std::vector<size_t>>(stage),
+               std::vector<bool>(stage)};
+    std::vector<int>& again = made.again;
     for (size_t i = 0; i < stage; ++i) {
       if (!problem_[i].again) continue;
       const double time = static_cast<double>(problem_[i].time.picoseconds()) /
@@ -173,30 +186,35 @@ class Formulation {
       terms.emplace_back(again[i], 1);
       program_.Row(terms, least, kInfinity);
     };
-    std::vector<std::vector<size_t>> readers(stage);
     for (size_t i = 0; i < stage; ++i) {
       if (again[i] == kNothing) continue;
       if (next[i] != kNothing) is_there(i, {{next[i], 1}}, 0);
       for (const size_t read : problem_[i].reads) {
         if (again[read] == kNothing) continue;
         is_there(read, {{again[i], 1}}, 0);
-        readers[read].push_back(i);
+        made.readers[read].push_back(i);
       }
     }
-    std::vector<bool> needed(stage);
     for (const size_t read : problem_[stage].reads) {
       if (again[read] == kNothing) continue;
-      needed[read] = true;
+      made.needed[read] = true;
       is_there(read, {}, 1);
     }
+    return made;
+  }
+
+  // Adds the rows by which the values that are there, before each unit and after it, fit.
+  void AddMemory(size_t stage, const Stage& made) {
+    const std::vector<int>& kept = kept_[stage];
+    const std::vector<int>& next = kept_[stage + 1];
+    const std::vector<int>& again = made.again;
     const RematerializedUnit& unit = problem_[stage];
     const double room = 1 - Share(unit.fixed);
     Terms all;
     for (size_t i = 0; i < stage; ++i) {
       if (kept[i] != kNothing) all.emplace_back(kept[i], Share(problem_[i].value));
     }
-    // The bytes of the values that are there: before each unit, and after it.
-    int used = program_.Variable(kInfinity, false);
+    int used = program_.Variable(kInfinity, false);  // the bytes that are there
     all.emplace_back(used, -1);
     program_.Row(all, 0, 0);
     for (size_t k = 0; k < stage; ++k) {
@@ -206,13 +224,13 @@ class Formulation {
       const int after = program_.Variable(kInfinity, false);
       Terms change{{after, 1}, {used, -1}, {again[k], -value}};
       const auto leaves = [&](size_t i) {
-        if (needed[i] || problem_[i].value == Bytes(0)) return;
+        if (made.needed[i] || problem_[i].value == Bytes(0)) return;
         const int free = program_.Variable(1, false);
         program_.Row({{again[k], 1}, {free, -1}}, 0, kInfinity);
         if (next[i] != kNothing) {
           program_.Row({{free, 1}, {next[i], 1}}, -kInfinity, 1);
         }
-        for (const size_t reader : readers[i]) {
+        for (const size_t reader : made.readers[i]) {
           if (reader <= k) continue;
           program_.Row({{free, 1}, {again[reader], 1}}, -kInfinity, 1);
         }

@@ -435,22 +435,36 @@ class Search {
     JointPlan keep(trace());
     keep.drops = drops;
     keep.memory = memory_;
-    const Profile profile = KeepAll();
-    std::vector<Scored> points{{keep, kNever, profile}};
+    const Scored nothing{keep, kNever, KeepAll()};
+    std::vector<Scored> points{nothing};
     Score(points);
     if (points[0].time <= in_core_) return points;
+    AddGrid(nothing, points);
+    ScorePoints(points);
+    std::ranges::stable_sort(points, {}, &Scored::time);
+    Remember(points);
+    if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
+    const size_t close = points.size();
+    TryByOwnProfiles(points);
+    if (points[0].time == kNever) return {};
+    if (points[0].fragmentation < kHoles) return {points[0]};
+    const std::vector<Scored> less = InLessMemory(std::span(points).first(close));
+    const auto fastest = std::ranges::min_element(less, {}, &Scored::time);
+    if (fastest == less.end() || fastest->time >= points[0].time) return {points[0]};
+    return {points[0], *fastest};
+  }
+
+  // Appends the plans of the grid, which differ from `nothing`, the plan that keeps all storages:
+  // the cheapest storages are evicted up to a share of what can be evicted, and others are
+  // offloaded up to a share of what can be copied during the iteration.
+  void AddGrid(const Scored& nothing, std::vector<Scored>& points) {
     const std::vector<TensorId> cheapest =
-        options_.recompute ? EvictionOrder(keep) : std::vector<TensorId>();
+        options_.recompute ? EvictionOrder(nothing.plan) : std::vector<TensorId>();
     Bytes evictable;
     for (const TensorId id : cheapest) evictable += Aligned(id);
-    const Duration in_core = facts_->StartOf(static_cast<OpId>(trace().ops.size() - 1));
-    const double gib_time = static_cast<double>(
-        facts_->cost().CopyTime(Direction::kToHost, Bytes::GiB(1)).picoseconds());
-    const Bytes copyable(
-        static_cast<int64_t>(static_cast<double>(in_core.picoseconds()) / gib_time *
-                             static_cast<double>(Bytes::GiB(1).count())));
+    const Bytes copyable = CopiedInCore();
     for (int evict = 0; evict <= kEvictSteps; ++evict) {
-      JointPlan evicting = keep;
+      JointPlan evicting = nothing.plan;
       Bytes evicted;
       for (const TensorId id : cheapest) {
         if (evicted * kEvictSteps >= evictable * evict) break;
@@ -471,49 +485,57 @@ class Search {
             StoragePlan& storage = plan.storages[Index(id)];
             storage.again = again && storage.fate == Fate::kEvict;
           }
-          if (!points.empty() && points.back().plan == plan) continue;
-          points.push_back({plan, kNever, profile});
-          Adjust(points.back().profile, keep, plan);
+          if (points.back().plan == plan) continue;
+          points.push_back({plan, kNever, nothing.profile});
+          Adjust(points.back().profile, nothing.plan, plan);
         }
         if (!options_.offload) break;
       }
     }
-    ScorePoints(points);
-    // The best points are tried again by their own profiles, with and without `apart`. A plan that
-    // is good by its own profile can be bad by another one, so plans derived from it keep that
-    // profile.
-    std::ranges::stable_sort(points, {}, &Scored::time);
-    Remember(points);
-    if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
-    const size_t close = points.size();
-    for (size_t i = 0; i < close && points[i].time != kNever; ++i) {
+  }
+
+  // Returns the bytes that can be copied to the host during an iteration in unlimited memory.
+  Bytes CopiedInCore() const {
+    const Duration in_core = facts_->StartOf(static_cast<OpId>(trace().ops.size() - 1));
+    const double gib_time = static_cast<double>(
+        facts_->cost().CopyTime(Direction::kToHost, Bytes::GiB(1)).picoseconds());
+    return Bytes(static_cast<int64_t>(static_cast<double>(in_core.picoseconds()) / gib_time *
+                                      static_cast<double>(Bytes::GiB(1).count())));
+  }
+
+  // Tries the plans again by their own profiles, with and without `apart`, and sorts all by time. A
+  // plan that is good by its own profile can be bad by another one, so plans derived from it keep
+  // that profile. REQUIRES: the plans are sorted by time.
+  void TryByOwnProfiles(std::vector<Scored>& plans) {
+    const size_t given = plans.size();
+    for (size_t i = 0; i < given && plans[i].time != kNever; ++i) {
       for (const bool apart : {false, true}) {
-        points.push_back(points[i]);
-        points.back().plan.apart = apart;
-        points.back().by_own = true;
-        points.back().profile = points[i].own;
+        plans.push_back(plans[i]);
+        plans.back().plan.apart = apart;
+        plans.back().by_own = true;
+        plans.back().profile = plans[i].own;
       }
     }
-    Score(std::span(points).subspan(close));
-    Remember(std::span(points).subspan(close));
-    std::ranges::stable_sort(points, {}, &Scored::time);
-    if (points[0].time == kNever) return {};
-    if (points[0].fragmentation < kHoles) return {points[0]};
-    // The best points are tried in less memory, with at most a few of the trials.
-    const size_t best = std::min(close, static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
+    Score(std::span(plans).subspan(given));
+    Remember(std::span(plans).subspan(given));
+    std::ranges::stable_sort(plans, {}, &Scored::time);
+  }
+
+  // Tries plans, which are sorted by time, in less memory, with at most a few of the trials.
+  std::vector<Scored> InLessMemory(std::span<const Scored> plans) {
+    const size_t best =
+        std::min(plans.size(), static_cast<size_t>(std::max<int64_t>(0, left_ / 100)));
     std::vector<Scored> less;
-    for (size_t i = 0; i < best && points[i].time != kNever; ++i) {
+    for (size_t i = 0; i < best && plans[i].time != kNever; ++i) {
       for (const int64_t percent : kParts) {
-        less.push_back(points[i]);
+        less.push_back(plans[i]);
         less.back().plan.memory =
             RoundDown(Bytes(memory_.count() / 100 * percent), facts_->alignment());
       }
     }
     Score(less);
     Remember(less);
-    const auto fastest = std::ranges::min_element(less, {}, &Scored::time);
-    if (fastest == less.end() || fastest->time >= points[0].time) return {points[0]};
-    return {points[0], *fastest};
+    return less;
   }
 
   // Cuts each group into `parts` parts. Returns the first part of each group, then the second of

@@ -243,6 +243,84 @@ void CheckDepth(std::string_view text, const std::string& origin) {
   }
 }
 
+// Throws `InputError` with the place of the error if the text is not TOML.
+toml::table ParseToml(std::string_view contents, const std::string& origin) {
+  const std::string_view text = PlainText(contents, origin);
+  CheckDepth(text, origin);
+  try {
+    return toml::parse(text, origin);
+  } catch (const toml::parse_error& error) {
+    const toml::source_position at = error.source().begin;
+    throw InputError(fmt::format("{}:{}:{}: {}", origin, at.line, at.column, error.description()));
+  }
+}
+
+void ReadIdentity(Section& top, Device& device) {
+  device.description = top.String("description");
+  device.library = top.String("library");
+  device.gpus = top.Strings("gpus");
+  if (top.Has("compute_capability")) {
+    device.compute_capability = top.String("compute_capability");
+    if (!ParseCapability(device.compute_capability)) {
+      top.Fail(top.Node("compute_capability"), "compute_capability",
+               fmt::format("'{}' is not of the form \"9.0\"", device.compute_capability));
+    }
+  }
+}
+
+void ReadMemory(Section& memory, Device& device) {
+  device.memory = memory.Size("size");
+  device.alignment = memory.Size("alignment");
+  if ((device.alignment.count() & (device.alignment.count() - 1)) != 0) {
+    memory.Fail(memory.Node("alignment"), "alignment",
+                fmt::format("{} bytes are not a power of two", device.alignment.count()));
+  }
+  device.host_memory = memory.Size("host");
+}
+
+void ReadCompute(Section& compute, Device& device) {
+  device.flops_per_second = compute.Get<int64_t>("flops", ParseFlopRate, 1, "1 FLOP/s");
+  device.dram = compute.Rate("dram");
+  for (const Arithmetic arithmetic :
+       {Arithmetic::kTf32, Arithmetic::kBf16, Arithmetic::kFp16, Arithmetic::kFp8}) {
+    if (!compute.May(Name(arithmetic))) continue;
+    device.matrix_flops_per_second[arithmetic] =
+        compute.Get<int64_t>(Name(arithmetic), ParseFlopRate, 1, "1 FLOP/s");
+  }
+}
+
+void ReadHost(Section& host, Device& device) {
+  device.launch_overhead = host.Time("launch_overhead");
+  if (host.Has("library_call")) device.library_call = host.Time("library_call");
+  if (host.Has("compress")) device.codec.compress = host.Rate("compress");
+  if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
+  if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
+  if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
+}
+
+void ReadDriver(Section& driver, Device& device) {
+  device.device_malloc = ReadLaw(driver, "malloc");
+  device.device_free = ReadLaw(driver, "free");
+  device.host_malloc = ReadLaw(driver, "pinned");
+  device.page_map = ReadLaw(driver, "map", device.device_malloc);
+  device.page_map_new = ReadLaw(driver, "map_new", device.page_map);
+  device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
+  // Read after the page laws, which copy the malloc and free laws but have no `small`.
+  if (driver.Has("malloc_small")) device.device_malloc.small = driver.Time("malloc_small");
+  if (driver.Has("free_small")) device.device_free.small = driver.Time("free_small");
+}
+
+void ReadEfficiency(Section& efficiency, Device& device) {
+  device.efficiency["default"] = efficiency.Efficiency("default");
+  for (const char* key : {"linear.fwd", "linear.bwd"}) {
+    if (efficiency.Has(key)) device.efficiency[key] = efficiency.Efficiency(key);
+  }
+  for (const char* slot : {"fwd", "bwd_data", "bwd_filter"}) {
+    Section algorithms = efficiency.Subsection(slot);
+    algorithms.ReadEfficiencies(std::string(slot) + ".", device.efficiency);
+  }
+}
+
 }  // namespace
 
 std::string_view Name(ExternalPool::Kind kind) {
@@ -310,92 +388,33 @@ Device ReadDevice(const std::string& path) {
 }
 
 Device ParseDevice(std::string_view contents, const std::string& origin) {
-  const std::string_view text = PlainText(contents, origin);
-  CheckDepth(text, origin);
-  toml::table root;
-  try {
-    root = toml::parse(text, origin);
-  } catch (const toml::parse_error& error) {
-    const toml::source_position at = error.source().begin;
-    throw InputError(fmt::format("{}:{}:{}: {}", origin, at.line, at.column, error.description()));
-  }
-
+  const toml::table root = ParseToml(contents, origin);
   Device device;
   device.name = std::filesystem::path(origin).stem().string();
   Section top(root, "", origin);
-  device.description = top.String("description");
-  device.library = top.String("library");
-  device.gpus = top.Strings("gpus");
-  if (top.Has("compute_capability")) {
-    device.compute_capability = top.String("compute_capability");
-    if (!ParseCapability(device.compute_capability)) {
-      top.Fail(top.Node("compute_capability"), "compute_capability",
-               fmt::format("'{}' is not of the form \"9.0\"", device.compute_capability));
-    }
-  }
-
+  ReadIdentity(top, device);
   Section memory = top.Subsection("memory");
-  device.memory = memory.Size("size");
-  device.alignment = memory.Size("alignment");
-  if ((device.alignment.count() & (device.alignment.count() - 1)) != 0) {
-    memory.Fail(memory.Node("alignment"), "alignment",
-                fmt::format("{} bytes are not a power of two", device.alignment.count()));
-  }
-  device.host_memory = memory.Size("host");
-
+  ReadMemory(memory, device);
   Section compute = top.Subsection("compute");
-  device.flops_per_second = compute.Get<int64_t>("flops", ParseFlopRate, 1, "1 FLOP/s");
-  device.dram = compute.Rate("dram");
-  for (const Arithmetic arithmetic :
-       {Arithmetic::kTf32, Arithmetic::kBf16, Arithmetic::kFp16, Arithmetic::kFp8}) {
-    if (!compute.May(Name(arithmetic))) continue;
-    device.matrix_flops_per_second[arithmetic] =
-        compute.Get<int64_t>(Name(arithmetic), ParseFlopRate, 1, "1 FLOP/s");
-  }
-
+  ReadCompute(compute, device);
   Section link = top.Subsection("link");
   device.h2d = ReadLink(link, "h2d");
   device.d2h = ReadLink(link, "d2h");
   device.duplex = link.Rate("duplex");
-
   if (top.Has("stream")) {
     Section stream = top.Subsection("stream");
     device.kernel_wait = stream.Time("kernel_wait");
   }
-
   if (top.Has("pool")) {
     Section pools = top.Subsection("pool");
     ReadPools(pools, device);
   }
-
   Section host = top.Subsection("host");
-  device.launch_overhead = host.Time("launch_overhead");
-  if (host.Has("library_call")) device.library_call = host.Time("library_call");
-  if (host.Has("compress")) device.codec.compress = host.Rate("compress");
-  if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
-  if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
-  if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
-
+  ReadHost(host, device);
   Section driver = top.Subsection("driver");
-  device.device_malloc = ReadLaw(driver, "malloc");
-  device.device_free = ReadLaw(driver, "free");
-  device.host_malloc = ReadLaw(driver, "pinned");
-  device.page_map = ReadLaw(driver, "map", device.device_malloc);
-  device.page_map_new = ReadLaw(driver, "map_new", device.page_map);
-  device.page_unmap = ReadLaw(driver, "unmap", device.device_free);
-  // Read after the page laws, which copy the malloc and free laws but have no `small`.
-  if (driver.Has("malloc_small")) device.device_malloc.small = driver.Time("malloc_small");
-  if (driver.Has("free_small")) device.device_free.small = driver.Time("free_small");
-
+  ReadDriver(driver, device);
   Section efficiency = top.Subsection("efficiency");
-  device.efficiency["default"] = efficiency.Efficiency("default");
-  for (const char* key : {"linear.fwd", "linear.bwd"}) {
-    if (efficiency.Has(key)) device.efficiency[key] = efficiency.Efficiency(key);
-  }
-  for (const char* slot : {"fwd", "bwd_data", "bwd_filter"}) {
-    Section algorithms = efficiency.Subsection(slot);
-    algorithms.ReadEfficiencies(std::string(slot) + ".", device.efficiency);
-  }
+  ReadEfficiency(efficiency, device);
   for (const Section* section : {&top, &memory, &compute, &link, &host, &driver, &efficiency}) {
     section->ExpectNothingElse();
   }

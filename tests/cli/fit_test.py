@@ -4,10 +4,12 @@
 usage: fit_test.py PATH_OF_SPILLWAY
 """
 
+import itertools
 import json
 import pathlib
 import subprocess
 import tempfile
+import tomllib
 
 from harness import ROOT, CommandTest, main
 
@@ -295,10 +297,19 @@ class FitTest(CommandTest):
             self.fails(2, "exists already", "new-device", "mine", *card, "-o", path)
             self.assertEqual(path.read_text("utf-8"), text)
             other = pathlib.Path(directory) / "other.toml"
-            self.fails(3, "'fast' is not a rate", "new-device", "other", *card, "--tf32", "fast", "-o", other)
-            self.fails(3, "'4GB' is not a bandwidth", "new-device", "other", *card, "--h2d", "4GB", "-o", other)
-            self.fails(2, "did you mean 'h200'", "new-device", "other", *card, "--like", "h2000", "-o", other)
+            for message, *options in (
+                    ("--tf32: 'fast' is not a rate", "--tf32", "fast"), ("--flops: '1' is not a rate: the unit is missing", "--flops", "1"),
+                    ("--bf16: '0TFLOP/s' is too small", "--bf16", "0TFLOP/s"), ("--memory: '0GiB' is too small", "--memory", "0GiB"),
+                    ("--h2d: '4GB' is not a bandwidth", "--h2d", "4GB"), ("--bandwidth: '9KB/s' is too small", "--bandwidth", "9KB/s"),
+                    ("compute_capability: 'nine' is not of the form", "--capability", "nine"),
+                    ("--source: expected one line of text", "--source", "a\nb = 3"), ("did you mean 'h200'", "--like", "h2000")):
+                values = dict(zip(card[::2], card[1::2])) | {options[0]: options[1]}
+                self.fails(2, message, "new-device", "other", *itertools.chain(*values.items()), "-o", other)
+            self.fails(2, "the name of the device is empty", "new-device", "", *card, "-o", other)
             self.assertFalse(other.exists())
+            self.ok("new-device", "other", *card, "--h2d", "20MB/s", "--d2h", "20MB/s", "--gpu", 'A "B" \\ C', "-o", other)
+            written = tomllib.loads(other.read_text("utf-8"))
+            self.assertEqual((written["gpus"], written["link"]["duplex"]), (['A "B" \\ C'], "36.7MB/s"))
 
     def test_wrong_input(self):
         self.fails(2, "did you mean 'h200'", "fit", "alexnet:1", "--device", "h2000")

@@ -118,35 +118,48 @@ bool JsonElements::BeginsElement(size_t at) const {
 }
 
 std::optional<std::string_view> JsonElements::Next() {
-  constexpr size_t kLookahead = 256;  // for `BeginsElement`
-  if (truncated_) return std::nullopt;
+  if (truncated_ || !FindObject()) return std::nullopt;
+  const std::optional<size_t> end = FindEnd();
+  if (!end) return std::nullopt;
+  const size_t start = begin_;
+  begin_ = *end;
+  text_.reserve(*end + kPadding);
+  return std::string_view(text_).substr(start, *end - start);
+}
+
+bool JsonElements::FindObject() {
   size_t at = begin_;
-  // Finds the beginning of the next object.
   while (true) {
     at = text_.find_first_not_of(", \t\r\n", at);
     if (at == text_.npos) {
       begin_ = at = text_.size();
       if (!More()) {
         truncated_ = true;
-        return std::nullopt;
+        return false;
       }
       at = begin_;
       continue;
     }
-    if (text_[at] == ']') return std::nullopt;
+    if (text_[at] == ']') return false;
     if (text_[at] == '{') break;
     // Skips the rest of an object that was cut off, up to the end of its line.
     while ((at = text_.find('\n', at)) == text_.npos) {
       begin_ = text_.size();
       if (!More()) {
         truncated_ = true;
-        return std::nullopt;
+        return false;
       }
       at = begin_;
     }
   }
   begin_ = at;
   element_ = offset_ + at;
+  return true;
+}
+
+std::optional<size_t> JsonElements::FindEnd() {
+  constexpr size_t kLookahead = 256;  // for `BeginsElement`
+  size_t at = begin_;
   int depth = 0;
   bool in_string = false;
   while (true) {
@@ -180,15 +193,10 @@ std::optional<std::string_view> JsonElements::Next() {
     } else if (c == '{' || c == '[') {
       ++depth;
     } else if (c == '}' || c == ']') {
-      if (--depth == 0) break;
+      if (--depth == 0) return at + 1;
     }
     ++at;
   }
-  const size_t start = begin_;
-  const size_t size = at + 1 - begin_;
-  begin_ = at + 1;
-  text_.reserve(start + size + kPadding);
-  return std::string_view(text_).substr(start, size);
 }
 
 }  // namespace spillway

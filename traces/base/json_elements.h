@@ -54,6 +54,11 @@ class JsonElements {
   bool More();
   void FindArray(std::string_view array, std::string_view document);
   bool BeginsElement(size_t at) const;
+  // Moves `begin_` to the next object. Returns false at the end of the array or of the document.
+  bool FindObject();
+  // Returns the end of the object at `begin_`, or nullopt if the document ends within the object.
+  // If the object is cut off, moves `begin_` to the next one and returns its end.
+  std::optional<size_t> FindEnd();
 
   TextStream& stream_;
   std::string first_key_;  // with its quotes

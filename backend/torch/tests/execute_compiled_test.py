@@ -11,12 +11,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import fit_test as fitting
-from execute_hazards_test import Case, plan_of
 from spillway_torch import NotRecordableError, fit
 from spillway_torch.execute import step
 from spillway_torch.execute.chains import saved_storages
 from spillway_torch.execute.regions import compiled_graphs
-from stepping import MODELS, Stepping, different, random_plan
+from stepping import MODELS, WAYS, Case, Stepping, different, plan_of, random_plan
 
 
 class Block(nn.Module):
@@ -79,7 +78,7 @@ class CompiledTest(unittest.TestCase):
         return case, block
 
     def plans(self, tape):
-        return [plan_of(tape, way) for way in ("rebuild", "offload", "mixed")]
+        return [plan_of(tape, way) for way in WAYS]
 
     def test_random_plans_change_nothing(self):
         for name, wrap in (("gpt", True), ("llama, float32", False), ("vit", False)):  # blocks of the last one are not compiled

@@ -18,15 +18,16 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+import execute_autograd_test
+import execute_changes_test
 import execute_compiled_test as of_blocks
-import execute_hazards_test as hazards
+import execute_steps_test
 import execute_test as equality
 import fit_test as fitting
-from execute_hazards_test import Case, plan_of
 from spillway_torch import NotRecordableError, SpillwayError, fit
 from spillway_torch.execute import CudaDevice, record_tape, step
 from spillway_torch.execute.tape import TapeRecorder
-from stepping import different
+from stepping import Case, different, plan_of
 
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
@@ -103,31 +104,32 @@ class LimitsTest(unittest.TestCase):
 def tests_of_rows():
     """Returns the tests of each row, by its first words."""
     blocks = of_blocks.CompiledTest
-    risky, equal, fitted = hazards.HazardTest, equality.EqualityTest, fitting.FitTest
+    steps, uses = execute_steps_test.StepsTest, execute_autograd_test.AutogradTest
+    changes, equal, fitted = execute_changes_test.ChangesTest, equality.EqualityTest, fitting.FitTest
     return {
-        "random numbers": (equal.test_random_plans_change_nothing, risky.test_random_numbers_drawn_elsewhere,
-                           risky.test_in_evaluation),
-        "a last short batch": (risky.test_a_short_batch, fitted.test_a_short_batch_keeps_its_tensors, risky.test_fewer_and_more_layers,
-                               risky.test_another_operator_of_the_same_shape, risky.test_numbers_that_autograd_saves),
-        "several forwards": (risky.test_two_forwards_before_their_backwards, risky.test_two_forwards_in_one_block),
-        "`retain_graph`": (risky.test_backward_twice, risky.test_backward_of_a_part, risky.test_double_backward),
-        "gradient checkpointing": (risky.test_checkpointing_inside,),
-        "saved-tensor hooks": (risky.test_hooks_inside_the_step, risky.test_hooks_around_the_step_are_refused),
-        "your own `autograd.Function`": (risky.test_functions_of_the_program,),
-        "inference": (risky.test_inference_in_between, fitted.test_a_script_has_the_same_results),
-        "exceptions": (risky.test_exceptions, equal.test_random_deviations_and_exceptions_change_nothing,
+        "random numbers": (equal.test_random_plans_change_nothing, changes.test_random_numbers_drawn_elsewhere,
+                           steps.test_in_evaluation),
+        "a last short batch": (steps.test_a_short_batch, fitted.test_a_short_batch_keeps_its_tensors, steps.test_fewer_and_more_layers,
+                               steps.test_another_operator_of_the_same_shape, steps.test_numbers_that_autograd_saves),
+        "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block),
+        "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward),
+        "gradient checkpointing": (uses.test_checkpointing_inside,),
+        "saved-tensor hooks": (uses.test_hooks_inside_the_step, uses.test_hooks_around_the_step_are_refused),
+        "your own `autograd.Function`": (uses.test_functions_of_the_program,),
+        "inference": (uses.test_inference_in_between, fitted.test_a_script_has_the_same_results),
+        "exceptions": (uses.test_exceptions, equal.test_random_deviations_and_exceptions_change_nothing,
                        fitted.test_an_exception_in_the_first_forward, fitted.test_an_exception_in_the_first_backward),
-        "other threads": (risky.test_threads, risky.test_two_threads_under_one_plan),
-        "another CUDA stream": (risky.test_another_stream,),
+        "other threads": (uses.test_threads, uses.test_two_threads_under_one_plan),
+        "another CUDA stream": (steps.test_another_stream,),
         "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused),
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
                                          blocks.test_a_checkpoint_around_a_compiled_block_is_refused),
         "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
-        "a saved tensor changed": (risky.test_a_source_changed_before_backward, risky.test_a_change_before_backward_while_recording),
-        "a parameter changed": (risky.test_a_parameter_changed_before_backward,),
-        "on a CPU, random numbers": (risky.test_a_generator_that_changes_between_two_saved_tensors,),
+        "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
+        "a parameter changed": (changes.test_a_parameter_changed_before_backward,),
+        "on a CPU, random numbers": (changes.test_a_generator_that_changes_between_two_saved_tensors,),
     }
 
 

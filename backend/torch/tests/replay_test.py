@@ -16,7 +16,9 @@ from unittest import mock
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import execute_hazards_test
+import execute_autograd_test
+import execute_changes_test
+import execute_steps_test
 import execute_test
 from spillway_torch import SpillwayError, build
 from spillway_torch.execute import CpuDevice, CudaDevice, Executor, Queue, assemble, replay, step
@@ -51,19 +53,28 @@ class EqualityWithoutHeadersTest(execute_test.EqualityTest):
             self.addCleanup(patch.stop)
 
 
-class MemoryInPythonTest(execute_test.MemoryTest):
-    def setUp(self):
-        patch = in_python()
-        patch.start()
-        self.addCleanup(patch.stop)
-
-
-class HazardsInPythonTest(execute_hazards_test.HazardTest):
+class InPython(unittest.TestCase):
     def setUp(self):
         super().setUp()
         patch = in_python()
         patch.start()
         self.addCleanup(patch.stop)
+
+
+class MemoryInPythonTest(InPython, execute_test.MemoryTest):
+    pass
+
+
+class StepsInPythonTest(InPython, execute_steps_test.StepsTest):
+    pass
+
+
+class ChangesInPythonTest(InPython, execute_changes_test.ChangesTest):
+    pass
+
+
+class AutogradInPythonTest(InPython, execute_autograd_test.AutogradTest):
+    pass
 
 
 def replays(stepping):

@@ -1,10 +1,12 @@
-"""Steps for the tests of plans: small models with a loss, and a step that compares all that training changes."""
+"""Steps for the tests of plans: small models with a loss, and steps that compare all that training changes."""
 
 import contextlib
 import copy
 import json
+import logging
 import pathlib
 import random
+import unittest
 
 import torch
 from torch import nn
@@ -200,3 +202,75 @@ def check_schema(test, name, value):
 
     schemas = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas"
     compare(json.loads((schemas / f"{name}.json").read_text(encoding="utf-8")), value)
+
+
+WAYS = ("rebuild", "offload", "mixed")  # the plans of `PlansTest`
+SEEN = r"aten::\w+ is operator \d+ of the step, and (aten::\w+ was|had other arguments in the) recorded"  # by the library
+
+
+def plan_of(tape, way):
+    """Returns a plan that rebuilds all it can, that offloads all it can, or that does both in turn."""
+    actions = {}
+    for at, saved in enumerate(candidates(tape)):
+        wanted = way if way != "mixed" else ("rebuild", "offload")[at % 2]
+        actions[saved.storage] = wanted if wanted == "offload" or saved.chain is not None else "keep"
+    return assemble(tape, actions, 0)
+
+
+class Case:
+    """A model of layers, and a forward that reads `self.now` for what changes between steps."""
+
+    def __init__(self, forward, now=None):
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.model = nn.ModuleList([self.a, self.b, self.c, self.norm])
+        self.x = torch.randn(6, 8)
+        self.now = now
+        self.kept = []
+        self.forward = lambda: forward(self)
+
+    def run(self, context=contextlib.nullcontext, between=lambda: None):
+        """Returns the loss, the gradients and the state of random numbers."""
+        self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(3)
+        with context():
+            loss = self.forward()
+        between()
+        loss.backward()
+        return [loss.detach().clone(), *(p.grad.clone() for p in self.model.parameters() if p.grad is not None), torch.get_rng_state()]
+
+    def record(self):
+        self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(3)
+        return record_tape(lambda: self.forward().backward(), "cpu")
+
+
+class PlansTest(unittest.TestCase):
+    """Tests of steps under plans that rebuild all they can, that offload all they can, and that mix both."""
+
+    def setUp(self):
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
+
+    def plans(self, tape):
+        return [plan_of(tape, way) for way in WAYS]
+
+    def deviates(self, forward, before, after, text=None):
+        """After a change between steps, each plan has to give eager's results; one that rebuilds has to notice, if a text is given."""
+        case = Case(forward, before)
+        tape = case.record()
+        for plan in self.plans(tape):
+            case.now = before
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(plan.executor.deviations, [])
+            case.now = after
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            if text is not None and "offload" not in plan.actions.values():
+                self.assertRegex("\n".join(plan.executor.deviations), f"{text}|{SEEN}" if plan.executor.hashes is not None else text)
+                self.assertEqual(len(plan.executor.deviations), 1)
+            case.now = before
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def case(self):
+        return Case(lambda s: s.c(torch.tanh(s.norm(F.gelu(s.a(s.x))))).pow(2).sum())

@@ -129,6 +129,26 @@ TEST(PyTorchPlansTest, CheckpointsLowerThePeakByWhatTheyDrop) {
   EXPECT_EQ(peak(CheckpointBlocks(trace, 0)), 50);
 }
 
+// Forward of the block makes a and a mask, which only backward reads. When the mask comes back, no
+// op uses the first one but the op that made it.
+TEST(PyTorchPlansTest, AnOpDoesNotReadTheMaskThatItMakes) {
+  testing::TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, 10).Tensor("a", TensorKind::kActivation, 10);
+  builder.Tensor("mask", TensorKind::kActivation, 10).Tensor("da", TensorKind::kGradient, 10);
+  builder.Tensor("l", TensorKind::kActivation, 1).Tensor("dx", TensorKind::kGradient, 10);
+  builder.Op("drop", Phase::kForward, {"x"}, {"a", "mask"}, OpType::kOther, "h.0/drop");
+  builder.Op("loss", Phase::kForward, {"a"}, {"l"}, OpType::kOther, "loss");
+  builder.Op("loss.bwd", Phase::kBackward, {"l"}, {"da"}, OpType::kOther, "loss");
+  builder.Op("drop.bwd", Phase::kBackward, {"da", "mask"}, {"dx"}, OpType::kOther, "h.0/drop");
+  Trace trace = builder.Build();
+  trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes()};
+  for (Op& op : trace.ops) op.recorded.emplace();
+  trace.tensors[Index(builder.Id("mask"))].held_until = OpId{3};
+  for (const SavedTensorsPlan& plan : {CheckpointBlocks(trace, 1), SaveOnCpu(trace)}) {
+    HeldAsRecorded(ApplySavedTensors(trace, plan, testing::FixedCost())).Validate();
+  }
+}
+
 // x --mm--> m --relu--> r --mm--> p --add--> y in one block; only r is read by backward. The
 // results of both products are kept until r is back, though nothing needs p again; y leaves the
 // block.

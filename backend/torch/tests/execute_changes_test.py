@@ -1,0 +1,203 @@
+"""Tests that a plan is right, or fails by name, where tensors or random numbers change between two uses in one step."""
+
+import contextlib
+import unittest
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+
+from spillway_torch import NotRecordableError, SpillwayError
+from spillway_torch.execute import CpuDevice, hashes, step
+from stepping import SEEN, Case, Dropout, PlansTest, different
+
+
+class ChangesTest(PlansTest):
+    def test_a_change_in_place(self):
+        def forward(s):
+            h = s.a(s.x)
+            if s.now:
+                h.mul_(2.0)
+            return s.c(torch.tanh(h)).pow(2).sum()
+
+        self.deviates(forward, False, True, "node|saves more")
+
+    def test_a_change_in_place_that_autograd_does_not_see(self):
+        def forward(s):
+            h = s.a(s.x)
+            if s.now:
+                h.detach().mul_(2.0)
+            return s.c(torch.tanh(h)).pow(2).sum()
+
+        if hashes.step_hashes(1) is None:
+            self.skipTest("Python does not see it either")
+        self.deviates(forward, False, True, SEEN)
+
+    def test_a_saved_tensor_that_the_recorded_step_changes(self):
+        def forward(s):
+            h = s.a(s.x)
+            _ = h * h  # it saves h, and has no backward
+            loss = s.c(torch.sigmoid(h + 1.0)).pow(2).sum()
+            h.data.mul_(2.0)
+            return loss
+
+        case = Case(forward)
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_change_before_backward_while_recording(self):
+        for change in (lambda h: h.detach().mul_(2.0), lambda h: h.data.mul_(2.0)):
+            def forward(s):
+                h = torch.exp(s.a(s.x))
+                loss = s.c(h).pow(2).sum()
+                change(h)
+                return loss
+
+            with self.assertRaisesRegex(NotRecordableError, r"a saved tensor, torch.float32 \[6, 8\], was changed in place"):
+                Case(forward).record()
+            self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+
+    def test_a_parameter_changed_before_backward(self):
+        case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.norm(s.x)) + s.b.bias)).pow(2).sum())
+        tape = case.record()
+
+        def change():
+            with torch.no_grad():
+                case.b.bias.add_(1.0)  # eager allows it: no node saved it
+
+        def again():
+            with torch.no_grad():
+                case.b.bias.copy_(bias)
+
+        bias, refused = case.b.bias.detach().clone(), 0
+        for plan in self.plans(tape):
+            again()
+            try:
+                got = case.run(lambda: step(plan), change)
+            except RuntimeError as error:
+                self.assertRegex(str(error), r"a parameter of shape \[8\] was changed in place between forward and backward")
+                refused += 1
+            else:
+                again()
+                self.assertEqual(different(case.run(between=change), got), [])
+        self.assertGreater(refused, 0)
+
+    def test_the_data_of_a_parameter_replaced_before_backward(self):
+        case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.norm(s.x) + s.b.bias))).pow(2).sum())
+        tape = case.record()
+        old = case.b.bias.data
+
+        def change():
+            case.b.bias.data = old + 1
+
+        for plan in self.plans(tape):
+            case.b.bias.data = old
+            want = case.run(between=change)
+            case.b.bias.data = old
+            self.assertEqual(different(want, case.run(lambda: step(plan), change)), [])
+
+    def test_a_source_changed_before_backward(self):
+        def forward(s):
+            h = s.a(s.x)
+            s.kept[:] = [h]
+            return s.c(torch.sigmoid(F.gelu(h))).pow(2).sum()
+
+        case = Case(forward)
+        tape = case.record()
+
+        def change():
+            case.kept[0].detach().mul_(2.0)
+
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            case.run(between=change)
+        for plan in self.plans(tape):
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                case.run(lambda: step(plan), change)
+
+    def test_a_saved_tensor_changed_in_forward(self):
+        def forward(s):
+            h = torch.exp(s.a(s.x))
+            y = s.c(h)
+            if s.now:
+                h.detach().mul_(2.0)
+            return y.pow(2).sum() + s.b(s.x).pow(2).sum()
+
+        case = Case(forward, False)
+        tape = case.record()
+        for plan in self.plans(tape):
+            case.now = True
+            try:
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            except RuntimeError as error:
+                self.assertRegex(str(error), "modified by an inplace operation")
+            case.now = False
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_tensor_changed_between_two_times_that_it_is_saved(self):
+        def forward(s):
+            h = torch.exp(s.a(s.x))
+            if s.now:
+                h.detach().mul_(2.0)
+            return s.c(h).pow(2).sum()
+
+        case = Case(forward, False)
+        for plan in self.plans(case.record()):
+            case.now = True
+            with contextlib.suppress(RuntimeError):
+                case.run(lambda: step(plan))
+            self.assertRegex(plan.executor.deviations[0], "changed between two times")
+            case.now = False
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_random_numbers_drawn_elsewhere(self):
+        def forward(s):
+            if s.now:
+                torch.rand(3)
+            return s.c(torch.tanh(s.drop(s.a(s.x)))).pow(2).sum()
+
+        case = Case(forward, False)
+        case.drop = Dropout()
+        tape = case.record()
+        for plan in self.plans(tape):
+            for case.now in (False, True, False):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_generator_that_changes_between_two_saved_tensors(self):
+        def forward(s):
+            h = torch.exp(s.a(s.x))
+            if s.now:
+                torch.default_generator.manual_seed(9)  # no call that a plan would see
+            return s.c(torch.tanh(s.drop(h))).pow(2).sum()
+
+        class Counting(CpuDevice):
+            """Says, as a GPU does, how many numbers were drawn."""
+
+            def drawn(self, before, after):
+                (seed, first), (other, last) = (
+                    [int.from_bytes(bytes(state[at:at + 8].tolist()), "little") for at in (0, 16)] for state in (before, after))
+                return last - first if seed == other else -1
+
+        case = Case(forward, False)
+        case.drop = Dropout()
+        with mock.patch.object(CpuDevice, "drawn", Counting.drawn):
+            tape = case.record()
+            for plan in self.plans(tape):
+                for case.now in (False, True, False):
+                    self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+                if "offload" not in plan.actions.values():
+                    self.assertEqual(plan.executor.deviations, ["other random numbers are drawn"])
+        case.now = False
+        tape = case.record()
+        for plan in self.plans(tape):
+            case.now = True
+            want = case.run()
+            if "offload" in plan.actions.values():
+                continue
+            with self.assertRaisesRegex(SpillwayError, "random numbers were drawn in another order"):
+                case.run(lambda: step(plan))
+            case.now = False
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
