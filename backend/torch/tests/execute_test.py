@@ -177,6 +177,24 @@ class PlanTest(unittest.TestCase):
         self.tape = self.stepping.record()
         self.eager = make_plan(self.tape, 1 << 40)
 
+    def test_a_copy_comes_back_while_it_is_absent(self):
+        for name, make in MODELS.items():
+            tape = Stepping(make).record()
+            model = planner._Model(tape, 0)
+            for seed in range(4):
+                draw = random.Random(seed)
+                tape.bandwidth = draw.choice((1e6, 1e9))  # slow copies start early
+                actions = {s.storage: draw.choice(("offload", "rebuild") if s.chain is not None else ("offload",)) for s in candidates(tape)}
+                plan = planner._plan(model, planner._Choice(actions, draw.choice((1, 4))), 1 << 40)
+                absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
+                for position in range(len(tape.positions)):
+                    with self.subTest(name, seed=seed, position=position):
+                        absent.update(plan.releases.get(position, ()))
+                        self.assertLessEqual(set(plan.prefetches.get(position, ())), absent)
+                        absent.difference_update(plan.prefetches.get(position, ()))
+                        self.assertNotIn(used.get(position), absent)
+                        absent.update(s for s in plan.drops.get(position, ()) if actions[s] == "offload")
+
     def test_budgets_down_to_the_floor_are_kept(self):
         want = self.stepping.steps()
         previous = 0
@@ -221,7 +239,7 @@ class PlanTest(unittest.TestCase):
         model.bytes = dict.fromkeys(range(3), 10)
         model.dying = {s: (s + 1, s + 1) for s in range(3)}
         model.starts = list(range(12))
-        fetched = {s: [(11, 12)] for s in range(3)}
+        fetched = {s: [planner._Span(11, 12, 11)] for s in range(3)}
         times = [0.1 * at for at in range(12)]
 
         def out(budget):

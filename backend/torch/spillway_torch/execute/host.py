@@ -16,7 +16,7 @@ from .plan import OFFLOAD, REBUILD, Floor, Plan
 from .tape import Tape, record_tape
 
 BLOCKS = 8  # of the model that is measured
-REPEATS = 7  # of which the fastest counts
+REPEATS = 20  # of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +45,17 @@ def measure_host(device: str) -> HostCosts:
     """Measures with steps of a model whose operators do almost nothing, plain, recorded, and under plans."""
     with torch.enable_grad(), torch.autocast(device, enabled=False):
         loss = _model(device)
-        plain = _times(loss, device)
         record_tape(lambda: loss().backward(), device)  # the first time takes longer
         tape = record_tape(lambda: loss().backward(), device)
         saved = [s for s in saved_storages(tape).values() if s.dies is not None]
-        some = _under(loss, tape, saved[:1], OFFLOAD)
-        all_ = _under(loss, tape, saved, OFFLOAD)
         short = [s for s in saved if s.chain is not None and len(s.chain.ops) == 1 and not s.chain.calls]
         long = [s for s in saved if s.chain is not None and len(s.chain.ops) > 2 and not s.chain.calls]
         watching = [s for s in saved if s.chain is not None and s.chain.calls]
-        shorter, longer, watched = (_under(loss, tape, of, REBUILD) for of in (short, long, watching[:1]))
+        executors = [_executor(tape, of, action) for of, action in (
+            (saved[:1], OFFLOAD), (saved, OFFLOAD), (short, REBUILD), (long, REBUILD), (watching[:1], REBUILD))]
+        plain, some, all_, shorter, longer, watched = _times(loss, device, [None, *(executor.begin for executor in executors)])
+        for executor in executors:
+            executor.close()
     # `some` has one copy, which counts little.
     more = len(saved) - 1
     left, came = (all_[0] - some[0]) / more, (all_[1] - some[1]) / more
@@ -90,28 +91,29 @@ def _model(device: str) -> Callable[[], torch.Tensor]:
     return loss
 
 
-def _times(loss: Callable[[], torch.Tensor], device: str, begin: Callable[[], Any] | None = None) -> tuple[float, float]:
-    """Returns the seconds that the host takes for a forward and a backward."""
-    least = [float("inf")] * 2
+def _times(loss: Callable[[], torch.Tensor], device: str, begins: list[Callable[[], Any] | None]) -> list[tuple[float, float]]:
+    """Returns the least seconds that the host takes for a forward and a backward, for each of several ways to begin a step.
+
+    The ways take turns, because the host is slower for seconds at a time.
+    """
+    least = [(float("inf"), float("inf"))] * len(begins)
     for _ in range(REPEATS + 2):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        run = begin() if begin is not None else None
-        value = loss()
-        if run is not None:
-            run.end()
-        middle = time.perf_counter()
-        value.backward()
-        least = [min(least[0], middle - began), min(least[1], time.perf_counter() - middle)]
-    return least[0], least[1]
+        for way, begin in enumerate(begins):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            run = begin() if begin is not None else None
+            value = loss()
+            if run is not None:
+                run.end()
+            middle = time.perf_counter()
+            value.backward()
+            least[way] = min(least[way][0], middle - began), min(least[way][1], time.perf_counter() - middle)
+    return least
 
 
-def _under(loss: Callable[[], torch.Tensor], tape: Tape, saved: list[Saved], action: str) -> tuple[float, float]:
-    """Returns the same of a step under a plan that gives storages up when forward ends, and never again."""
+def _executor(tape: Tape, saved: list[Saved], action: str) -> Executor:
+    """Returns one whose plan gives storages up when forward ends, and never again."""
     last = tape.packs[-1].position
     releases = {last: [s.storage for s in saved]} if action == OFFLOAD else {}
-    executor = Executor(Plan(0, {s.storage: action for s in saved}, releases, {}, {}, 0, 0, 0.0, 0.0, Floor(0, "", []), tape))
-    made = _times(loss, tape.device, executor.begin)
-    executor.close()
-    return made
+    return Executor(Plan(0, {s.storage: action for s in saved}, releases, {}, {}, 0, 0, 0.0, 0.0, Floor(0, "", []), tape))

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
@@ -33,6 +34,14 @@ Actions = dict[int, str]  # without the storages that stay
 class _Choice:
     actions: Actions
     near: int
+
+
+class _Span(NamedTuple):
+    """A time in backward in which a storage is present that was absent."""
+
+    begin: int  # position
+    end: int  # operators that have run when it is absent again
+    drop: int  # position at which it is given up
 
 
 @dataclasses.dataclass
@@ -142,10 +151,10 @@ class _Model:
         for saved in self.candidates:
             spans = fetched.get(saved.storage, [])
             if saved.storage not in actions:
-                spans = [(self.death[saved.storage], held[saved.storage])]
+                there = [(self.death[saved.storage], held[saved.storage])]
             else:
-                spans = [(self.starts[begin], end) for begin, end in spans]
-            for begin, end in spans:
+                there = [(self.starts[span.begin], span.end) for span in spans]
+            for begin, end in there:
                 change[begin] += self.bytes[saved.storage]
                 change[end] -= self.bytes[saved.storage]
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
@@ -161,15 +170,15 @@ class _Model:
         idle = list(itertools.accumulate((h - b for h, b in zip(host, busy)), max, initial=0.0))[1:]
         times = list(map(float.__add__, busy, idle))
         releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
-        gone = {s for released in releases.values() for s in released}
-        needs = [(begin, s) for s, spans in fetched.items() if actions.get(s) == OFFLOAD
-                 for begin, _ in (spans if s in gone else spans[1:])]
+        gone = {s: at for at, released in releases.items() for s in released}
+        needs = [(span.begin, s, before.drop + 1 if before is not None else gone[s]) for s, spans in fetched.items()
+                 if actions.get(s) == OFFLOAD for before, span in zip([None, *spans], spans) if before is not None or s in gone]
         prefetches, late = self._copies_in(memory, needs, budget, times)
         seconds = max(self.clock[-1] + sum(delays) + idle[-1] + stalls + late, host[-1])
         return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], host[self.packed[-1] + 1], releases, prefetches,
                         drops)
 
-    def _host(self, actions: Actions, fetched: dict[int, list[tuple[int, int]]], replayed: list[tuple[int, int]]) -> list[float]:
+    def _host(self, actions: Actions, fetched: dict[int, list[_Span]], replayed: list[tuple[int, int]]) -> list[float]:
         """Returns when the host comes to each position, and to the end of the step, if it never waits."""
         if not actions or self.tape.device == "cpu":
             return self.plain
@@ -179,8 +188,8 @@ class _Model:
             saved = self.saved[storage]
             more[saved.packs[0].position + 1] += costs.left if action == OFFLOAD else costs.compared
             if action == OFFLOAD:
-                for begin, _ in fetched.get(storage, ()):
-                    more[begin + 1] += costs.came
+                for span in fetched.get(storage, ()):
+                    more[span.begin + 1] += costs.came
             elif times is self.hooked and saved.chain is not None and saved.chain.calls:
                 times = list(map(float.__add__, self.hooked, self.watching))
         for position, storage in replayed:
@@ -198,17 +207,15 @@ class _Model:
                     held[source] = max(held.get(source, 0), held[saved.storage])
         return held
 
-    def _backward(self, choice: _Choice) -> tuple[dict[int, list[int]], dict[int, list[tuple[int, int]]],
-                                                   list[tuple[int, int]]]:
+    def _backward(self, choice: _Choice) -> tuple[dict[int, list[int]], dict[int, list[_Span]], list[tuple[int, int]]]:
         """Follows what backward reads.
 
-        Returns the drops, the spans in which absent storages are present (from a position until so many operators have run),
-        and the positions at which storages are rebuilt.
+        Returns the drops, the spans in which absent storages are present, and the positions at which storages are rebuilt.
         """
         actions = choice.actions
         touches, touched = self._touches(actions)
         drops: dict[int, list[int]] = {}
-        spans: dict[int, list[tuple[int, int]]] = {}
+        spans: dict[int, list[_Span]] = {}
         present: dict[int, int] = {}
         replayed: list[tuple[int, int]] = []
 
@@ -238,7 +245,7 @@ class _Model:
                 later = bisect.bisect_right(touches[resident], position)
                 if later == len(touches[resident]) or touches[resident][later] - position > choice.near:
                     end = self.until[position] if resident == storage else self.ends[position]
-                    spans.setdefault(resident, []).append((present.pop(resident), end))
+                    spans.setdefault(resident, []).append(_Span(present.pop(resident), end, position))
                     drops.setdefault(position, []).append(resident)
         return drops, spans, replayed
 
@@ -262,7 +269,7 @@ class _Model:
         assert chain is not None
         return chain.sources
 
-    def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[tuple[int, int]]], budget: int,
+    def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[_Span]], budget: int,
                     times: list[float]) -> tuple[dict[int, list[int]], float]:
         """Adds to `memory` the storages that wait for their copy; returns the releases by position, and the seconds of stalls.
 
@@ -300,24 +307,25 @@ class _Model:
                 storage = coming.pop().storage
                 done = max(done, now) + self.bytes[storage] / self.tape.bandwidth
                 queue[storage] = done
-                use = fetched[storage][0][0]
+                use = fetched[storage][0].begin
                 needed.setdefault(use, []).append(storage)
                 if self.dying[storage][0] < use:
                     joining.setdefault(max(self.dying[storage][0], at + 1), []).append(storage)
         return releases, stall
 
-    def _copies_in(self, memory: list[int], needs: list[tuple[int, int]], budget: int,
+    def _copies_in(self, memory: list[int], needs: list[tuple[int, int, int]], budget: int,
                    times: list[float]) -> tuple[dict[int, list[int]], float]:
         """Chooses when copies to the device start, and adds them to `memory`; returns them by position, and the seconds of stalls.
 
-        needs: positions at which storages must be back, and the storages.
+        needs: positions at which storages must be back, the storages, and the positions from which on they are absent.
         """
         starts: list[tuple[int, int, int]] = []
         wanted = float("inf")
-        for begin, storage in sorted(needs, reverse=True):
+        for begin, storage, absent in sorted(needs, reverse=True):
             size = self.bytes[storage]
             wanted = min(wanted, times[begin]) - size / self.tape.bandwidth
-            earliest = max(min(bisect.bisect_right(times, wanted) - 1, begin), self.packed[bisect.bisect_left(self.packed, begin) - 1] + 1)
+            earliest = max(min(bisect.bisect_right(times, wanted) - 1, begin), absent,
+                           self.packed[bisect.bisect_left(self.packed, begin) - 1] + 1)
             position = begin
             while position > earliest and memory[position - 1] <= budget - size:
                 position -= 1
