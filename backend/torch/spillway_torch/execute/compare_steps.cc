@@ -245,6 +245,16 @@ class Watch {
 
   std::vector<Event>& events() { return events_; }
 
+  Sight sight() const { return sight_; }
+
+  // Changes what the watch sees from now on.
+  void See(Sight sight) {
+    if (sight == sight_) return;
+    if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);
+    if (sight != Sight::kNothing) at::reenableCallback(callbacks_[static_cast<size_t>(sight)]);
+    sight_ = sight;
+  }
+
   // Returns the operator that runs and that no other operator called; null if none runs.
   const Operator* running() const { return depth_ > 0 ? frames_[0].op : nullptr; }
 
@@ -461,13 +471,6 @@ class Watch {
     values_.clear();
   }
 
-  void See(Sight sight) {
-    if (sight == sight_) return;
-    if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);
-    if (sight != Sight::kNothing) at::reenableCallback(callbacks_[static_cast<size_t>(sight)]);
-    sight_ = sight;
-  }
-
   std::array<at::CallbackHandle, 2> callbacks_ = {};
   Sight sight_ = Sight::kAll;
   std::vector<Frame> frames_;
@@ -565,6 +568,16 @@ void LearnSaved(Hashes& hashes, const Tensor& saved, int64_t position, Saved kin
 bool IsAsLearned(const Hashes& hashes, const Tensor& saved, int64_t position, Saved kind) {
   const std::optional<Hash> hash = HashOfSaved(saved, position, kind);
   return hash && hashes.saved.at(position) == hash;
+}
+
+Unwatched::Unwatched() {
+  if (watch == nullptr) return;
+  before_ = static_cast<int>(watch->sight());
+  watch->See(Sight::kNothing);
+}
+
+Unwatched::~Unwatched() {
+  if (watch != nullptr) watch->See(Sight{before_});
 }
 
 Tensor Detached(const Tensor& tensor) {
