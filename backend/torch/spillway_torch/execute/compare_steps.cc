@@ -337,9 +337,8 @@ class Watch {
   }
 
   // Operators are never deleted, because events name them.
-  static Operator& OperatorOf(const at::RecordFunction& function) {
-    thread_local ska::flat_hash_map<const char*, Operator*> known;
-    Operator*& found = known[function.name()];
+  Operator& OperatorOf(const at::RecordFunction& function) {
+    Operator*& found = known_[function.name()];
     if (found == nullptr || found->name != function.name())
       found = new Operator(Describe(function));
     return *found;
@@ -473,6 +472,7 @@ class Watch {
 
   std::array<at::CallbackHandle, 2> callbacks_ = {};
   Sight sight_ = Sight::kAll;
+  ska::flat_hash_map<const char*, Operator*> known_;
   std::vector<Frame> frames_;
   size_t depth_ = 0;
   size_t ignored_ = 0;  // operators that run in a closed frame
@@ -482,13 +482,11 @@ class Watch {
   std::vector<Event> events_;
 };
 
-thread_local std::unique_ptr<Watch> watch;
-thread_local std::unique_ptr<Watch> spare;  // of a step that ended
+thread_local Watch* watch = nullptr;  // of the step that runs
 
 void EndWatch() {
-  if (watch == nullptr) return;
-  watch->End();
-  spare = std::move(watch);
+  if (watch != nullptr) watch->End();
+  watch = nullptr;
 }
 
 at::CallbackHandle AddCallback(Sight sight) {
@@ -507,8 +505,9 @@ at::CallbackHandle AddCallback(Sight sight) {
 }
 
 void BeginWatch(const Parameters& parameters) {
+  thread_local Watch memory;
   EndWatch();
-  watch = spare != nullptr ? std::move(spare) : std::make_unique<Watch>();
+  watch = &memory;
   watch->Begin(parameters, AddCallback(Sight::kAll), AddCallback(Sight::kNames));
 }
 

@@ -11,6 +11,7 @@
 #include <step_library.h>  // of this folder
 
 #include <ATen/native/Resize.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
 
@@ -44,10 +45,10 @@ struct Argument {
 
 struct Step {
   c10::OperatorHandle op;
-  std::vector<Argument> arguments = {};
-  std::vector<size_t> slots = {};  // of the placeholders, in order
-  std::vector<Output> outputs = {};
-  std::vector<size_t> freed = {};
+  c10::SmallVector<Argument, 8> arguments = {};
+  c10::SmallVector<size_t, 4> slots = {};  // of the placeholders, in order
+  c10::SmallVector<Output, 1> outputs = {};
+  c10::SmallVector<size_t, 4> freed = {};
 };
 
 }  // namespace

@@ -35,6 +35,10 @@ struct Draw {
   std::optional<int64_t> drawn;
 };
 
+using Indices = c10::SmallVector<size_t, 2>;
+
+Indices IndicesOf(const std::vector<size_t>& given) { return {given.begin(), given.end()}; }
+
 // How all steps treat a storage; see slots.py.
 struct Recipe {
   bool offload;
@@ -44,8 +48,8 @@ struct Recipe {
   Tensor place;  // as it is saved first
   Tensor bytes;  // a placeholder of all its bytes
   Tensor region;
-  std::vector<size_t> sources;     // recipes
-  std::vector<size_t> parameters;  // indices among those of the step
+  Indices sources;     // recipes
+  Indices parameters;  // among those of the step
   std::vector<Draw> draws;
 };
 
@@ -60,9 +64,9 @@ struct Entry {
 // What happens at a position.
 struct Position {
   std::optional<Entry> entry;
-  std::vector<size_t> releases;  // recipes
-  std::vector<size_t> prefetches;
-  std::vector<size_t> drops;
+  Indices releases;  // recipes
+  Indices prefetches;
+  Indices drops;
   bool mark = false;
 };
 
@@ -553,8 +557,8 @@ using DrawIds = std::tuple<size_t, int64_t, std::optional<int64_t>>;
 
 void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::string> names,
                bool shared, const Tensor& place, const Tensor& bytes,
-               const std::optional<Tensor>& region, std::vector<size_t> sources,
-               std::vector<size_t> parameters, const std::vector<DrawIds>& draws) {
+               const std::optional<Tensor>& region, const std::vector<size_t>& sources,
+               const std::vector<size_t>& parameters, const std::vector<DrawIds>& draws) {
   Recipe recipe{offload,
                 reinterpret_cast<const Program*>(chain),
                 std::move(names),
@@ -562,8 +566,8 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
                 place,
                 bytes,
                 region.value_or(Tensor()),
-                std::move(sources),
-                std::move(parameters),
+                IndicesOf(sources),
+                IndicesOf(parameters),
                 {}};
   for (const auto& [at, mark, drawn] : draws) recipe.draws.push_back({at, mark, drawn});
   table.recipes.push_back(std::move(recipe));
@@ -582,12 +586,12 @@ PYBIND11_MODULE(spillway_steps, module) {
              table.positions.at(at).entry = Entry{recipe, place, first, Saved{kind}};
            })
       .def("move",
-           [](Table& table, size_t at, std::vector<size_t> releases, std::vector<size_t> prefetches,
-              std::vector<size_t> drops) {
+           [](Table& table, size_t at, const std::vector<size_t>& releases,
+              const std::vector<size_t>& prefetches, const std::vector<size_t>& drops) {
              Position& position = table.positions.at(at);
-             position.releases = std::move(releases);
-             position.prefetches = std::move(prefetches);
-             position.drops = std::move(drops);
+             position.releases = IndicesOf(releases);
+             position.prefetches = IndicesOf(prefetches);
+             position.drops = IndicesOf(drops);
            })
       .def("mark",
            [](Table& table, int64_t at) {
