@@ -245,6 +245,16 @@ class Watch {
 
   std::vector<Event>& events() { return events_; }
 
+  Sight sight() const { return sight_; }
+
+  // Changes what the watch sees from now on.
+  void See(Sight sight) {
+    if (sight == sight_) return;
+    if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);
+    if (sight != Sight::kNothing) at::reenableCallback(callbacks_[static_cast<size_t>(sight)]);
+    sight_ = sight;
+  }
+
   // Returns the operator that runs and that no other operator called; null if none runs.
   const Operator* running() const { return depth_ > 0 ? frames_[0].op : nullptr; }
 
@@ -327,9 +337,8 @@ class Watch {
   }
 
   // Operators are never deleted, because events name them.
-  static Operator& OperatorOf(const at::RecordFunction& function) {
-    thread_local ska::flat_hash_map<const char*, Operator*> known;
-    Operator*& found = known[function.name()];
+  Operator& OperatorOf(const at::RecordFunction& function) {
+    Operator*& found = known_[function.name()];
     if (found == nullptr || found->name != function.name())
       found = new Operator(Describe(function));
     return *found;
@@ -461,15 +470,9 @@ class Watch {
     values_.clear();
   }
 
-  void See(Sight sight) {
-    if (sight == sight_) return;
-    if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);
-    if (sight != Sight::kNothing) at::reenableCallback(callbacks_[static_cast<size_t>(sight)]);
-    sight_ = sight;
-  }
-
   std::array<at::CallbackHandle, 2> callbacks_ = {};
   Sight sight_ = Sight::kAll;
+  ska::flat_hash_map<const char*, Operator*> known_;
   std::vector<Frame> frames_;
   size_t depth_ = 0;
   size_t ignored_ = 0;  // operators that run in a closed frame
@@ -479,13 +482,11 @@ class Watch {
   std::vector<Event> events_;
 };
 
-thread_local std::unique_ptr<Watch> watch;
-thread_local std::unique_ptr<Watch> spare;  // of a step that ended
+thread_local Watch* watch = nullptr;  // of the step that runs
 
 void EndWatch() {
-  if (watch == nullptr) return;
-  watch->End();
-  spare = std::move(watch);
+  if (watch != nullptr) watch->End();
+  watch = nullptr;
 }
 
 at::CallbackHandle AddCallback(Sight sight) {
@@ -504,8 +505,9 @@ at::CallbackHandle AddCallback(Sight sight) {
 }
 
 void BeginWatch(const Parameters& parameters) {
+  thread_local Watch memory;
   EndWatch();
-  watch = spare != nullptr ? std::move(spare) : std::make_unique<Watch>();
+  watch = &memory;
   watch->Begin(parameters, AddCallback(Sight::kAll), AddCallback(Sight::kNames));
 }
 
@@ -565,6 +567,16 @@ void LearnSaved(Hashes& hashes, const Tensor& saved, int64_t position, Saved kin
 bool IsAsLearned(const Hashes& hashes, const Tensor& saved, int64_t position, Saved kind) {
   const std::optional<Hash> hash = HashOfSaved(saved, position, kind);
   return hash && hashes.saved.at(position) == hash;
+}
+
+Unwatched::Unwatched() {
+  if (watch == nullptr) return;
+  before_ = static_cast<int>(watch->sight());
+  watch->See(Sight::kNothing);
+}
+
+Unwatched::~Unwatched() {
+  if (watch != nullptr) watch->See(Sight{before_});
 }
 
 Tensor Detached(const Tensor& tensor) {

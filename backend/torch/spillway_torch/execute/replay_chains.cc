@@ -11,6 +11,7 @@
 #include <step_library.h>  // of this folder
 
 #include <ATen/native/Resize.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
 
@@ -37,12 +38,17 @@ struct Output {
   Tensor place;
 };
 
+struct Argument {
+  IValue value;  // with placeholders in the place of tensors
+  bool same;     // without any
+};
+
 struct Step {
   c10::OperatorHandle op;
-  std::vector<IValue> arguments;   // with placeholders in the place of tensors
-  std::vector<size_t> slots = {};  // of the placeholders, in order
-  std::vector<Output> outputs = {};
-  std::vector<size_t> freed = {};
+  c10::SmallVector<Argument, 8> arguments = {};
+  c10::SmallVector<size_t, 4> slots = {};  // of the placeholders, in order
+  c10::SmallVector<Output, 1> outputs = {};
+  c10::SmallVector<size_t, 4> freed = {};
 };
 
 }  // namespace
@@ -88,12 +94,14 @@ thread_local Program* capturing = nullptr;
 
 void Capture(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(capturing != nullptr, "no chain captures operators");
-  Step step{op, torch::jit::pop(*stack, op.schema().arguments().size())};
-  for (const IValue& argument : step.arguments) {
+  Step step{op};
+  for (IValue& argument : torch::jit::pop(*stack, op.schema().arguments().size())) {
+    const size_t before = step.slots.size();
     WithTensors(argument, [&](const Tensor& place) {
       step.slots.push_back(capturing->SlotOf(place));
       return place;
     });
+    step.arguments.push_back({std::move(argument), step.slots.size() == before});
   }
   capturing->steps.push_back(std::move(step));
   for (size_t i = 0; i < op.schema().returns().size(); ++i) stack->emplace_back();
@@ -103,13 +111,13 @@ bool SameLayout(const Tensor& one, const Tensor& other) {
   return one.strides() == other.strides() && one.storage_offset() == other.storage_offset();
 }
 
-bool Keep(const Step& step, const torch::jit::Stack& stack, std::vector<Tensor>& values) {
+bool Keep(const Step& step, torch::jit::Stack& stack, std::vector<Tensor>& values) {
   const bool listed = stack.size() == 1 && stack[0].isTensorList();
   for (const Output& output : step.outputs) {
-    const Tensor value =
-        listed ? stack[0].toTensorList().get(output.index) : stack.at(output.index).toTensor();
+    Tensor value = listed ? stack[0].toTensorList().get(output.index)
+                          : std::move(stack.at(output.index)).toTensor();
     if (!value.defined() || !SameLayout(value, output.place)) return false;
-    values[output.slot] = value;
+    values[output.slot] = std::move(value);
   }
   for (const size_t slot : step.freed) values[slot].reset();
   return true;
@@ -126,6 +134,8 @@ Tensor View(const Tensor& base, const Tensor& place) {
   return view;
 }
 
+size_t StoragesOf(const Program& program) { return program.slots.size(); }
+
 ChainRun::ChainRun(const Program& program, std::vector<Tensor> sources)
     : program_(program), values_(std::move(sources)) {
   TORCH_CHECK(values_.size() == program.sources, "the chain reads ", program.sources, " storages");
@@ -133,19 +143,21 @@ ChainRun::ChainRun(const Program& program, std::vector<Tensor> sources)
 }
 
 bool ChainRun::Advance(size_t end) {
-  const Guards guards;
-  torch::jit::Stack stack;
+  stack_.reserve(16);
   for (; done_ < end; ++done_) {
     const Step& step = program_.steps.at(done_);
-    stack.clear();
+    stack_.clear();
     size_t next = 0;
-    for (const IValue& argument : step.arguments) {
-      stack.push_back(WithTensors(
-          argument, [&](const Tensor& place) { return View(values_[step.slots[next++]], place); }));
+    for (const Argument& argument : step.arguments) {
+      stack_.push_back(argument.same ? argument.value
+                                     : WithTensors(argument.value, [&](const Tensor& place) {
+                                         return View(values_[step.slots[next++]], place);
+                                       }));
     }
-    step.op.callBoxed(stack);
-    if (!Keep(step, stack, values_)) return false;
+    step.op.callBoxed(stack_);
+    if (!Keep(step, stack_, values_)) return false;
   }
+  stack_.clear();
   return true;
 }
 
@@ -195,6 +207,7 @@ T& Pointed(const IValue& handle) {
 
 void RunChain(torch::jit::Stack& stack) {
   const Program& program = Pointed<const Program>(stack.at(0));
+  const Guards guards;
   ChainRun run(program, stack.at(1).toTensorVector());
   stack.clear();
   stack.emplace_back(run.Advance(program.steps.size()) ? run.Value() : Tensor());
@@ -208,6 +221,7 @@ void StartRun(torch::jit::Stack& stack) {
 }
 
 void AdvanceRun(torch::jit::Stack& stack) {
+  const Guards guards;
   const bool good = Pointed<ChainRun>(stack.at(0)).Advance(stack.at(1).toInt());
   stack.clear();
   stack.emplace_back(good);

@@ -5,7 +5,7 @@
 #include <devices.h>  // of this folder
 #include <step_library.h>
 
-#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -35,6 +35,10 @@ struct Draw {
   std::optional<int64_t> drawn;
 };
 
+using Indices = c10::SmallVector<size_t, 2>;
+
+Indices IndicesOf(const std::vector<size_t>& given) { return {given.begin(), given.end()}; }
+
 // How all steps treat a storage; see slots.py.
 struct Recipe {
   bool offload;
@@ -44,8 +48,8 @@ struct Recipe {
   Tensor place;  // as it is saved first
   Tensor bytes;  // a placeholder of all its bytes
   Tensor region;
-  std::vector<size_t> sources;     // recipes
-  std::vector<size_t> parameters;  // indices among those of the step
+  Indices sources;     // recipes
+  Indices parameters;  // among those of the step
   std::vector<Draw> draws;
 };
 
@@ -60,9 +64,9 @@ struct Entry {
 // What happens at a position.
 struct Position {
   std::optional<Entry> entry;
-  std::vector<size_t> releases;  // recipes
-  std::vector<size_t> prefetches;
-  std::vector<size_t> drops;
+  Indices releases;  // recipes
+  Indices prefetches;
+  Indices drops;
   bool mark = false;
 };
 
@@ -104,15 +108,15 @@ uint32_t VersionOf(const Tensor& tensor) {
 // from it.
 class Slot {
  public:
-  Slot(std::shared_ptr<const Table> table, const Recipe& recipe, const Tensor& tensor)
-      : recipe(recipe), table_(std::move(table)) {
-    Put(tensor);
-  }
+  // The tensor that is saved has this version.
+  Slot(std::shared_ptr<const Table> table, const Recipe& recipe, uint32_t version)
+      : recipe(recipe), version(version), table_(std::move(table)) {}
   Slot(const Slot&) = delete;
 
   // Memory that a copy still writes must not go to others. So all copies from the host are over, in
   // the order of the program's operators, when the next step overwrites the memory of the host.
   ~Slot() {
+    if (arrived == nullptr) return;
     const py::error_scope kept;
     try {
       Settle(Wait::kEnd);
@@ -160,14 +164,12 @@ class Slot {
 
   const Recipe& recipe;
   Tensor tensor;
-  uint32_t version = 0;
+  uint32_t version;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;  // unless hashes tell it
   Tensor host;                                                       // its copy
   Event left;                                                        // the copy to the host is done
   Event arrived;  // the copy from the host is done, and operators have not waited for it
-  std::vector<std::shared_ptr<Slot>> sources;
-  std::vector<Parameter> parameters;
-  std::map<int64_t, RandomState> marks;
+  c10::SmallVector<std::shared_ptr<Slot>, 2> sources;
 
  private:
   std::shared_ptr<const Table> table_;
@@ -378,22 +380,16 @@ class Run {
 
   std::shared_ptr<Slot> OpenSlot(size_t index, const Tensor& tensor) {
     const Recipe& recipe = table_->recipes[index];
-    const auto slot = std::make_shared<Slot>(table_, recipe, Detached(tensor));
+    const auto slot = std::make_shared<Slot>(table_, recipe, VersionOf(tensor));
+    if (recipe.chain == nullptr) slot->Put(Detached(tensor));
     slots_[index] = slot;
     if (recipe.shared && !known_) slot->storage = tensor.storage().getWeakStorageImpl();
     if (recipe.offload) {
       const Guards guards;
-      const at::DisableRecordFunctionGuard unseen;  // by what compares the step
+      const Unwatched unwatched;
       slot->CopyOut();
-    } else if (recipe.chain != nullptr) {
-      for (const size_t source : recipe.sources) slot->sources.push_back(slots_[source].lock());
-      for (const size_t parameter : recipe.parameters)
-        slot->parameters.push_back(*noted_[parameter]);
-      for (const Draw& draw : recipe.draws) {
-        for (const int64_t mark : {draw.mark - 1, draw.mark}) slot->marks[mark] = marks_.at(mark);
-      }
-      slot->tensor.reset();
     }
+    for (const size_t source : recipe.sources) slot->sources.push_back(slots_[source].lock());
     return slot;
   }
 
@@ -419,7 +415,7 @@ class Run {
     if (wanted.tensor.defined() && wanted.arrived == nullptr && wanted.IsUnchanged())
       return wanted.tensor;
     const Guards guards;
-    std::vector<Slot*> waiting{&wanted};
+    c10::SmallVector<Slot*, 8> waiting{&wanted};
     while (!waiting.empty()) {
       Slot& slot = *waiting.back();
       if (!slot.tensor.defined() && slot.host.defined()) slot.BringBack();
@@ -440,9 +436,12 @@ class Run {
   }
 
   void Rebuild(Slot& slot) {
+    const Program& chain = *slot.recipe.chain;
     std::vector<Tensor> reads;
+    reads.reserve(StoragesOf(chain));
     for (const auto& source : slot.sources) reads.push_back(Fetch(*source));
-    for (const Parameter& parameter : slot.parameters) {
+    for (const size_t index : slot.recipe.parameters) {
+      const Parameter& parameter = *noted_[index];
       if (VersionOf(parameter.tensor) != parameter.version) {
         std::ostringstream message;
         message << "a parameter of shape " << parameter.tensor.sizes()
@@ -452,7 +451,7 @@ class Run {
       }
       reads.push_back(parameter.detached);
     }
-    ChainRun run(*slot.recipe.chain, std::move(reads));
+    ChainRun run(chain, std::move(reads));
     for (const Draw& draw : slot.recipe.draws) {
       Advance(slot, run, draw.at);
       RunDraw(slot, run, draw);
@@ -478,11 +477,11 @@ class Run {
   void RunDraw(const Slot& slot, ChainRun& run, const Draw& draw) {
     Device& device = *table_->device;
     const RandomState before = device.Random();
-    device.SetRandom(slot.marks.at(draw.mark - 1));
+    device.SetRandom(marks_.at(draw.mark - 1));
     bool same = false;
     try {
       Advance(slot, run, draw.at + 1);
-      same = device.IsSameRandom(device.Random(), slot.marks.at(draw.mark));
+      same = device.IsSameRandom(device.Random(), marks_.at(draw.mark));
     } catch (...) {
       device.SetRandom(before);
       throw;
@@ -510,7 +509,9 @@ class Run {
 
 // ---- Python ----
 
-Run& RunOf(PyObject* self) { return py::handle(self).cast<Run&>(); }
+constexpr const char* kRun = "spillway_torch.Run";
+
+Run& RunOf(PyObject* self) { return *static_cast<Run*>(PyCapsule_GetPointer(self, kRun)); }
 
 PyObject* PackHook(PyObject* self, PyObject* tensor) {
   HANDLE_TH_ERRORS
@@ -531,9 +532,13 @@ PyMethodDef unpack_hook = {"unpack", UnpackHook, METH_O, nullptr};
 
 // Returns the functions that autograd calls. They keep the step alive.
 py::tuple HooksOf(const py::object& run) {
+  const py::capsule self(&run.cast<Run&>(), kRun, [](PyObject* capsule) {
+    Py_DECREF(static_cast<PyObject*>(PyCapsule_GetContext(capsule)));
+  });
+  PyCapsule_SetContext(self.ptr(), py::object(run).release().ptr());
   return py::make_tuple(
-      py::reinterpret_steal<py::object>(PyCFunction_New(&pack_hook, run.ptr())),
-      py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_hook, run.ptr())));
+      py::reinterpret_steal<py::object>(PyCFunction_New(&pack_hook, self.ptr())),
+      py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_hook, self.ptr())));
 }
 
 std::shared_ptr<Table> MakeTable(int64_t packed, int64_t hashes, std::shared_ptr<Device> device,
@@ -552,8 +557,8 @@ using DrawIds = std::tuple<size_t, int64_t, std::optional<int64_t>>;
 
 void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::string> names,
                bool shared, const Tensor& place, const Tensor& bytes,
-               const std::optional<Tensor>& region, std::vector<size_t> sources,
-               std::vector<size_t> parameters, const std::vector<DrawIds>& draws) {
+               const std::optional<Tensor>& region, const std::vector<size_t>& sources,
+               const std::vector<size_t>& parameters, const std::vector<DrawIds>& draws) {
   Recipe recipe{offload,
                 reinterpret_cast<const Program*>(chain),
                 std::move(names),
@@ -561,8 +566,8 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
                 place,
                 bytes,
                 region.value_or(Tensor()),
-                std::move(sources),
-                std::move(parameters),
+                IndicesOf(sources),
+                IndicesOf(parameters),
                 {}};
   for (const auto& [at, mark, drawn] : draws) recipe.draws.push_back({at, mark, drawn});
   table.recipes.push_back(std::move(recipe));
@@ -581,12 +586,12 @@ PYBIND11_MODULE(spillway_steps, module) {
              table.positions.at(at).entry = Entry{recipe, place, first, Saved{kind}};
            })
       .def("move",
-           [](Table& table, size_t at, std::vector<size_t> releases, std::vector<size_t> prefetches,
-              std::vector<size_t> drops) {
+           [](Table& table, size_t at, const std::vector<size_t>& releases,
+              const std::vector<size_t>& prefetches, const std::vector<size_t>& drops) {
              Position& position = table.positions.at(at);
-             position.releases = std::move(releases);
-             position.prefetches = std::move(prefetches);
-             position.drops = std::move(drops);
+             position.releases = IndicesOf(releases);
+             position.prefetches = IndicesOf(prefetches);
+             position.drops = IndicesOf(drops);
            })
       .def("mark",
            [](Table& table, int64_t at) {

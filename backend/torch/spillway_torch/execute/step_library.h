@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,10 @@ struct Guards {
 // it lies so.
 at::Tensor View(const at::Tensor& base, const at::Tensor& place);
 
-// One run of a chain, which lives longer.
+// Returns in how many storages a run of the chain has tensors.
+size_t StoragesOf(const Program& program);
+
+// One run of a chain, which lives longer. It runs under guards.
 class ChainRun {
  public:
   // Takes a tensor in each storage that the chain reads from outside, in order.
@@ -48,6 +52,7 @@ class ChainRun {
   const Program& program_;
   size_t done_ = 0;
   std::vector<at::Tensor> values_;  // by slot
+  std::vector<c10::IValue> stack_;
 };
 
 // ---- compare_steps.cc ----
@@ -66,6 +71,17 @@ void LearnSaved(Hashes& hashes, const at::Tensor& saved, int64_t position, Saved
 
 // Returns whether a saved tensor has the hash that was learned.
 bool IsAsLearned(const Hashes& hashes, const at::Tensor& saved, int64_t position, Saved kind);
+
+// While it lives, nothing that the thread does counts as an operator of its step.
+class Unwatched {
+ public:
+  Unwatched();
+  ~Unwatched();
+  Unwatched(const Unwatched&) = delete;
+
+ private:
+  int before_ = 0;  // what the watch saw
+};
 
 // Returns the tensor without its graph, with the same version counter.
 at::Tensor Detached(const at::Tensor& tensor);
