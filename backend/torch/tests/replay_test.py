@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import execute_autograd_test
 import execute_changes_test
@@ -31,6 +33,15 @@ LIBRARY = replay._library()
 
 def in_python():
     return mock.patch.multiple(replay, _library=lambda: None, steps_library=lambda: None)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def without_headers():
@@ -309,6 +320,24 @@ class StepsTest(unittest.TestCase):
             self.assertEqual(plan.executor.deviations if plan.executor else [], [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
         self.assertIn("spillway_inside::choose is operator", plan.executor.deviations[0])
+
+    def test_the_arguments_of_plain_operators_show_what_runs_inside(self):
+        x, weight, bias = torch.randn(2, 3, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4)
+
+        def inside(context):
+            with context, torch.profiler.profile(acc_events=True) as profile:
+                for given in ((x, weight), (x[0, 0], weight), (x, weight, bias), (x[0], weight, bias), (x.transpose(0, 1), weight, bias)):
+                    F.linear(*given)
+                for one, other in ((x, weight), (x, x.mT), (weight, weight), (weight, x[0, 0]), (weight, x.mT), (x[:, None], x.mT)):
+                    torch.matmul(one, other)
+                _ = x.reshape(6, 4), x.mT.reshape(8, 3), x.to(torch.float64), x.to(x), x.to("cpu", torch.bfloat16, copy=True)
+            return [event.name for event in profile.events() if event.name != "aten::fill_"]  # of new memory
+
+        want = inside(contextlib.nullcontext())
+        self.assertIn("aten::addmm", want)
+        for setting in (deterministic(), torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False),
+                        sdpa_kernel(SDPBackend.MATH)):
+            self.assertEqual(inside(setting), want)
 
     def test_an_error_of_the_device_passes(self):
         class Device(CpuDevice):

@@ -76,7 +76,7 @@ struct Operator {
   Hash hash = {};
   std::vector<size_t> writes = {};  // arguments
   bool known = false;               // to PyTorch; otherwise it is a function of the program
-  bool composite = false;           // it is made of others
+  bool composite = false;           // it is made of others, by a choice of its own
   bool cast = false;                // autocast casts its arguments
   bool random = false;
   bool allocates = false;  // and nothing determines what is in the memory
@@ -96,15 +96,18 @@ Operator Describe(const at::RecordFunction& function) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
     if (alias != nullptr && alias->isWrite()) made.writes.push_back(i);
   }
-  made.composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  // These are made of others too, but by a choice that the arguments show. They run often.
+  static constexpr std::array kPlain = {"aten::linear", "aten::matmul", "aten::reshape",
+                                        "aten::to"};
+  made.composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                   std::ranges::find(kPlain, made.name) == kPlain.end();
   made.cast = op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) ||
               op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
   made.random = op->hasTag(at::Tag::nondeterministic_seeded);
   static constexpr std::array kAllocations = {
       "aten::empty",     "aten::empty_strided",     "aten::empty_like", "aten::empty_permuted",
       "aten::new_empty", "aten::new_empty_strided", "aten::resize_"};
-  made.allocates =
-      std::find(kAllocations.begin(), kAllocations.end(), made.name) != kAllocations.end();
+  made.allocates = std::ranges::find(kAllocations, made.name) != kAllocations.end();
   return made;
 }
 
