@@ -321,6 +321,26 @@ class StepsTest(unittest.TestCase):
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
         self.assertIn("spillway_inside::choose is operator", plan.executor.deviations[0])
 
+    def test_operators_after_one_that_fails(self):
+        model, factor = torch.nn.Linear(4, 4), 1.0
+
+        def loss():
+            x = model(torch.ones(2, 4))
+            for run, good, bad in ((x.reshape, 8, 7), (lambda n: torch.cat((x, x[:, :n])), 4, 3),
+                                   (lambda n: torch.narrow_copy(x, 0, 0, n), 1, 3)):
+                run(good)
+                with self.assertRaises(RuntimeError):
+                    run(bad)
+            return (x * factor).exp().tanh().sum()
+
+        self.stepping = Stepping(lambda: (model, loss))
+        tape = self.stepping.record()
+        plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
+        for factor in (1.0, 1.0, 1.0, 2.0):
+            self.assertEqual(plan.executor.deviations if plan.executor else [], [])
+            self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
+        self.assertIn("aten::mul is operator", plan.executor.deviations[0])
+
     def test_the_arguments_of_plain_operators_show_what_runs_inside(self):
         x, weight, bias = torch.randn(2, 3, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4)
 

@@ -47,7 +47,7 @@ struct Hash {
     one = Fold(one ^ word, 0xa0761d6478bd642f);
     two = Fold(two ^ word, 0x8ebc6af09c88c6e3);
   }
-  // Adds two words as one. Other pairs make another word, but for the chance of any hash.
+  // Adds two words as one. Two other words make the same one as rarely as hashes are equal.
   void Add(uint64_t first, uint64_t second) { Add(first * 0x9fb21c651e98df25 + second); }
   void Add(const Hash& other) {
     Add(other.one);
@@ -76,11 +76,11 @@ struct Operator {
   Hash hash = {};
   std::vector<size_t> writes = {};  // arguments
   bool known = false;               // to PyTorch; otherwise it is a function of the program
-  bool composite = false;           // it is made of others, by a choice of its own
+  bool composite = false;           // it is made of others, by a choice that is not shown
   bool cast = false;                // autocast casts its arguments
   bool random = false;
   bool allocates = false;  // and nothing determines what is in the memory
-  bool calls = false;      // others, as was seen
+  bool calls = false;      // it was seen to call others
 };
 
 Operator Describe(const at::RecordFunction& function) {
@@ -96,7 +96,7 @@ Operator Describe(const at::RecordFunction& function) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
     if (alias != nullptr && alias->isWrite()) made.writes.push_back(i);
   }
-  // These are made of others too, but by a choice that the arguments show. They run often.
+  // These run often, and are made of others, too, but their arguments show of which.
   static constexpr std::array kPlain = {"aten::linear", "aten::matmul", "aten::reshape",
                                         "aten::to"};
   made.composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
@@ -119,7 +119,7 @@ struct Event {
 
 using Parameters = c10::List<std::optional<Tensor>>;
 
-// What a watch sees of operators that run: with less, they run faster.
+// How much a watch sees of operators. They run faster if it sees less.
 enum class Sight { kAll, kNames, kNothing };
 
 // One step of the thread while it is watched.
@@ -132,7 +132,7 @@ class Watch {
   Watch(const Watch&) = delete;
   ~Watch() { Forget(); }
 
-  // Starts to watch a step. The callbacks see all, and only names.
+  // Starts to watch a step. One callback sees all of an operator, the other one only its name.
   void Begin(const Parameters& parameters, at::CallbackHandle all, at::CallbackHandle names) {
     callbacks_ = {all, names};
     sight_ = Sight::kAll;
@@ -144,7 +144,7 @@ class Watch {
     }
   }
 
-  // Ends to watch the step. The memory stays for the next one.
+  // Stops watching the step, and keeps the memory for the next one.
   void End() {
     for (const at::CallbackHandle callback : callbacks_) at::removeCallback(callback);
     Forget();
@@ -190,7 +190,11 @@ class Watch {
     }
     frame.closed = op.known && !op.composite && !cached;
     frame.before = sight_;
-    if (op.calls && op.known) See(frame.closed ? Sight::kNothing : Sight::kNames);
+    if (!op.known) {
+      See(Sight::kAll);
+    } else if (op.calls) {
+      See(frame.closed ? Sight::kNothing : Sight::kNames);
+    }
   }
 
   void End(const at::RecordFunction& function) {
@@ -287,7 +291,7 @@ class Watch {
     Hash hash = {};
     bool inner = false;   // another operator called it
     bool closed = false;  // operators that it calls do not matter
-    Sight before = {};    // it ran
+    Sight before = {};    // how much was seen when it started
     bool leaf = false;    // autocast casts its arguments, of which one is a leaf of the graph
     uint64_t saved = 0;   // tensors
     std::vector<Holder> given = {};
@@ -467,7 +471,7 @@ class Watch {
     hash.Add(std::string_view(bytes, tensor.element_size()));
   }
 
-  // Releases what holds values.
+  // Forgets all values.
   void Forget() {
     for (const auto& [holder, hash] : values_) c10::raw::weak_intrusive_ptr::decref(holder);
     values_.clear();
