@@ -29,7 +29,6 @@ from .device import Device, Host, Memory, bytes_of, device_of
 from .graph import Edge, Graph, current_number
 from .regions import CompiledCalls, Name, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 
-LAUNCH = 2.5e-6  # seconds that a pair of events measures without an operator
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
 OUTLIER = 3  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
@@ -234,7 +233,7 @@ class TapeRecorder(TorchDispatchMode):
         if self._events:
             torch.cuda.synchronize()
             for op, before, after in self._events:
-                op.seconds += max(before.elapsed_time(after) / 1e3 - LAUNCH, LAUNCH / 5)
+                op.seconds += before.elapsed_time(after) / 1e3  # with 2.5 us of the events, about what lies between two operators
             self._smooth()
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
