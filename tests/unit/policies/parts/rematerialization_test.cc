@@ -163,6 +163,14 @@ TEST(RematerializationTest, CountsWhatIsThereWhileUnitsRunAgain) {
   EXPECT_FALSE(CostOf(problem, kept));
 }
 
+TEST(RematerializationTest, FindsAScheduleInTheBytesOfTheFullestUnitAndNotInLess) {
+  RematerializationProblem problem(2);
+  problem[0] = {Duration::Nanoseconds(1), true, Bytes(40), Bytes(0), Bytes(10), {}};
+  problem[1] = {Duration::Nanoseconds(1), false, Bytes(0), Bytes(0), Bytes(20), {0}};
+  EXPECT_TRUE(Rematerialize(problem, Bytes(60), 0));
+  EXPECT_FALSE(Rematerialize(problem, Bytes(59), 0));
+}
+
 // Without copies and choices of kernels, the joint planner is as good as the optimum of the
 // program. Both evict some storages, but not all.
 TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
