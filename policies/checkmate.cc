@@ -3,15 +3,17 @@
 //
 // A unit of the program is an op, together with the ops after it that work in place on its results.
 // While there are more units than wanted, the two neighbours that take the least time together
-// become one. A program of few units is solved by a search; a larger one is relaxed and rounded.
-// There are two programs, one with the workspaces of the fastest kernels and one with the least
-// workspaces, and the schedule that is faster in a trial run is taken. The program counts bytes and
-// no addresses: if blocks leave holes, the storage that is needed last is dropped, too. If no
-// schedule is found, nothing is dropped, and the run is out of memory.
+// become one. Neighbours of which only one can run again, and would no longer, become one last. A
+// program of few units is solved by a search; a larger one is relaxed and rounded. There are two
+// programs, one with the workspaces of the fastest kernels and one with the least workspaces, and
+// the schedule that is faster in a trial run is taken. The program counts bytes and no addresses:
+// if blocks leave holes, the storage that is needed last is dropped, too. If no schedule is found,
+// nothing is dropped, and the run is out of memory.
 
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -178,17 +180,16 @@ class Units {
       }
     }
     while (parts.size() > most) {
-      std::optional<size_t> shortest;
-      for (size_t i = 0; i + 1 < parts.size(); ++i) {
-        if (parts[i].again != parts[i + 1].again) continue;
-        const auto time = [&](size_t k) { return parts[k].time + parts[k + 1].time; };
-        if (!shortest || time(i) < time(*shortest)) shortest = i;
-      }
-      if (!shortest) break;
-      Part& first = parts[*shortest];
-      const Part& second = parts[*shortest + 1];
-      first = {first.ops + second.ops, first.again, first.time + second.time};
-      parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(*shortest) + 1);
+      const auto loss = [&](size_t i) {
+        const Part &first = parts[i], &second = parts[i + 1];
+        return std::pair(first.again != second.again, first.time + second.time);
+      };
+      const size_t least =
+          *std::ranges::min_element(std::views::iota(0UL, parts.size() - 1), {}, loss);
+      Part& first = parts[least];
+      const Part& second = parts[least + 1];
+      first = {first.ops + second.ops, first.again && second.again, first.time + second.time};
+      parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(least) + 1);
     }
     for (size_t unit = 0; unit < parts.size(); ++unit) {
       unit_of_.insert(unit_of_.end(), parts[unit].ops, unit);
@@ -229,8 +230,9 @@ class CheckmatePolicy final : public ForwardingPolicy {
     if (kept_all.fits() && kept_all.metrics.iteration <= in_core) return {device.memory};
     Duration shortest = kept_all.fits() ? kept_all.metrics.iteration : Duration::Max();
     const Units units(*probe.facts, units_);
-    for (const bool fastest : {true, false}) {
-      const RematerializationProblem problem = units.Problem(fastest);
+    std::vector<RematerializationProblem> problems{units.Problem(true), units.Problem(false)};
+    if (problems[0] == problems[1]) problems.pop_back();
+    for (const RematerializationProblem& problem : problems) {
       const int64_t nodes = problem.size() <= searched_ ? nodes_ : 0;
       const auto kept = Rematerialize(problem, device.memory, nodes);
       if (!kept) continue;

@@ -2,8 +2,9 @@
 // trial runs; a trial run has confirmed every decision.
 //
 // Every other built-in policy is a candidate with its defaults, so that none is faster in the same
-// memory; where layers repeat, the others are left out if the plan is near the bound. The policy
-// `plan` follows a plan that an earlier search has found (`run --export-plan`), without searching.
+// memory; where layers repeat or ops are many, the others are left out if the plan is near the
+// bound. The policy `plan` follows a plan that an earlier search has found (`run --export-plan`),
+// without searching.
 
 #include <algorithm>
 #include <array>
@@ -98,9 +99,9 @@ class PlannedPolicy : public ForwardingPolicy {
 
 constexpr const char* kImported = "the plan of the run before";  // its origin in messages
 
-// If layers repeat, the search ends with a plan that takes at most one part in `kEnough` longer
-// than the bound, or than the iteration in core if that is more. Other policies are not tried if
-// the plan takes at most one part in `kHardly` longer.
+// If layers repeat, or there are more than `kManyOps` ops, the search ends with a plan that takes
+// at most one part in `kEnough` longer than the bound, or than the iteration in core if that is
+// more. Other policies are not tried if the plan takes at most one part in `kHardly` longer.
 constexpr int64_t kEnough = 1000;
 constexpr int64_t kHardly = 20;
 
@@ -128,7 +129,8 @@ class JointPolicy final : public PlannedPolicy {
     const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
     options_.trials = effort_.TrialsOf(*probe.facts);
     Duration hardly = in_core;
-    if (probe.facts->copies().layers_repeat && device.pools.size() <= 1) {
+    const bool ends_early = probe.facts->copies().layers_repeat || trace.ops.size() > kManyOps;
+    if (ends_early && device.pools.size() <= 1) {
       const Duration least =
           std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));
       options_.enough = Longer(least, kEnough);

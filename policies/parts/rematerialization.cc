@@ -40,6 +40,18 @@ std::vector<size_t> LastReaders(const RematerializationProblem& problem, size_t 
 
 #ifdef SPILLWAY_HAVE_SOLVERS
 
+// Returns true if some unit cannot run for the first time within the budget: its own bytes and the
+// values that it reads are more than that.
+bool ExceedsAlways(const RematerializationProblem& problem, Bytes budget) {
+  return std::ranges::any_of(problem, [&](const RematerializedUnit& unit) {
+    Bytes used = unit.fixed + (unit.again ? unit.value : Bytes(0));
+    for (const size_t read : unit.reads) {
+      if (problem[read].again) used += problem[read].value;
+    }
+    return used > budget;
+  });
+}
+
 using Terms = std::vector<std::pair<int, double>>;  // {variable, factor}
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -326,6 +338,7 @@ std::optional<Retention> Rematerialize([[maybe_unused]] const RematerializationP
                                        [[maybe_unused]] int64_t nodes) {
   std::optional<Retention> best;
 #ifdef SPILLWAY_HAVE_SOLVERS
+  if (ExceedsAlways(problem, budget)) return std::nullopt;
   Duration shortest = Duration::Max();
   const auto take = [&](const std::vector<std::vector<double>>& kept, double threshold) {
     Retention rounded = RoundAt(threshold, kept, problem);

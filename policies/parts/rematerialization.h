@@ -26,6 +26,8 @@ struct RematerializedUnit {
   Bytes extra;         // needed while it runs again, in addition to the values it reads and writes
   Bytes fixed;  // on the device while it runs for the first time, whatever the schedule keeps
   std::vector<size_t> reads;  // the earlier units whose values it reads, ascending
+
+  bool operator==(const RematerializedUnit&) const = default;
 };
 
 using RematerializationProblem = std::vector<RematerializedUnit>;

@@ -13,6 +13,7 @@
 #ifndef SPILLWAY_SIM_RUNTIME_REBUILD_H_
 #define SPILLWAY_SIM_RUNTIME_REBUILD_H_
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <span>
@@ -56,6 +57,39 @@ class RebuildPlanner {
   // The number of the last call of `Plan` that put the op, or the storage, into the plan.
   std::vector<uint32_t> in_ops_, planned_;
   uint32_t call_ = 0;
+};
+
+// The storages that were dropped in an iteration. It spares the planner storages that are known to
+// be rebuildable: a storage could be rebuilt for its next use when it was dropped. It still can for
+// every op up to that use for which the storages dropped since can be rebuilt, too.
+class Evictions {
+ public:
+  explicit Evictions(size_t storages) : numbers_(storages) {}
+
+  // Notes that the storage, which can be rebuilt for its next use, is dropped.
+  void Note(TensorId storage, OpId next_use) {
+    while (!bounds_.empty() && bounds_.back().next_use >= next_use) bounds_.pop_back();
+    numbers_[Index(storage)] = ++count_;
+    bounds_.push_back({count_, next_use});
+  }
+
+  // Returns true if the storage is known to be rebuildable for the op. REQUIRES: it has not come
+  // back since it was dropped.
+  bool CanRebuild(TensorId storage, OpId at) const {
+    const uint32_t number = numbers_[Index(storage)];
+    return number > 0 &&
+           at <= std::ranges::lower_bound(bounds_, number, {}, &Bound::number)->next_use;
+  }
+
+ private:
+  // The least next use of the storages that were dropped from `number` on.
+  struct Bound {
+    uint32_t number;
+    OpId next_use;
+  };
+  std::vector<uint32_t> numbers_;  // by storage: its last drop, counted from 1; 0 for none
+  uint32_t count_ = 0;
+  std::vector<Bound> bounds_;  // ascending in both
 };
 
 }  // namespace spillway

@@ -32,6 +32,7 @@ class Runtime final : public PolicyContext {
         trace_(*parts.trace),
         liveness_(facts.liveness),
         planner_(trace_, liveness_),
+        evictions_(trace_.tensors.size()),
         ops_(facts.ops),
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
@@ -117,6 +118,7 @@ class Runtime final : public PolicyContext {
       // With this check, storages that were evicted earlier and are used sooner stay rebuildable
       // without this one.
       if (!CanRebuild(id, *next)) return Refusal::kUnknown;
+      evictions_.Note(id, *next);
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kEvicted;
@@ -257,6 +259,7 @@ class Runtime final : public PolicyContext {
     commands_.BeginIteration();
     choice_.BeginIteration();
     StartOp(OpId{0});
+    evictions_ = Evictions(trace_.tensors.size());
     memory_.BeginIteration();
     ArriveInputs();
     for (size_t i = 0; i < trace_.ops.size(); ++i) {
@@ -429,9 +432,14 @@ class Runtime final : public PolicyContext {
 
   // Returns true if the storage can be rebuilt when `at` is reached.
   bool CanRebuild(TensorId id, OpId at) {
+    const auto live = [&](TensorId other) { return Live(other); };
     const auto available = [&](TensorId other) { return other != id && AvailableAt(other, at); };
-    return planner_.Plan(id, at, available, [&](TensorId other) { return Live(other); })
-        .has_value();
+    const auto known = [&](TensorId other) {
+      return available(other) ||
+             (At(other).residency == Residency::kEvicted && evictions_.CanRebuild(other, at));
+    };
+    // Without the ops of storages that are known to be rebuildable, others may look stale.
+    return planner_.Plan(id, at, known, live) || planner_.Plan(id, at, available, live);
   }
 
   // Fetches or rebuilds a storage that is not on the device; see `OperandPlacer::Bring`.
@@ -563,6 +571,7 @@ class Runtime final : public PolicyContext {
   const Trace& trace_;
   const Liveness& liveness_;
   RebuildPlanner planner_;
+  Evictions evictions_;
   const OpTable& ops_;
 
   OpId op_{};  // the op of the trace being prepared or just issued

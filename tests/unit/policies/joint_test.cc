@@ -230,18 +230,25 @@ class Planner final : public Policy {
   const Trial trial_;
 };
 
+// Returns a trace of this many ops whose reads mirror their writes. All layers repeat if the ops
+// are equal, and none do otherwise.
+Trace LongTrace(int ops, bool equal) {
+  testing::TraceBuilder builder;
+  builder.Tensor("t0", TensorKind::kInput, 1000);
+  for (int i = 1; i <= ops; ++i) {
+    const int mirrored = std::min(i - 1, ops - i);
+    builder.Tensor(fmt::format("t{}", i), TensorKind::kActivation, 1000)
+        .Op(fmt::format("f{}", i), Phase::kForward,
+            {fmt::format("t{}", i - 1), fmt::format("t{}", mirrored)}, {fmt::format("t{}", i)});
+  }
+  Trace trace = builder.Build();
+  for (Op& op : trace.ops) op.slots[0].signature = equal ? "f" : op.name;
+  return trace;
+}
+
 TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
   const auto plans_of = [&](int ops, const std::string& effort, bool equal = false) {
-    testing::TraceBuilder builder;
-    builder.Tensor("t0", TensorKind::kInput, 1000);
-    for (int i = 1; i <= ops; ++i) {  // the reads mirror the writes
-      const int mirrored = std::min(i - 1, ops - i);
-      builder.Tensor(fmt::format("t{}", i), TensorKind::kActivation, 1000)
-          .Op(fmt::format("f{}", i), Phase::kForward,
-              {fmt::format("t{}", i - 1), fmt::format("t{}", mirrored)}, {fmt::format("t{}", i)});
-    }
-    Trace trace = builder.Build();
-    for (Op& op : trace.ops) op.slots[0].signature = equal ? "f" : op.name;
+    const Trace trace = LongTrace(ops, equal);
     std::atomic<int> plans = 0;
     Planner planner(registry_.Make("joint:effort=" + effort),
                     [&](Policy& policy, const std::function<Report()>& run) {
@@ -283,16 +290,15 @@ TEST_F(JointTest, PlansOfEqualLayersAreValid) {
   }
 }
 
-TEST_F(JointTest, WhereLayersRepeatAPlanNearTheBoundEndsTheSearch) {
-  const Trace equal = EqualLayers();
-  const Bytes memory = Memory(equal, 90);
-  const Duration bound = std::max(JointBound(equal, cost_, memory),
-                                  Run(equal, Bytes::Unlimited(), "liveness").metrics.iteration);
+TEST_F(JointTest, WhereLayersRepeatOrOpsAreManyAPlanNearTheBoundEndsTheSearch) {
   // Returns the numbers of plans and of other runs that are tried if all plans take this multiple
   // of the bound.
-  const auto tried = [&](double share) {
+  const auto tried = [&](const Trace& trace, const std::string& effort, double share) {
+    const Bytes memory = Memory(trace, 90);
+    const Duration bound = std::max(JointBound(trace, cost_, memory),
+                                    Run(trace, Bytes::Unlimited(), "liveness").metrics.iteration);
     std::atomic<int> plans = 0, others = 0;
-    Planner planner(registry_.Make("joint:effort=1000"),
+    Planner planner(registry_.Make("joint:effort=" + effort),
                     [&](Policy& policy, const std::function<Report()>& run) {
                       if (dynamic_cast<FactsProbe*>(&policy) != nullptr) return run();
                       ++(dynamic_cast<PlanExecutor*>(&policy) != nullptr ? plans : others);
@@ -301,13 +307,17 @@ TEST_F(JointTest, WhereLayersRepeatAPlanNearTheBoundEndsTheSearch) {
                           static_cast<int64_t>(static_cast<double>(bound.picoseconds()) * share));
                       return report;
                     });
-    testing::Simulate({Borrow(equal), device_, Borrow(cost_), memory}, planner);
+    testing::Simulate({Borrow(trace), device_, Borrow(cost_), memory}, planner);
     return std::pair(plans.load(), others.load());
   };
-  EXPECT_GT(tried(1.2).second, 0);
-  const auto [plans, others] = tried(1.04);
+  const Trace equal = EqualLayers();
+  EXPECT_GT(tried(equal, "1000", 1.2).second, 0);
+  const auto [plans, others] = tried(equal, "1000", 1.04);
   EXPECT_EQ(others, 0);
-  EXPECT_LT(tried(1.0005).first, plans / 2);
+  EXPECT_LT(tried(equal, "1000", 1.0005).first, plans / 2);
+  EXPECT_GT(tried(LongTrace(500, false), "1", 1.04).second, 0);
+  EXPECT_EQ(tried(LongTrace(5001, false), "1", 1.04).second, 0);
+  EXPECT_GT(tried(LongTrace(5001, false), "1", 1.2).second, 0);
 }
 
 TEST_F(JointTest, DoesOnlyWhatItMay) {

@@ -179,8 +179,11 @@ class _Writer:
                 "recorded": {"time_ns": round(seconds * 1e9), "gap_ns": 0, "host_ns": 0, "workspace": 0}}
 
     def _hold(self, ops: dict[int, dict[str, Any]]) -> None:
-        """Makes operators read storages that cannot be moved and that live until then."""
-        ordered = sorted(ops)
+        """Makes operators read storages that cannot be moved and that live until then.
+
+        Chains do not read them, because whoever repeats a chain does without them.
+        """
+        ordered = sorted(at for at, op in ops.items() if not op.get("recomputable"))
         for storage, last in list(self.used.items()):
             recorded = self.tape.storages[storage]
             if storage in self.movable or recorded.died is None:

@@ -163,6 +163,33 @@ TEST(RematerializationTest, CountsWhatIsThereWhileUnitsRunAgain) {
   EXPECT_FALSE(CostOf(problem, kept));
 }
 
+TEST(RematerializationTest, FindsAScheduleInTheBytesOfTheFullestUnitAndNotInLess) {
+  RematerializationProblem problem(2);
+  problem[0] = {Duration::Nanoseconds(1), true, Bytes(40), Bytes(0), Bytes(10), {}};
+  problem[1] = {Duration::Nanoseconds(1), false, Bytes(0), Bytes(0), Bytes(20), {0}};
+  EXPECT_TRUE(Rematerialize(problem, Bytes(60), 0));
+  EXPECT_FALSE(Rematerialize(problem, Bytes(59), 0));
+}
+
+// In backward, every other op can run again, so that no two neighbours are alike. With two units
+// left, the one that cannot run again needs all storages at once.
+TEST(RematerializationTest, NeighboursThatAreNotAlikeBecomeOneUnitToo) {
+  const Device device = testing::NarrowDevice();
+  const RooflineCostModel cost(device);
+  PolicyRegistry registry;
+  RegisterBuiltinPolicies(registry);
+  Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const bool forward = trace.ops[i].phase == Phase::kForward;
+    trace.ops[i].recomputable = forward ? i % 4 != 1 : i % 2 == 0;
+  }
+  Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+  const Bytes peak = spillway::Run(Ideal(setup)).report.metrics.peak_reserved;
+  setup.memory = MemoryAt(80, LayerBound(trace, device.alignment), peak, device.alignment);
+  EXPECT_TRUE(testing::Simulate(setup, *registry.Make("checkmate")).report.fits());
+  EXPECT_FALSE(testing::Simulate(setup, *registry.Make("checkmate:units=2")).report.fits());
+}
+
 // Without copies and choices of kernels, the joint planner is as good as the optimum of the
 // program. Both evict some storages, but not all.
 TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {

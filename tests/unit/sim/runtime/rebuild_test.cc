@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "tests/testing/fixtures.h"
 #include "tests/testing/scripted_policy.h"
@@ -93,6 +97,52 @@ TEST(RebuildTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
   const RunResult result = RunSim(trace, FixedCost(), policy);
   EXPECT_THAT(result.violations, IsEmpty());
   EXPECT_EQ(result.report.metrics.recomputed_ops, 1);
+}
+
+// In random sequences, a storage is rebuildable up to the least next use of those dropped since.
+TEST(RebuildTest, EvictionsSayUpToWhichOpAStorageCanBeRebuilt) {
+  std::mt19937_64 random(1);
+  constexpr uint32_t kStorages = 12;
+  for (int round = 0; round < 100; ++round) {
+    Evictions evictions(kStorages);
+    std::vector<std::optional<uint32_t>> until(kStorages);
+    for (int step = 0; step < 40; ++step) {
+      const auto dropped = static_cast<uint32_t>(random() % kStorages);
+      const auto next = static_cast<uint32_t>(random() % 50);
+      evictions.Note(TensorId{dropped}, OpId{next});
+      for (auto& bound : until) bound = bound ? std::min(*bound, next) : bound;
+      until[dropped] = next;
+      for (uint32_t i = 0; i < kStorages; ++i) {
+        const auto at = static_cast<uint32_t>(random() % 50);
+        EXPECT_EQ(evictions.CanRebuild(TensorId{i}, OpId{at}), until[i] && at <= *until[i]);
+      }
+    }
+  }
+}
+
+// In the i-th of n layers, backward mirrors forward. Every storage but the first can be dropped,
+// because the one before it can be rebuilt for the same use.
+TEST(RebuildTest, AChainOfDroppedStoragesIsRebuilt) {
+  constexpr int kLayers = 6;
+  TraceBuilder builder;
+  builder.Tensor("t0", TensorKind::kInput, 10).Tensor("g", TensorKind::kGradient, 10);
+  const auto name = [](int i) { return "t" + std::to_string(i); };
+  for (int i = 1; i <= kLayers; ++i) {
+    builder.Tensor(name(i), TensorKind::kActivation, 10)
+        .Op("f" + std::to_string(i), Phase::kForward, {name(i - 1)}, {name(i)});
+  }
+  for (int i = kLayers; i >= 1; --i) {
+    builder.Op("b" + std::to_string(i), Phase::kBackward, {name(i), name(i - 1)}, {"g"});
+  }
+  const Trace trace = builder.Build();
+  ScriptedPolicy policy;
+  policy.after = [&](PolicyContext& context, const std::string& op) {
+    if (op[0] != 'f' || op == "f1" || context.recomputing()) return;
+    EXPECT_TRUE(context.Evict(Find(context, name(std::stoi(op.substr(1)) - 1)))) << op;
+  };
+  const RunResult result = RunSim(trace, FixedCost(), policy);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_GE(result.report.metrics.recomputed_ops, kLayers - 1);
 }
 
 }  // namespace
