@@ -164,7 +164,7 @@ class TapeRecorder(TorchDispatchMode):
         self._quiet = False
         self._node = 0  # number of the node that autograd makes next
         self._position = 0
-        self._changes: collections.Counter[int] = collections.Counter()  # of storages, as far as operators declare them
+        self._changes: collections.defaultdict[int, list[Geometry]] = collections.defaultdict(list)  # as operators declare them
         self._copies: dict[Value, torch.Tensor] = {}
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
@@ -348,7 +348,7 @@ class TapeRecorder(TorchDispatchMode):
         for tensor in (t for i in facts.writes if i not in hidden for t in tensors_in(
                 args[i] if isinstance(i, int) and i < len(args) else [], [])):
             if self._here(tensor):
-                self._changes[self._storage(tensor)] += 1
+                self._changes[self._storage(tensor)].append(geometry_of(tensor))
         written = []
         for storage in dict.fromkeys(self._storage(t) for t in writes):
             tape.version[storage] += 1
@@ -408,9 +408,11 @@ class TapeRecorder(TorchDispatchMode):
             self._region = None
         op.fresh = frozenset(tape.storages.keys() - known)
         op.random = not self.device.same_random_state(drawn, self.device.random_state())
-        written = dict.fromkeys(self._storage(t) for t, version in zip(given, versions) if t._version != version)
+        changed = [t for t, version in zip(given, versions) if t._version != version]
+        for tensor in changed:
+            self._changes[self._storage(tensor)].append(geometry_of(tensor))
+        written = dict.fromkeys(map(self._storage, changed))
         for storage in written:
-            self._changes[storage] += 1
             tape.version[storage] += 1
             tape.writes.setdefault(storage, []).append(at)
         op.written = tuple((storage, tape.version[storage]) for storage in written)
@@ -566,7 +568,7 @@ class TapeRecorder(TorchDispatchMode):
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
             pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
-                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
+                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, len(self._changes[ref.value[0]]))
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
@@ -603,7 +605,7 @@ class TapeRecorder(TorchDispatchMode):
             if pack is None:
                 self._count(0)
                 return tensor
-            if self._changes[pack.value[0]] != pack.changes:
+            if any(overlap(pack.geometry, change) for change in self._changes[pack.value[0]][pack.changes:]):
                 raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
                                          "before backward read it")
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
@@ -671,6 +673,18 @@ def has_sign(tensor: torch.Tensor) -> bool:
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     return Geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def overlap(one: Geometry, other: Geometry) -> bool:
+    """Returns whether two tensors of a storage share bytes; tensors of different types count as if they did."""
+    if one.dtype != other.dtype or one == other:
+        return True
+    if 0 in (*one.size, *other.size):
+        return False
+    ends = [g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride)) for g in (one, other)]
+    taken = torch.zeros(max(ends), dtype=torch.bool)
+    taken.as_strided(one.size, one.stride, one.offset).fill_(True)
+    return bool(taken.as_strided(other.size, other.stride, other.offset).any())
 
 
 def view_in(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
