@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -193,6 +194,7 @@ class TapeRecorder(TorchDispatchMode):
         """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
         self.device.begin()
         refuse_hooks()
+        self._closing.enter_context(mock.patch.object(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms))
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
         self.tape.graph = Graph()
@@ -700,6 +702,14 @@ def view_of(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     """Returns a tensor in the storage, with a version counter of its own."""
     return torch.empty(0, dtype=geometry.dtype, device=storage.device).set_(
         storage, geometry.offset, geometry.size, geometry.stride)
+
+
+def _refuse_transforms(message: str, disable: Callable[[str], Any] = torch.autograd.graph.disable_saved_tensors_hooks) -> Any:
+    """Stands for PyTorch's `disable_saved_tensors_hooks`; raises `NotRecordableError` where hooks are active."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise NotRecordableError("torch.func.grad, vjp, jacrev and hessian allow no saved-tensor hooks, which a plan needs: "
+                                 "use torch.autograd.grad in the step, or call them outside of it")
+    return disable(message)
 
 
 def refuse_hooks() -> None:
