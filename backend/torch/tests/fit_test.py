@@ -320,14 +320,19 @@ class FitTest(unittest.TestCase):
         for model, text in ((FSDPModule(2, 2), "'' is a FSDPModule, which is not planned: its parameters come and go"),
                             (nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "'0' is a DataParallel"),
                             (nn.Linear(2, 2, device="meta"), "on 'meta' .valid: cpu, cuda"),
-                            (nn.ReLU(), "on no device; expected one device")):
+                            (nn.ReLU(), "on no device; expected one device"),
+                            (torch.jit.script(nn.Linear(2, 2)), "the whole model is a ScriptModule, .* script its blocks one by one"),
+                            (None, "the model is a NoneType; expected a torch.nn.Module")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(model)
+        for optimizer, kind in (("8GiB", "str"), ([], "list")):
+            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, or None for several"):
+                fit(nn.Linear(2, 2), optimizer)
 
     def test_sizes(self):
         for text, size in (("8GiB", 8 << 30), ("1.5 MB", 1500000), (7, 7), ("12 B", 12)):
             self.assertEqual(parse_bytes(text), size)
-        for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB"):
+        for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB", "0.5B"):
             with self.assertRaisesRegex(SpillwayError, "expected a number of bytes above 0, or a number and a unit"):
                 parse_bytes(text)
 

@@ -34,10 +34,11 @@ def parse_bytes(text: Union[str, int]) -> int:
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
-    if match is None or match[2] not in UNITS or float(match[1]) == 0:
+    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
+    if size == 0:
         raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
                             "such as '8GiB'")
-    return int(float(match[1]) * UNITS[match[2]])
+    return size
 
 
 class Fitted:
@@ -305,6 +306,10 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     Raises `SpillwayError` for a model that cannot be planned; the optimizer's step raises it for a budget below the floor.
     """
     budget = parse_bytes(memory)
+    if not isinstance(model, torch.nn.Module):
+        raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+        raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
     refuse_model(model)
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
