@@ -94,6 +94,40 @@ class FitTest(unittest.TestCase):
         self.assertRegex(logs.output[0], "keeps its tensors from here on, because it differs from the recorded one: a saved tensor is")
         fitted.remove()
 
+    def test_a_model_that_is_called_twice_in_each_step(self):
+        def run(script):
+            torch.manual_seed(2)
+            seen = []
+            for _ in range(4):
+                script.optimizer.zero_grad()
+                loss = F.mse_loss(*(script.model(torch.randn(3, 3, 16, 16)) for _ in range(2)))
+                loss.backward()
+                seen += [loss.detach(), *(p.grad.clone() for p in script.model.parameters())]
+                script.optimizer.step()
+            return seen
+
+        want, budget = run(Script()), 1 << 40
+        for _ in range(2):
+            script = Script()
+            fitted = fit(script.model, script.optimizer, budget)
+            with self.assertNoLogs("spillway_torch", logging.WARNING):
+                self.assertEqual(different(want, run(script)), [])
+            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            budget = (fitted.plan.floor.bytes + 2 * fitted.plan.eager_peak) // 3
+            fitted.remove()
+
+    def test_a_forward_that_nobody_uses(self):
+        budget, _ = budget_of()
+        script = Script()
+        fitted = fit(script.model, script.optimizer, budget)
+        script.model(torch.randn(3, 3, 16, 16))
+        with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+            script.run()
+        self.assertEqual(len(logs.output), 1)
+        self.assertRegex(logs.output[0], "this step was not recorded: the step saved no tensor for a backward that ran in it")
+        self.assertGreater(fitted.last.rebuilt, 0)
+        fitted.remove()
+
     def test_a_first_step_that_differs_is_recorded_again(self):
         class Caching(Vit):
             warm = False

@@ -98,7 +98,7 @@ class Fitted:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._open is not None:
             return
-        if self._recorder is not None and self._ran:  # no optimizer ran: gradients add up
+        if self._recorder is not None and self._ran and not self._recorder.waits():  # no optimizer ran: gradients add up
             self._end_recording()
             if self._tape is not None:
                 self._make_plan(self._more_bytes())

@@ -111,6 +111,14 @@ class Unpack:
     last: int = 0
 
 
+@dataclasses.dataclass(eq=False)
+class _Packed:
+    """Stands for a saved tensor in autograd's graph."""
+
+    pack: Pack | None  # None for a tensor that is not recorded
+    tensor: torch.Tensor  # itself, or a copy of its storage's bytes on the host if it was made in the step
+
+
 class Tape:
     """One recorded step. A position counts the tensors that autograd has packed and unpacked."""
 
@@ -163,10 +171,12 @@ class TapeRecorder(TorchDispatchMode):
         self._ledger = Ledger(device)
         self._ledger.clock = lambda: len(self.tape.ops)
         self._quiet = False
+        self._ended = False
         self._node = 0  # number of the node that autograd makes next
         self._position = 0
         self._changes: collections.defaultdict[int, list[Geometry]] = collections.defaultdict(list)  # as operators declare them
         self._copies: dict[Value, torch.Tensor] = {}
+        self._readable: weakref.WeakSet[_Packed] = weakref.WeakSet()  # what a backward may still read
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
@@ -220,6 +230,7 @@ class TapeRecorder(TorchDispatchMode):
         if _get_current_dispatch_mode() is not self:
             raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
         self.__exit__(None, None, None)
+        self._ended = True
         self._closing.close()
         self._copies.clear()
         for host, _ in self._hosts:
@@ -566,7 +577,7 @@ class TapeRecorder(TorchDispatchMode):
             ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
-                return None, tensor.detach()
+                return self._packed(None, tensor.detach())
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
             pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
@@ -574,11 +585,20 @@ class TapeRecorder(TorchDispatchMode):
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
-                return pack, tensor.detach()  # it existed before the step
+                return self._packed(pack, tensor.detach())  # it existed before the step
             if ref.value not in self._copies:
                 source = bytes_of(tensor)
                 self._copies[ref.value] = self._host(source.numel()).copy_(source)
-            return pack, None
+            return self._packed(pack, self._copies[ref.value])
+
+    def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
+        packed = _Packed(pack, tensor)
+        self._readable.add(packed)
+        return packed
+
+    def waits(self) -> bool:
+        """Returns whether a backward may still read what the recorded forward saved."""
+        return len(self._readable) > 0
 
     def _host(self, size: int) -> torch.Tensor:
         """Returns memory of the host."""
@@ -596,6 +616,10 @@ class TapeRecorder(TorchDispatchMode):
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed  # backward saved it
+        pack, tensor = packed.pack, packed.tensor
+        if self._ended:
+            return tensor if pack is None or self.tape.storages[pack.value[0]].born < 0 else view_of(
+                tensor.to(self.device.place, copy=True).untyped_storage(), pack.geometry)
         backward = torch._C._current_graph_task_id()
         if backward == -1:
             raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
@@ -603,7 +627,6 @@ class TapeRecorder(TorchDispatchMode):
             self._backwards[backward] = False
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
         with self._apart():
-            pack, tensor = packed
             if pack is None:
                 self._count(0)
                 return tensor
@@ -613,22 +636,22 @@ class TapeRecorder(TorchDispatchMode):
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
             self.tape.unpacks.append(unpack)
             self._count(0)
-            return tensor if tensor is not None else self._bring_back(unpack)
+            return tensor if self.tape.storages[pack.value[0]].born < 0 else self._bring_back(unpack, tensor)
 
     def _end_backward(self, number: int) -> None:
         self._backwards[number] = True
         self.tape.ended = len(self.tape.ops)
 
-    def _bring_back(self, unpack: Unpack) -> torch.Tensor:
+    def _bring_back(self, unpack: Unpack, source: torch.Tensor) -> torch.Tensor:
         value = unpack.pack.value
         known = self._back.get(value)
         storage = known[0]() if known is not None else None
         if known is None or storage is None:
             before = self.device.memory()
-            copy = self.device.empty(self._copies[value].numel())
+            copy = self.device.empty(source.numel())
             after = self.device.memory()
             size = copy.numel() if before is None or after is None else after.allocated - before.allocated
-            copy.copy_(self._copies[value])
+            copy.copy_(source)
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             came = self._ledger.find(copy, len(self.tape.ops))
