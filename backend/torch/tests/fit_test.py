@@ -128,6 +128,18 @@ class FitTest(unittest.TestCase):
         self.assertGreater(fitted.last.rebuilt, 0)
         fitted.remove()
 
+    def test_two_budgets_in_a_step(self):
+        one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+        budgets = [fit(model, None, 1 << 40) for model in (one, other)]
+        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give one budget to a module that contains all"):
+            other(one(torch.randn(2, 8)))
+        with self.assertRaisesRegex(SpillwayError, "module '0' has a budget already: call `remove`"):
+            fit(nn.Sequential(one))
+        for fitted in budgets:
+            fitted.remove()
+        fit(nn.Sequential(one)).remove()
+        self.assertIsNone(_get_current_dispatch_mode())
+
     def test_a_first_step_that_differs_is_recorded_again(self):
         class Caching(Vit):
             warm = False

@@ -333,6 +333,10 @@ def refuse_model(model: torch.nn.Module) -> None:
         if not name and is_compiled(module):
             raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
                                 "blocks one by one")
+        if not name and isinstance(module, torch.jit.ScriptModule):
+            raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
+        if any(getattr(getattr(hook, "__self__", None), "_model", None) is module for hook in module._forward_pre_hooks.values()):
+            raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
         for kind in type(module).__mro__:
             if kind.__name__ in REFUSED:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")

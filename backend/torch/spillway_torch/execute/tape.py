@@ -201,8 +201,13 @@ class TapeRecorder(TorchDispatchMode):
     # ---- the span of a recording ----
 
     def begin(self) -> None:
-        """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
+        """Starts to record the calling thread.
+
+        Raises `SpillwayError` in a CUDA graph, in another recording, and if saved-tensor hooks are active already.
+        """
         self.device.begin()
+        if isinstance(_get_current_dispatch_mode(), TapeRecorder):
+            raise SpillwayError("another recording runs already: give one budget to a module that contains all that the step calls")
         refuse_hooks()
         self._closing.enter_context(mock.patch.object(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms))
         self._graphs = compiled_graphs()
