@@ -24,6 +24,7 @@ without a GPU, 5 if the model is missing.
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -37,7 +38,7 @@ from .modules import find_blocks
 from .pretended import pretend
 from .profile import gpu_query, profile
 from .recording import record
-from .stepfile import load_step
+from .stepfile import guarded, load_step
 from .target import parse_target
 from .weights import main as weights_main
 
@@ -107,11 +108,13 @@ def transformers_model(arguments, device):
         try:
             config = transformers.AutoConfig.for_model(name, **asked(
                 hidden_size=width, num_hidden_layers=arguments.layers, num_attention_heads=arguments.heads,
-                vocab_size=arguments.vocabulary))
-            model_type = transformers.AutoModelForCausalLM.from_config
+                num_key_value_heads=arguments.heads, vocab_size=arguments.vocabulary))
         except (KeyError, ValueError) as error:
             raise MissingError(
                 f"model '{name}': neither torchvision nor transformers knows it: {str(error).partition('.')[0]}") from error
+        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise MissingError(f"model '{name}': transformers has no causal language model of this kind")
+        model_type = transformers.AutoModelForCausalLM.from_config
     config.use_cache = False  # a cache of keys is only for generation
     shape, words = (arguments.batch, arguments.sequence), config.vocab_size
 
@@ -119,7 +122,7 @@ def transformers_model(arguments, device):
         drawn = torch.randint(words, shape, device=device)
         return {"input_ids": drawn, "labels": drawn}
 
-    return model_type(config), tokens, transformers_loss
+    return guarded(name, lambda: model_type(config)), tokens, transformers_loss
 
 
 def transformers_loss(forward, batch):
@@ -314,7 +317,7 @@ def record_without_gpu(arguments):
         set_precision(arguments)
         trainee = build(arguments, parse_target(arguments.target).shown.type)
         apply_plan(trainee, arguments.plan)
-        recording = record(trainee.step, arguments.target, model=trainee.model,
+        recording = record(functools.partial(guarded, arguments.model, trainee.step), arguments.target, model=trainee.model,
                            name=arguments.model, batch=arguments.batch)
     os.makedirs(arguments.output, exist_ok=True)
     path = os.path.join(arguments.output, f"{name_of(arguments)}.json")
@@ -381,7 +384,7 @@ def explain_main(argv):
     if ".py" in arguments.model:
         step = load_step(arguments.model)
     else:
-        step = build(arguments, arguments.device).step
+        step = functools.partial(guarded, arguments.model, build(arguments, arguments.device).step)
     record_tape(step, arguments.device)  # the first step makes what later ones find, such as the optimizer's state
     curve = explain(record_tape(step, arguments.device))
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())

@@ -28,15 +28,16 @@ def load_step(named: str) -> Callable[[], Any]:
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None and spec.loader is not None  # the name of the file ends in .py
     module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    _guarded(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    guarded(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
     found = getattr(module, function, None) if function else None
     if not callable(found):
         functions = sorted(name for name, value in vars(module).items() if getattr(value, "__module__", "") == NAME and callable(value))
         raise SpillwayError(f"{path}: no function '{function}' (functions: {', '.join(functions) or 'none'})")
-    return lambda: _guarded(path, found)
+    return lambda: guarded(path, found)
 
 
-def _guarded(path: str, run: Callable[[], Any]) -> Any:
+def guarded(path: str, run: Callable[[], Any]) -> Any:
+    """Returns the result of `run`. Raises `SpillwayError` for its errors, with their place if it is in the file `path`."""
     try:
         return run()
     except SpillwayError:

@@ -11,7 +11,7 @@ import torch.utils.checkpoint as checkpointing
 from torch.nn import functional as F
 
 from spillway_torch import SpillwayError
-from spillway_torch.execute import step
+from spillway_torch.execute import record_tape, step
 from stepping import Case, Dropout, PlansTest, different, plan_of
 
 
@@ -38,6 +38,22 @@ class AutogradTest(PlansTest):
         for plan in self.plans(tape):
             self.assertEqual(different(both(contextlib.nullcontext), both(lambda: step(plan))), [])
             self.assertEqual(len(plan.executor.deviations), 1 if "offload" in plan.actions.values() else 0)
+
+    def test_a_backward_after_the_recording(self):
+        case = self.case()
+        kept = []
+
+        def both():
+            kept.append(case.forward())
+            case.forward().backward()
+
+        case.model.zero_grad(set_to_none=True)
+        tape = record_tape(both, "cpu")
+        case.model.zero_grad(set_to_none=True)
+        read = len(tape.unpacks)
+        kept.pop().backward()
+        self.assertEqual(len(tape.unpacks), read)
+        self.assertEqual(different(case.run()[1:-1], [p.grad for p in case.model.parameters() if p.grad is not None]), [])
 
     def test_two_forwards_in_one_block(self):
         case = self.case()

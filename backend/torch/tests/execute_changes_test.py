@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from spillway_torch import NotRecordableError, SpillwayError
 from spillway_torch.execute import CpuDevice, hashes, step
+from spillway_torch.execute.tape import Geometry, overlap
 from stepping import SEEN, Case, Dropout, PlansTest, different
 
 
@@ -56,6 +57,25 @@ class ChangesTest(PlansTest):
             with self.assertRaisesRegex(NotRecordableError, r"a saved tensor, torch.float32 \[6, 8\], was changed in place"):
                 Case(forward).record()
             self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+
+    def test_parts_of_a_storage_that_are_changed_apart(self):
+        def forward(s):
+            left, right = torch.unsafe_chunk(s.a(s.x), 2, 1)
+            return s.c(torch.cat([left.sigmoid_(), right.tanh_()], 1)).pow(2).sum()
+
+        case = Case(forward)
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(plan.executor.deviations, [])
+
+    def test_parts_of_a_storage_that_share_bytes(self):
+        def part(size, stride, offset, dtype=torch.float32):
+            return Geometry(torch.Size(size), stride, offset, dtype)
+
+        left, right = part((6, 4), (8, 1), 0), part((6, 4), (8, 1), 4)
+        for other, shares in ((left, True), (right, False), (part((6,), (8,), 3), True), (part((6,), (8,), 4), False),
+                              (part((0, 4), (8, 1), 0), False), (part((1,), (1,), 4, torch.float16), True)):
+            self.assertEqual((overlap(left, other), overlap(other, left)), (shares, shares))
 
     def test_a_parameter_changed_before_backward(self):
         case = Case(lambda s: s.c(torch.sigmoid(torch.exp(s.norm(s.x)) + s.b.bias)).pow(2).sum())

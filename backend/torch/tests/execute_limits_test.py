@@ -91,6 +91,13 @@ class LimitsTest(unittest.TestCase):
             with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* compile its blocks one by one"):
                 fit(model)
 
+    def test_transforms_of_functions(self):
+        case = Case(lambda s: s.c(torch.func.grad(lambda h: h.sin().sum())(s.a(s.x))).sum())
+        with self.assertRaisesRegex(NotRecordableError, "torch.func.grad, .* use torch.autograd.grad in the step, or call them outside"):
+            case.record()
+        self.assertIsNone(_get_current_dispatch_mode())
+        case.run()
+
     def test_a_captured_graph(self):
         with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True):
             with self.assertRaisesRegex(SpillwayError, "a CUDA graph is being captured: a plan cannot run in it"):
@@ -111,7 +118,8 @@ def tests_of_rows():
                            steps.test_in_evaluation),
         "a last short batch": (steps.test_a_short_batch, fitted.test_a_short_batch_keeps_its_tensors, steps.test_fewer_and_more_layers,
                                steps.test_another_operator_of_the_same_shape, steps.test_numbers_that_autograd_saves),
-        "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block),
+        "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block,
+                             fitted.test_a_model_that_is_called_twice_in_each_step),
         "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward),
         "gradient checkpointing": (uses.test_checkpointing_inside,),
         "saved-tensor hooks": (uses.test_hooks_inside_the_step, uses.test_hooks_around_the_step_are_refused),
@@ -126,6 +134,7 @@ def tests_of_rows():
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
                                          blocks.test_a_checkpoint_around_a_compiled_block_is_refused),
         "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
+        "`torch.func.grad`": (LimitsTest.test_transforms_of_functions,),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
         "a parameter changed": (changes.test_a_parameter_changed_before_backward,),

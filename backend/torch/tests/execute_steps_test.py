@@ -186,6 +186,17 @@ class StepsTest(PlansTest):
                 case.a.requires_grad_(not frozen)
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
+    def test_what_only_a_recorded_step_does_is_no_deviation(self):
+        forwards = {"reshape makes a view": lambda s: s.a(s.x).t().reshape(8, 2, 3).transpose(0, 2).reshape(6, 8),
+                    "a size that a node notes late": lambda s: torch.linalg.svdvals(s.a(s.x)).sigmoid()[:, None] * s.x}
+        for name, forward in forwards.items():
+            case = Case(lambda s, forward=forward: s.c(torch.tanh(s.norm(forward(s)))).pow(2).sum())
+            for plan in self.plans(case.record()):
+                with self.subTest(name):
+                    for _ in range(2):
+                        self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+                    self.assertEqual(plan.executor.deviations, [])
+
     def test_complex_numbers(self):
         def forward(s):
             h = torch.complex(s.a(s.x), s.b(s.x))

@@ -51,6 +51,8 @@ class EqualityTest(unittest.TestCase):
                     self.assertEqual(plan.executor.deviations, [])
 
     def test_the_host_is_timed_where_the_library_compares_steps(self):
+        if replay.steps_library() is None:
+            self.skipTest("Python compares all steps")
         stepping = Stepping(MODELS["gpt"])
         plan = random_plan(stepping.record(), 0)
         for known in (False, True):

@@ -142,6 +142,8 @@ class CommandTest(unittest.TestCase):
     def test_a_model(self):
         self.assertIn("without a plan", self.run_command(
             "gpt2", "--batch", 1, "--layers", 1, "--width", 32, "--heads", 2, "--vocabulary", 50, "--sequence", 16))
+        self.assertIn("without a plan", self.run_command(
+            "mistral", "--batch", 1, "--layers", 1, "--width", 32, "--heads", 2, "--vocabulary", 50, "--sequence", 16))
 
     def test_errors(self):
         for arguments, code, text in (
@@ -151,6 +153,8 @@ class CommandTest(unittest.TestCase):
                 ((f"{self.file}:saves_nothing",), 3, "the step saved no tensor for a backward"),
                 (("none.py",), 3, "none.py: no such file; expected FILE.py or FILE.py:FUNCTION"),
                 (("no_model",), 5, "neither torchvision nor transformers knows it"),
+                (("t5",), 5, "model 't5': transformers has no causal language model of this kind"),
+                (("mistral", "--layers", 1, "--width", 30, "--heads", 4, "--vocabulary", 50), 3, "mistral: RuntimeError: The size of"),
                 ((self.file, "--device", "cuda"), 5, "--device cuda: this machine has no GPU"),
                 ((self.file, "--format", "xml"), 2, "invalid choice: 'xml'"),
                 ((), 2, "the following arguments are required: model")):

@@ -94,6 +94,52 @@ class FitTest(unittest.TestCase):
         self.assertRegex(logs.output[0], "keeps its tensors from here on, because it differs from the recorded one: a saved tensor is")
         fitted.remove()
 
+    def test_a_model_that_is_called_twice_in_each_step(self):
+        def run(script):
+            torch.manual_seed(2)
+            seen = []
+            for _ in range(4):
+                script.optimizer.zero_grad()
+                loss = F.mse_loss(*(script.model(torch.randn(3, 3, 16, 16)) for _ in range(2)))
+                loss.backward()
+                seen += [loss.detach(), *(p.grad.clone() for p in script.model.parameters())]
+                script.optimizer.step()
+            return seen
+
+        want, budget = run(Script()), 1 << 40
+        for _ in range(2):
+            script = Script()
+            fitted = fit(script.model, script.optimizer, budget)
+            with self.assertNoLogs("spillway_torch", logging.WARNING):
+                self.assertEqual(different(want, run(script)), [])
+            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            budget = (fitted.plan.floor.bytes + 2 * fitted.plan.eager_peak) // 3
+            fitted.remove()
+
+    def test_a_forward_that_nobody_uses(self):
+        budget, _ = budget_of()
+        script = Script()
+        fitted = fit(script.model, script.optimizer, budget)
+        script.model(torch.randn(3, 3, 16, 16))
+        with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+            script.run()
+        self.assertEqual(len(logs.output), 1)
+        self.assertRegex(logs.output[0], "this step was not recorded: the step saved no tensor for a backward that ran in it")
+        self.assertGreater(fitted.last.rebuilt, 0)
+        fitted.remove()
+
+    def test_two_budgets_in_a_step(self):
+        one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+        budgets = [fit(model, None, 1 << 40) for model in (one, other)]
+        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give one budget to a module that contains all"):
+            other(one(torch.randn(2, 8)))
+        with self.assertRaisesRegex(SpillwayError, "module '0' has a budget already: call `remove`"):
+            fit(nn.Sequential(one))
+        for fitted in budgets:
+            fitted.remove()
+        fit(nn.Sequential(one)).remove()
+        self.assertIsNone(_get_current_dispatch_mode())
+
     def test_a_first_step_that_differs_is_recorded_again(self):
         class Caching(Vit):
             warm = False
@@ -320,14 +366,19 @@ class FitTest(unittest.TestCase):
         for model, text in ((FSDPModule(2, 2), "'' is a FSDPModule, which is not planned: its parameters come and go"),
                             (nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "'0' is a DataParallel"),
                             (nn.Linear(2, 2, device="meta"), "on 'meta' .valid: cpu, cuda"),
-                            (nn.ReLU(), "on no device; expected one device")):
+                            (nn.ReLU(), "on no device; expected one device"),
+                            (torch.jit.script(nn.Linear(2, 2)), "the whole model is a ScriptModule, .* script its blocks one by one"),
+                            (None, "the model is a NoneType; expected a torch.nn.Module")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(model)
+        for optimizer, kind in (("8GiB", "str"), ([], "list")):
+            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, or None for several"):
+                fit(nn.Linear(2, 2), optimizer)
 
     def test_sizes(self):
         for text, size in (("8GiB", 8 << 30), ("1.5 MB", 1500000), (7, 7), ("12 B", 12)):
             self.assertEqual(parse_bytes(text), size)
-        for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB"):
+        for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB", "0.5B"):
             with self.assertRaisesRegex(SpillwayError, "expected a number of bytes above 0, or a number and a unit"):
                 parse_bytes(text)
 

@@ -296,7 +296,9 @@ class CpuDevice(Device):
 
 
 def device_of(kind: str) -> Device:
-    """Returns the device for tensors of type "cuda" or "cpu"."""
+    """Returns the device for tensors of type "cuda" or "cpu"; raises `SpillwayError` for other types."""
+    if kind not in ("cuda", "cpu"):
+        raise SpillwayError(f"device '{kind}' (valid: cuda, cpu)")
     return CudaDevice() if kind == "cuda" else CpuDevice()
 
 

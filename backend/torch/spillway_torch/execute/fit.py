@@ -34,10 +34,11 @@ def parse_bytes(text: Union[str, int]) -> int:
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
-    if match is None or match[2] not in UNITS or float(match[1]) == 0:
+    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
+    if size == 0:
         raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
                             "such as '8GiB'")
-    return int(float(match[1]) * UNITS[match[2]])
+    return size
 
 
 class Fitted:
@@ -97,7 +98,7 @@ class Fitted:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._open is not None:
             return
-        if self._recorder is not None and self._ran:  # no optimizer ran: gradients add up
+        if self._recorder is not None and self._ran and not self._recorder.waits():  # no optimizer ran: gradients add up
             self._end_recording()
             if self._tape is not None:
                 self._make_plan(self._more_bytes())
@@ -305,6 +306,10 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     Raises `SpillwayError` for a model that cannot be planned; the optimizer's step raises it for a budget below the floor.
     """
     budget = parse_bytes(memory)
+    if not isinstance(model, torch.nn.Module):
+        raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+        raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
     refuse_model(model)
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
@@ -328,6 +333,10 @@ def refuse_model(model: torch.nn.Module) -> None:
         if not name and is_compiled(module):
             raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
                                 "blocks one by one")
+        if not name and isinstance(module, torch.jit.ScriptModule):
+            raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
+        if any(getattr(getattr(hook, "__self__", None), "_model", None) is module for hook in module._forward_pre_hooks.values()):
+            raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
         for kind in type(module).__mro__:
             if kind.__name__ in REFUSED:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")

@@ -19,6 +19,7 @@ _PLAIN = (bool, int, float, complex, str, tuple, list, type(None), torch.dtype, 
 TYPES = ("dtype", "half_to_float")  # arguments that the type of a node's result shows
 current_number = torch._C._autograd._get_sequence_nr  # of the next node that this thread makes
 _FUNCTION = torch.autograd.function.BackwardCFunction
+_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # PyTorch's reshape makes the second one while a recording runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,12 @@ class Graph:
                     waiting.append(before)
             own = isinstance(function, _FUNCTION)
             saved = frozenset(a[len("_saved_"):] for a in dir(function) if a.startswith("_saved_") and not own)
-            self.nodes[number] = Node(number, function.name(), _numbers(function), saved, _made(function), tuple(edges), own)
+            self.nodes[number] = Node(number, _name(function), _numbers(function), saved, _made(function), tuple(edges), own)
+
+
+def _name(function: Any) -> str:
+    name: str = function.name()
+    return _SAME.get(name, name)
 
 
 def _made(function: Any) -> torch.dtype:
@@ -102,7 +108,8 @@ def _numbers(function: Any) -> tuple[tuple[str, Any], ...]:
         return ()
     attributes = dir(function)
     raw = {a[len("_raw"):] for a in attributes if a.startswith("_raw_saved_")}  # tensors, which reading would unpack
-    values = [(a, getattr(function, a)) for a in attributes if a.startswith("_saved_") and a not in raw]
+    sizes = "_sym_argsize_"  # of saved tensors, which are compared; not known while the node is being made
+    values = [(a, getattr(function, a)) for a in attributes if a.startswith("_saved_") and a not in raw and sizes not in a]
     return tuple((a, v) for a, v in values if isinstance(v, _PLAIN))
 
 
@@ -166,7 +173,7 @@ class Walk:
         functions: list[Any] = [function] + [None] * (len(self.nodes) - 1)
         for at, (node, through, following) in enumerate(zip(self.nodes, self._through, self._next)):
             function = functions[at]
-            if function.name() != node.name:
+            if _name(function) != node.name:
                 return f"{function.name()} ran in the place of {node.name}"
             for attribute, value in node.numbers:
                 now = getattr(function, attribute)

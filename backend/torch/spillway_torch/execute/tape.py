@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -109,6 +110,14 @@ class Unpack:
     last: int = 0
 
 
+@dataclasses.dataclass(eq=False)
+class _Packed:
+    """Stands for a saved tensor in autograd's graph."""
+
+    pack: Pack | None  # None for a tensor that is not recorded
+    tensor: torch.Tensor  # itself, or a copy of its storage's bytes on the host if it was made in the step
+
+
 class Tape:
     """One recorded step. A position counts the tensors that autograd has packed and unpacked."""
 
@@ -161,10 +170,12 @@ class TapeRecorder(TorchDispatchMode):
         self._ledger = Ledger(device)
         self._ledger.clock = lambda: len(self.tape.ops)
         self._quiet = False
+        self._ended = False
         self._node = 0  # number of the node that autograd makes next
         self._position = 0
-        self._changes: collections.Counter[int] = collections.Counter()  # of storages, as far as operators declare them
+        self._changes: collections.defaultdict[int, list[Geometry]] = collections.defaultdict(list)  # as operators declare them
         self._copies: dict[Value, torch.Tensor] = {}
+        self._readable: weakref.WeakSet[_Packed] = weakref.WeakSet()  # what a backward may still read
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
@@ -189,9 +200,15 @@ class TapeRecorder(TorchDispatchMode):
     # ---- the span of a recording ----
 
     def begin(self) -> None:
-        """Starts to record the calling thread. Raises `SpillwayError` in a CUDA graph, and if saved-tensor hooks are active already."""
+        """Starts to record the calling thread.
+
+        Raises `SpillwayError` in a CUDA graph, in another recording, and if saved-tensor hooks are active already.
+        """
         self.device.begin()
+        if isinstance(_get_current_dispatch_mode(), TapeRecorder):
+            raise SpillwayError("another recording runs already: give one budget to a module that contains all that the step calls")
         refuse_hooks()
+        self._closing.enter_context(mock.patch.object(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms))
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
         self.tape.graph = Graph()
@@ -217,6 +234,7 @@ class TapeRecorder(TorchDispatchMode):
         if _get_current_dispatch_mode() is not self:
             raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
         self.__exit__(None, None, None)
+        self._ended = True
         self._closing.close()
         self._copies.clear()
         for host, _ in self._hosts:
@@ -347,7 +365,7 @@ class TapeRecorder(TorchDispatchMode):
         for tensor in (t for i in facts.writes if i not in hidden for t in tensors_in(
                 args[i] if isinstance(i, int) and i < len(args) else [], [])):
             if self._here(tensor):
-                self._changes[self._storage(tensor)] += 1
+                self._changes[self._storage(tensor)].append(geometry_of(tensor))
         written = []
         for storage in dict.fromkeys(self._storage(t) for t in writes):
             tape.version[storage] += 1
@@ -407,9 +425,11 @@ class TapeRecorder(TorchDispatchMode):
             self._region = None
         op.fresh = frozenset(tape.storages.keys() - known)
         op.random = not self.device.same_random_state(drawn, self.device.random_state())
-        written = dict.fromkeys(self._storage(t) for t, version in zip(given, versions) if t._version != version)
+        changed = [t for t, version in zip(given, versions) if t._version != version]
+        for tensor in changed:
+            self._changes[self._storage(tensor)].append(geometry_of(tensor))
+        written = dict.fromkeys(map(self._storage, changed))
         for storage in written:
-            self._changes[storage] += 1
             tape.version[storage] += 1
             tape.writes.setdefault(storage, []).append(at)
         op.written = tuple((storage, tape.version[storage]) for storage in written)
@@ -561,19 +581,28 @@ class TapeRecorder(TorchDispatchMode):
             ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
-                return None, tensor.detach()
+                return self._packed(None, tensor.detach())
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
             pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
-                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, self._changes[ref.value[0]])
+                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, len(self._changes[ref.value[0]]))
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
-                return pack, tensor.detach()  # it existed before the step
+                return self._packed(pack, tensor.detach())  # it existed before the step
             if ref.value not in self._copies:
                 source = bytes_of(tensor)
                 self._copies[ref.value] = self._host(source.numel()).copy_(source)
-            return pack, None
+            return self._packed(pack, self._copies[ref.value])
+
+    def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
+        packed = _Packed(pack, tensor)
+        self._readable.add(packed)
+        return packed
+
+    def waits(self) -> bool:
+        """Returns whether a backward may still read what the recorded forward saved."""
+        return len(self._readable) > 0
 
     def _host(self, size: int) -> torch.Tensor:
         """Returns memory of the host."""
@@ -591,6 +620,10 @@ class TapeRecorder(TorchDispatchMode):
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed  # backward saved it
+        pack, tensor = packed.pack, packed.tensor
+        if self._ended:
+            return tensor if pack is None or self.tape.storages[pack.value[0]].born < 0 else view_of(
+                tensor.to(self.device.place, copy=True).untyped_storage(), pack.geometry)
         backward = torch._C._current_graph_task_id()
         if backward == -1:
             raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
@@ -598,32 +631,31 @@ class TapeRecorder(TorchDispatchMode):
             self._backwards[backward] = False
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
         with self._apart():
-            pack, tensor = packed
             if pack is None:
                 self._count(0)
                 return tensor
-            if self._changes[pack.value[0]] != pack.changes:
+            if any(overlap(pack.geometry, change) for change in self._changes[pack.value[0]][pack.changes:]):
                 raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
                                          "before backward read it")
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
             self.tape.unpacks.append(unpack)
             self._count(0)
-            return tensor if tensor is not None else self._bring_back(unpack)
+            return tensor if self.tape.storages[pack.value[0]].born < 0 else self._bring_back(unpack, tensor)
 
     def _end_backward(self, number: int) -> None:
         self._backwards[number] = True
         self.tape.ended = len(self.tape.ops)
 
-    def _bring_back(self, unpack: Unpack) -> torch.Tensor:
+    def _bring_back(self, unpack: Unpack, source: torch.Tensor) -> torch.Tensor:
         value = unpack.pack.value
         known = self._back.get(value)
         storage = known[0]() if known is not None else None
         if known is None or storage is None:
             before = self.device.memory()
-            copy = self.device.empty(self._copies[value].numel())
+            copy = self.device.empty(source.numel())
             after = self.device.memory()
             size = copy.numel() if before is None or after is None else after.allocated - before.allocated
-            copy.copy_(self._copies[value])
+            copy.copy_(source)
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             came = self._ledger.find(copy, len(self.tape.ops))
@@ -672,6 +704,18 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
     return Geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
 
+def overlap(one: Geometry, other: Geometry) -> bool:
+    """Returns whether two tensors of a storage share bytes; tensors of different types count as if they did."""
+    if one.dtype != other.dtype or one == other:
+        return True
+    if 0 in (*one.size, *other.size):
+        return False
+    ends = [g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride)) for g in (one, other)]
+    taken = torch.zeros(max(ends), dtype=torch.bool)
+    taken.as_strided(one.size, one.stride, one.offset).fill_(True)
+    return bool(taken.as_strided(other.size, other.stride, other.offset).any())
+
+
 def view_in(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """Returns a tensor in the storage of another one; that tensor itself if it lies there."""
     if tensor.dtype != geometry.dtype:
@@ -685,6 +729,14 @@ def view_of(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     """Returns a tensor in the storage, with a version counter of its own."""
     return torch.empty(0, dtype=geometry.dtype, device=storage.device).set_(
         storage, geometry.offset, geometry.size, geometry.stride)
+
+
+def _refuse_transforms(message: str, disable: Callable[[str], Any] = torch.autograd.graph.disable_saved_tensors_hooks) -> Any:
+    """Stands for PyTorch's `disable_saved_tensors_hooks`; raises `NotRecordableError` where hooks are active."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise NotRecordableError("torch.func.grad, vjp, jacrev and hessian allow no saved-tensor hooks, which a plan needs: "
+                                 "use torch.autograd.grad in the step, or call them outside of it")
+    return disable(message)
 
 
 def refuse_hooks() -> None:
