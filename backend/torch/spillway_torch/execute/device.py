@@ -45,6 +45,7 @@ class Device(abc.ABC):
 
     type: str  # of its tensors: "cuda" or "cpu"
     place: torch.device  # where its tensors are
+    loads_late = False  # an operator takes longer at first, because its kernels are loaded then
 
     @abc.abstractmethod
     def begin(self) -> None:
@@ -157,6 +158,7 @@ class CudaDevice(Device):
     """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""
 
     type = "cuda"
+    loads_late = True
 
     def __init__(self) -> None:
         self.index = torch.cuda.current_device()
