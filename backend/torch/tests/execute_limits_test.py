@@ -121,6 +121,7 @@ def tests_of_rows():
         "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block,
                              fitted.test_a_model_that_is_called_twice_in_each_step),
         "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward),
+        "updates inside backward": (fitted.test_updates_inside_backward,),
         "gradient checkpointing": (uses.test_checkpointing_inside,),
         "saved-tensor hooks": (uses.test_hooks_inside_the_step, uses.test_hooks_around_the_step_are_refused),
         "your own `autograd.Function`": (uses.test_functions_of_the_program,),

@@ -116,6 +116,30 @@ class FitTest(unittest.TestCase):
             budget = (fitted.plan.floor.bytes + 2 * fitted.plan.eager_peak) // 3
             fitted.remove()
 
+    def test_updates_inside_backward(self):
+        def run(budget=None):
+            script = Script()
+            optimizers = {p: torch.optim.SGD([p], lr=0.01, momentum=0.9) for p in script.model.parameters()}
+
+            def update(p):
+                optimizers[p].step()
+                optimizers[p].zero_grad()
+
+            for p in optimizers:
+                p.register_post_accumulate_grad_hook(update)
+            fitted = fit(script.model, None, budget) if budget is not None else None
+            script.optimizer.step = lambda: None
+            return script.run(), fitted
+
+        want, budget = run()[0], 1 << 40
+        for _ in range(2):
+            got, fitted = run(budget)
+            self.assertEqual(different(want, got), [])
+            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            budget = fitted.plan.eager_peak - 1000
+            fitted.remove()
+            self.assertIsNone(_get_current_dispatch_mode())
+
     def test_a_forward_that_nobody_uses(self):
         budget, _ = budget_of()
         script = Script()

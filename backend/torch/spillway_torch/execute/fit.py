@@ -132,10 +132,13 @@ class Fitted:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a recording before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
-        if not self._concerns(optimizer):
+        inside = torch._C._current_graph_task_id() != -1  # backward updates the model: the next forward ends a recording
+        if inside and optimizer in self._states or not self._concerns(optimizer):
             return
         if optimizer not in self._states:
             self._states[optimizer] = self._recorded_state(optimizer)
+        if inside:
+            return
         if self._recorder is not None and self._ran:
             self._end_recording()
         self._check()
@@ -249,7 +252,7 @@ class Fitted:
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
-        if not self._concerns(optimizer):
+        if torch._C._current_graph_task_id() != -1 or not self._concerns(optimizer):
             return
         if self._update_began is not None and self.plan is not None:
             began, self._update_began = self._update_began, None
