@@ -365,6 +365,7 @@ class PlanTest(unittest.TestCase):
         with self.assertRaisesRegex(SpillwayError, f"{floor.bytes - 1:,} bytes is below the floor of {floor.bytes:,} bytes: "
                                                    f"{floor.operator} needs them .*lowers it"):
             make_plan(self.tape, floor.bytes - 1)
+        self.assertEqual(make_plan(self.tape, "1024GiB").budget, 1 << 40)
 
     def test_a_file_has_the_whole_plan(self):
         plan = random_plan(self.tape, 3)
@@ -391,6 +392,8 @@ class PlanTest(unittest.TestCase):
                 read_plan(path, self.tape)
             with self.assertRaisesRegex(SpillwayError, "No such file"):
                 read_plan(path.with_name("none"), self.tape)
+            with self.assertRaisesRegex(SpillwayError, "none/plan.json: No such file or directory"):
+                plan.write(path.with_name("none") / "plan.json")
 
     def test_the_schema_names_the_keys_of_a_file(self):
         check_schema(self, "torch-plan", random_plan(self.tape, 3).object())

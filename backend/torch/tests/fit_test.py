@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from counting import Counting
 from spillway_torch import SpillwayError, fit
 from spillway_torch.execute.device import Memory
-from spillway_torch.execute.fit import parse_bytes
+from spillway_torch.execute.plan import parse_bytes
 from stepping import Vit, different
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 import weakref
@@ -16,29 +15,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..errors import NotRecordableError, SpillwayError
 from .device import Memory
 from .executor import Executor, _Run
-from .plan import Plan, useful_moves
+from .plan import Plan, parse_bytes, useful_moves
 from .planner import host_is_faster, make_plan
 from .regions import is_compiled
 from .tape import Tape, TapeRecorder
 
 log = logging.getLogger("spillway_torch")
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 MOST_RECORDINGS = 3  # a first step may do what later ones do not, such as filling caches
-
-
-def parse_bytes(text: Union[str, int]) -> int:
-    """Returns the bytes that "8GiB", "512 MB" or a whole number says. Raises `SpillwayError` for anything else."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
-    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
-    if size == 0:
-        raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
-                            "such as '8GiB'")
-    return size
 
 
 class Fitted:

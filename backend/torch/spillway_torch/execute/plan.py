@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any, Optional
+import re
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from ..errors import SpillwayError
 from .tape import Tape
@@ -18,8 +19,21 @@ if TYPE_CHECKING:
 FORMAT = "spillway-torch-plan"
 KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
 GIB = 1 << 30
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 PAGE = 4096  # bytes, at which each copy on the host begins
 HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step
+
+
+def parse_bytes(text: Union[str, int]) -> int:
+    """Returns the bytes that "8GiB", "512 MB" or a whole number says. Raises `SpillwayError` for anything else."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
+    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
+    if size == 0:
+        raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
+                            "such as '8GiB'")
+    return size
 
 
 def useful_moves(device: str) -> tuple[str, ...]:
@@ -100,12 +114,15 @@ class Plan:
                 "rebuilt")
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON (experiments/schemas/torch-plan.json)."""
+        """Writes the plan as JSON (experiments/schemas/torch-plan.json). Raises `SpillwayError` if it cannot."""
         text = json.dumps(self.object(), indent=1) + "\n"
         target = pathlib.Path(path)
         part = target.with_name(target.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+        except OSError as error:
+            raise SpillwayError(f"{path}: {error.strerror}") from error
 
     def object(self) -> dict[str, Any]:
         """Returns the object of the file."""

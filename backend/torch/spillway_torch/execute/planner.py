@@ -8,13 +8,13 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
 from .host import host_costs
-from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan
+from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan, parse_bytes
 from .tape import Tape
 
 NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
@@ -351,9 +351,9 @@ def least_memory(tape: Tape) -> list[int]:
     return _Model(tape, SMALLEST if tape.device == "cuda" else 0).least()
 
 
-def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
+def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
               policy: str | None = None, unforeseen: int = 0) -> Plan:
-    """Returns a plan whose predicted peak is at most `budget` bytes.
+    """Returns a plan whose predicted peak is at most `memory`: bytes, or a text such as "8GiB".
 
     moves: what may happen to storages.
     smallest: bytes of the smallest storage that is worth it, by default 1 MiB on a GPU and 0 on a CPU.
@@ -362,11 +362,12 @@ def make_plan(tape: Tape, budget: int, *, moves: tuple[str, ...] = (OFFLOAD, REB
     unforeseen: bytes that steps take, and that the tape does not show.
 
     Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
-    offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and the
-    better one is the plan. If a policy is named, only its choice is improved.
+    offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and
+    further changes the better one, which is the plan. If a policy is named, only its choice is improved.
 
     Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
+    budget = parse_bytes(memory)
     model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0, unforeseen)
     if budget < model.floor().bytes:
         raise SpillwayError(model.floor().sentence(budget))

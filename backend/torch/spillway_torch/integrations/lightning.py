@@ -10,7 +10,8 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from ..errors import SpillwayError
-from ..execute.fit import Fitted, fit, parse_bytes
+from ..execute.fit import Fitted, fit
+from ..execute.plan import parse_bytes
 
 
 class FitCallback(Callback):

@@ -7,7 +7,8 @@ from typing import Any, Union
 from transformers import TrainerCallback
 
 from ..errors import SpillwayError
-from ..execute.fit import Fitted, fit, parse_bytes
+from ..execute.fit import Fitted, fit
+from ..execute.plan import parse_bytes
 
 
 class FitCallback(TrainerCallback):
