@@ -367,6 +367,15 @@ class PlanTest(unittest.TestCase):
             make_plan(self.tape, floor.bytes - 1)
         self.assertEqual(make_plan(self.tape, "1024GiB").budget, 1 << 40)
 
+    def test_a_plan_of_a_gpu_leaves_a_little_of_its_budget(self):
+        with mock.patch.object(planner, "host_costs", lambda _: HostCosts()), mock.patch.object(self.tape, "device", "cuda"), \
+                mock.patch.object(planner, "_chosen", lambda *_: {}):
+            eager = make_plan(self.tape, 1 << 40, smallest=0)
+            for budget in (eager.floor.bytes, eager.peak, (eager.floor.bytes + eager.peak) // 2):
+                plan = make_plan(self.tape, budget, smallest=0)
+                self.assertEqual(plan.budget, budget)
+                self.assertLessEqual(plan.peak, max(eager.floor.bytes, budget - budget // 400))
+
     def test_a_file_has_the_whole_plan(self):
         plan = random_plan(self.tape, 3)
         with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
 MOST_TRIED, FEW_TRIED = 300, 100  # changes to single storages: of the better of two choices, and before that of both
 LEAST_SECONDS = 2e-6  # of the host for an operator
+MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
 FASTER = 0.8  # of the predicted time of the host: where steps take less, they may have a better plan
 
 log = logging.getLogger("spillway_torch")
@@ -371,21 +372,24 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0, unforeseen)
     if budget < model.floor().bytes:
         raise SpillwayError(model.floor().sentence(budget))
-    searches = [_Search(model, budget, moves)]
+    aim = max(model.floor().bytes, budget - budget // MARGIN) if tape.device == "cuda" else budget
+    searches = [_Search(model, aim, moves)]
     if not searches[0].fits():
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            asked = pool.submit(_chosen, model, budget, moves, policy)
+            asked = pool.submit(_chosen, model, aim, moves, policy)
             if policy is None:
                 searches[0].shares(SHARES)
                 searches[0].improve(FEW_TRIED)
             chosen = asked.result()
         if chosen:
-            searches.append(_Search(model, budget, moves))
+            searches.append(_Search(model, aim, moves))
             searches[-1].consider(_Choice(chosen, NEAR[0]))
             searches[-1].improve(FEW_TRIED)
     best = min(searches, key=lambda search: search.score)
     best.improve(MOST_TRIED)
-    return best.plan()
+    plan = best.plan()
+    plan.budget = budget
+    return plan
 
 
 def host_is_faster(plan: Plan) -> bool:
