@@ -22,7 +22,7 @@ from spillway_torch.execute import Executor, assemble, host_is_faster, make_plan
 from spillway_torch.execute.ask import _Writer, ask
 from spillway_torch.execute.device import CpuDevice, block_of
 from spillway_torch.execute.host import HostCosts, host_costs, measure_host
-from spillway_torch.execute.tape import TapeRecorder
+from spillway_torch.execute.tape_recorder import TapeRecorder
 from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 

@@ -290,7 +290,7 @@ class FitTest(unittest.TestCase):
         script, peaks = Script(), []
         script.optimizer.register_step_pre_hook(lambda *_: peaks.append(device.peak))
         script.optimizer.register_step_post_hook(lambda *_: setattr(device, "peak", 0))
-        with mock.patch("spillway_torch.execute.tape.device_of", lambda _: device), \
+        with mock.patch("spillway_torch.execute.tape_recorder.device_of", lambda _: device), \
                 mock.patch("spillway_torch.execute.executor.device_of", lambda _: device), device:
             fitted = fit(script.model, script.optimizer, budget)
             script.run(steps)

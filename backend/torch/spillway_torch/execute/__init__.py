@@ -6,7 +6,8 @@ from .executor import Executor, step
 from .fit import Fitted, fit
 from .plan import Floor, Plan, read_plan
 from .planner import assemble, host_is_faster, make_plan
-from .tape import Tape, record_tape
+from .tape import Tape
+from .tape_recorder import record_tape
 
 __all__ = ["CpuDevice", "CudaDevice", "Curve", "Device", "Executor", "Fitted", "Floor", "Plan", "Queue", "Tape", "assemble",
            "explain", "fit", "host_is_faster", "make_plan", "read_plan", "record_tape", "step"]

@@ -25,7 +25,8 @@ from .plan import KEEP, OFFLOAD, PAGE, REBUILD, Plan
 from .regions import without_compilation
 from .replay import Replay
 from .slots import Entry, Recipe, SavedTensors, Table, library_table
-from .tape import has_sign, refuse_hooks
+from .tape import has_sign
+from .tape_recorder import refuse_hooks
 
 log = logging.getLogger("spillway_torch")
 _MAKING = threading.Lock()

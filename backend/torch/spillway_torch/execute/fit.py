@@ -18,7 +18,8 @@ from .executor import Executor, _Run
 from .plan import Plan, parse_bytes, useful_moves
 from .planner import host_is_faster, make_plan
 from .regions import is_compiled
-from .tape import Tape, TapeRecorder
+from .tape import Tape
+from .tape_recorder import TapeRecorder
 
 log = logging.getLogger("spillway_torch")
 

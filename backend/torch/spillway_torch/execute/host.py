@@ -13,7 +13,8 @@ import torch
 from .chains import Saved, saved_storages
 from .executor import Executor
 from .plan import OFFLOAD, REBUILD, Floor, Plan
-from .tape import Tape, record_tape
+from .tape import Tape
+from .tape_recorder import record_tape
 
 BLOCKS = 8  # of the model that is measured
 REPEATS = 20  # of which the fastest counts
