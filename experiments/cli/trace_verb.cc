@@ -268,6 +268,9 @@ void AddImport(Command& trace, Session& session) {
   options.format.Add(verb);
   verb.Runs([&options, &session] {
     CheckEnding(options.output, {".json"});
+    if (options.output == "-") {
+      throw UsageError("trace import: standard output gets the report; -o takes a file");
+    }
     CheckView(options.format.view(), ImportColumns());
     PyTorchRecording files;
     if (!options.manifest.empty()) files = ReadRecordingManifest(options.manifest);

@@ -127,6 +127,9 @@ class ImportTest(ImportCase):
         tables = [file["name"] for file in inputs if file["role"] == "operator_table"]
         self.assertEqual(tables, ["traces/recorded/operators/h200.json.zst"])
 
+    def test_the_report_takes_standard_output(self):
+        self.fails(2, "-o takes a file", "trace", "import", RECORDINGS / "resnet50-b32.json", "-o", "-")
+
     def test_wrong_files(self):
         name = "resnet50-b32"
         kineto, execution = read(f"{name}.kineto.json.zst"), RECORDINGS / f"{name}.et.json.zst"
