@@ -3,8 +3,10 @@
 import contextlib
 import gc
 import threading
+import types
 import unittest
 import weakref
+from unittest import mock
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from spillway_torch import SpillwayError
 from spillway_torch.execute import record_tape, step
+from spillway_torch.execute.tape_recorder import refuse_hooks
 from stepping import Case, Dropout, PlansTest, different, plan_of
 
 
@@ -145,6 +148,12 @@ class AutogradTest(PlansTest):
                 case.record()
         with step(plan), self.assertRaisesRegex(SpillwayError, "saved-tensor hooks are active"), step(plan):
             pass
+
+    def test_an_early_version_of_pytorch_has_no_plans(self):
+        autograd = types.SimpleNamespace()  # without what shows active hooks
+        with mock.patch.object(torch._C, "_autograd", autograd), \
+                self.assertRaisesRegex(SpillwayError, "plans need a later version of PyTorch than .*; they are tested with 2.11"):
+            refuse_hooks()
 
     def test_functions_of_the_program(self):
         class Stash(torch.autograd.Function):

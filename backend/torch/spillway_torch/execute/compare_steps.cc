@@ -85,7 +85,8 @@ struct Operator {
 
 Operator Describe(const at::RecordFunction& function) {
   Operator made{function.name()};
-  const std::string overload = function.overload_name();
+  const auto named = function.operator_name();
+  const std::string overload = named ? named->overload_name : "";
   made.hash.Add(std::string_view(made.name));
   made.hash.Add(std::string_view(overload));
   const auto op = c10::Dispatcher::singleton().findSchema({made.name, overload});
@@ -172,7 +173,7 @@ class Watch {
     frame.pinned.clear();
     bool cached = false;  // maybe: autocast keeps the casts of leaves
     if (!frame.inner) {
-      const auto keys = c10::impl::tls_local_dispatch_key_set();  // they tell modes as autocast
+      auto keys = c10::impl::tls_local_dispatch_key_set();  // they tell modes as autocast
       frame.hash.Add(keys.included_.raw_repr());
       frame.hash.Add(keys.excluded_.raw_repr());
       frame.hash.Add(at::GradMode::is_enabled());
@@ -414,7 +415,7 @@ class Watch {
       AddComplex(argument.toComplexDouble(), hash);
     } else if (argument.isString()) {
       hash.Add(kString);
-      hash.Add(argument.toStringView());
+      hash.Add(std::string_view(argument.toStringRef()));
     } else if (argument.isDevice()) {
       hash.Add(kDevice, std::hash<c10::Device>{}(argument.toDevice()));
     } else if (argument.isGenerator()) {

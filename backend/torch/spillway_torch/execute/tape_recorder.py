@@ -598,7 +598,12 @@ def _refuse_transforms(message: str) -> Any:
 
 
 def refuse_hooks() -> None:
-    """Raises `SpillwayError` if the program's own saved-tensor hooks are active, which those of a plan would undo."""
+    """Raises `SpillwayError` if the program's own saved-tensor hooks are active, which those of a plan would undo.
+
+    It raises the same error for a version of PyTorch that does not show what a plan needs: active hooks, and the types of nodes.
+    """
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        raise SpillwayError(f"plans need a later version of PyTorch than {torch.__version__}; they are tested with 2.11")
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         raise SpillwayError("saved-tensor hooks are active (save_on_cpu, or others) around the step: a plan would undo them; "
                             "use them inside the step or leave them out")
