@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
-from spillway_torch.execute import Executor, assemble, host_is_faster, make_plan, planner, read_plan, record_tape, step
+from spillway_torch.execute import Executor, assemble, learn_host_speed, make_plan, planner, read_plan, record_tape, step
 from spillway_torch.execute.ask import _Writer, ask
 from spillway_torch.execute.device import CpuDevice, block_of
 from spillway_torch.execute.host import HostCosts, host_costs, measure_host
@@ -62,6 +62,15 @@ class EqualityTest(unittest.TestCase):
                     plan = random_plan(tape, seed)
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
+
+    def test_ten_steps_have_the_results_of_ordinary_ones(self):
+        for name, make in MODELS.items():
+            with self.subTest(name):
+                stepping = Stepping(make)
+                want = stepping.steps(count=10)
+                plan = random_plan(stepping.record(), 1)
+                self.assertEqual(different(want, stepping.steps(plan, count=10)), [])
+                self.assertEqual(plan.executor.deviations, [])
 
     def test_the_host_is_timed_where_the_library_compares_steps(self):
         stepping = Stepping(MODELS["gpt"])
@@ -328,10 +337,10 @@ class PlanTest(unittest.TestCase):
             slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)
             self.assertAlmostEqual(slow.forward_seconds, 2 * tape.unpacks[0].op + len(tape.packs) + 3)
             slow.executor = mock.Mock(forward_seconds=0.9 * slow.forward_seconds)
-            self.assertFalse(host_is_faster(slow))
+            self.assertFalse(learn_host_speed(slow))
             slow.executor.forward_seconds = slow.forward_seconds / 2
             with mock.patch.object(tape, "host_share", 1.0):
-                self.assertTrue(host_is_faster(slow))
+                self.assertTrue(learn_host_speed(slow))
                 self.assertAlmostEqual(seconds({}), eager / 2)
 
     def test_the_cost_of_the_host_is_measured(self):

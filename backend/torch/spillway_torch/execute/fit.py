@@ -16,7 +16,7 @@ from ..errors import NotRecordableError, SpillwayError
 from .device import Memory
 from .executor import Executor, _Run
 from .plan import Plan, parse_bytes, useful_moves
-from .planner import host_is_faster, make_plan
+from .planner import learn_host_speed, make_plan
 from .regions import is_compiled
 from .tape import Tape
 from .tape_recorder import TapeRecorder
@@ -147,7 +147,7 @@ class Fitted:
         if over > 0:
             self._unforeseen += memory.most - self.plan.peak
             why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
-        elif self._checks == CHECKED and host_is_faster(self.plan):
+        elif self._checks == CHECKED and learn_host_speed(self.plan):
             why = f"the host takes {self.plan.tape.host_share:.0%} of its recorded time"
         else:
             return

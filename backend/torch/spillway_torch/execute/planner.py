@@ -392,10 +392,10 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     return plan
 
 
-def host_is_faster(plan: Plan) -> bool:
-    """Returns whether steps under the plan show that the host takes much less time than it took while the step was recorded.
+def learn_host_speed(plan: Plan) -> bool:
+    """Corrects the host's time on the tape if steps under the plan took the host much less than predicted.
 
-    Plans that are made later for the tape go by the time of these steps.
+    Returns whether it did: then another plan may be better.
     """
     took = plan.executor.forward_seconds if plan.executor is not None else float("inf")
     if took >= FASTER * plan.forward_seconds:
@@ -502,7 +502,10 @@ class _Search:
         return absent and self.most + self.model.bytes[storage] > self.budget
 
     def improve(self, most: int) -> None:
-        """Considers changes to single storages, the largest first, until none of them helps or enough were tried; goes on where it ended."""
+        """Considers changes to single storages, the largest first, until none of them helps or enough were tried.
+
+        The next call goes on where this one ended.
+        """
         largest = sorted(self.model.candidates, key=lambda s: -s.bytes)
         for near in NEAR[1:] if not self.turn else ():
             self.consider(_Choice(self.best.actions, near))
