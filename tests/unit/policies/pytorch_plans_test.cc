@@ -200,7 +200,7 @@ TEST(PyTorchPlansTest, CopiesHaveNoRequest) {
   EXPECT_EQ(std::ranges::count(applied.tensors, std::optional(uint32_t{0}), &Tensor::request), 1);
 }
 
-// What backward writes, and parameters that forward changes, never come back.
+// Tensors that backward writes, and parameters that forward changes, never come back.
 TEST(PyTorchPlansTest, WhatCannotComeBackIsKept) {
   testing::TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 1)

@@ -126,7 +126,7 @@ enum class Sight { kAll, kNames, kNothing };
 // One step of the thread while it is watched.
 class Watch {
  public:
-  // What holds a value.
+  // The storage that holds a value, or a tensor that has none.
   using Holder = c10::intrusive_ptr_target*;
 
   Watch() = default;
@@ -255,7 +255,7 @@ class Watch {
 
   Sight sight() const { return sight_; }
 
-  // Changes what the watch sees from now on.
+  // Changes which operators the watch sees from now on.
   void See(Sight sight) {
     if (sight == sight_) return;
     if (sight_ != Sight::kNothing) at::disableCallback(callbacks_[static_cast<size_t>(sight_)]);

@@ -61,7 +61,7 @@ struct Entry {
   Saved kind;
 };
 
-// What happens at a position.
+// A position: the tensor that autograd saves there, and the recipes that the plan moves there.
 struct Position {
   std::optional<Entry> entry;
   Indices releases;  // recipes
@@ -175,7 +175,7 @@ class Slot {
   std::shared_ptr<const Table> table_;
 };
 
-// What autograd holds in the place of a tensor.
+// The object that autograd holds in the place of a tensor.
 struct Packed {
   Tensor tensor;  // undefined if it has a slot
   uint32_t version = 0;
@@ -260,7 +260,7 @@ class Run {
     given_.clear();
   }
 
-  // Drops what can come back.
+  // Drops the storages that can come back.
   void GiveUp() {
     for (const auto& weak : slots_) {
       if (const auto slot = weak.lock()) slot->GiveUp();
@@ -285,7 +285,7 @@ class Run {
   int64_t rebuilt = 0;  // operators that ran again
 
  private:
-  // Does what the plan wants at this position, and returns it.
+  // Carries out the releases and prefetches of the next position, and returns its number.
   size_t BeginPosition() {
     const size_t at = position_++;
     if (deviated || at >= table_->positions.size()) return at;
