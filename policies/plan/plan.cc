@@ -38,7 +38,7 @@ class PlanReader {
   JointPlan Read() {
     document_.ReadRoot(
         Required("format", SkipJson), Required("version", SkipJson), Required("workload", SkipJson),
-        Required("trace_sha256", SkipJson),
+        Optional("trace_sha256", SkipJson),
         Optional("memory_bytes",
                  [this](Value value) {
                    plan_.memory =
@@ -268,7 +268,8 @@ namespace {
 
 // The trace that a plan is for.
 struct Subject {
-  std::string workload, digest;
+  std::string workload;
+  std::optional<std::string> digest;  // other programs leave it out
   JsonDocument::Place place;
   bool early_updates = false;
 };
@@ -284,7 +285,7 @@ Subject ReadSubject(JsonDocument& document) {
                  subject.workload = document.ReadString(value);
                  subject.place = document.Here();
                }),
-      Required("trace_sha256", [&](Value value) { subject.digest = document.ReadString(value); }),
+      Optional("trace_sha256", [&](Value value) { subject.digest = document.ReadString(value); }),
       Optional("memory_bytes", SkipJson), Required("policy", SkipJson),
       Optional("updates",
                [&](Value value) {
@@ -313,7 +314,7 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
   if (workload != trace.name) {
     document.Fail(place, fmt::format("the plan is for {}, and this is {}", workload, trace.name));
   }
-  if (digest != DigestOf(trace)) {
+  if (digest && *digest != DigestOf(trace)) {
     document.Fail(place, fmt::format("the plan is for another trace of the name {}: its preset or "
                                      "mode differs, or it is older; make a new plan",
                                      workload));

@@ -31,6 +31,8 @@ class SchemasTest(DirectoryTest):
         yield "replay-run", self.ok("replay-run", f"{trace}.manifest.json", *JSON)
         decisions = self.written("d.json", "run", *WORKLOAD, "--export-decisions")
         yield "decisions", decisions.read_text("utf-8")
+        yield "plan", self.written("p.json", "run", "alexnet:8", "--memory", "50%", "--policy", "joint:effort=100",
+                                   "--export-plan").read_text("utf-8")
         yield "replay", self.ok("replay", decisions, "--allocator", "best-fit", *JSON)
         yield "limit", self.ok("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness",
                                *JSON)
@@ -54,8 +56,8 @@ class SchemasTest(DirectoryTest):
 
     def test_a_document_of_every_type_fits_its_schema(self):
         # The first two are made on a GPU; see cli_test.py. Saved tensors are only read; see
-        # saved_tensors_test.py. The last two are written by backend/torch; see its execute_test.py and explain_test.py.
-        seen = {"calibration", "validation", "saved-tensors", "torch-explain", "torch-plan"}
+        # saved_tensors_test.py. The last one is written by backend/torch; see its explain_test.py.
+        seen = {"calibration", "validation", "saved-tensors", "torch-explain"}
         for name, document in self.documents():
             with self.subTest(name=name):
                 self.conforms(document, name)

@@ -1,7 +1,7 @@
 """Records steps of PyTorch programs for Spillway, with or without a GPU, and runs plans in them."""
 
 from .errors import NotRecordableError, ProgramError, SpillwayError
-from .execute import Curve, Fitted, Plan, explain, fit, make_plan, read_plan, record_tape, step
+from .execute import Curve, Fitted, Plan, explain, fit, make_plan, read_plan, record_tape, step, write_plan, write_step
 from .ledger import Storage
 from .modules import find_blocks
 from .operators import record_operators
@@ -14,5 +14,6 @@ from .verdict import FitRow, Holder, LargestRow
 
 __all__ = ["Curve", "FitRow", "Fitted", "Holder", "LargestRow", "NotRecordableError", "Operand", "Operator", "Plan", "Pretended",
            "ProgramError", "Recording", "Saved", "SpillwayError", "Storage", "Target", "explain", "find_blocks", "find_program", "fit",
-           "make_plan", "pretend", "read_plan", "record", "record_operators", "record_tape", "run_program", "step"]
+           "make_plan", "pretend", "read_plan", "record", "record_operators", "record_tape", "run_program", "step",
+           "write_plan", "write_step"]
 __version__ = "0.1.0"

@@ -33,7 +33,7 @@ import sys
 import torch
 
 from .errors import SpillwayError
-from .execute import explain, record_tape
+from .execute import explain, record_tape, write_step
 from .modules import find_blocks
 from .pretended import pretend
 from .profile import gpu_query, profile
@@ -364,6 +364,9 @@ as it is. "knee" marks the budget from which less memory costs much more time.
     python3 -m spillway_torch explain train.py:step          # a function of yours that runs a forward and a backward
     python3 -m spillway_torch explain resnet50 --batch 32
 
+--export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them. Policies may move
+what a plan in PyTorch can move, so that `spillway_torch.read_plan` carries out the plans of `spillway run --export-plan`.
+
 The step runs twice, with all saved tensors on the host, so that it need not fit as it is; the second time is explained. A step
 that also updates the weights counts its optimizer's state. On a GPU, times are measured; those of a CPU are estimates.
 
@@ -378,6 +381,7 @@ def explain_main(argv):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu",
                         help="where the step's tensors are (default here: %(default)s)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)")
+    parser.add_argument("--export-step", metavar="FILE", help="also write the step as a trace; .zst compresses it")
     arguments = parser.parse_args(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise MissingError("--device cuda: this machine has no GPU that PyTorch can use")
@@ -386,7 +390,10 @@ def explain_main(argv):
     else:
         step = functools.partial(guarded, arguments.model, build(arguments, arguments.device).step)
     record_tape(step, arguments.device)  # the first step makes what later ones find, such as the optimizer's state
-    curve = explain(record_tape(step, arguments.device))
+    tape = record_tape(step, arguments.device)
+    if arguments.export_step:
+        write_step(tape, arguments.export_step)
+    curve = explain(tape)
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 

@@ -342,6 +342,17 @@ TEST_F(JointTest, StaysInCoreWhereThereIsRoom) {
   EXPECT_EQ(report.metrics.recomputed_ops, 0);
 }
 
+TEST_F(JointTest, APlanOfAnotherProgramNeedsNoDigest) {
+  const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
+  const Bytes memory = Memory(trace, 30);
+  std::string plan = Run(trace, memory, "joint:effort=300").plan;
+  const Duration planned = Run(trace, memory, PolicyOf(plan)).metrics.iteration;
+  const size_t digest = plan.find("  \"trace_sha256\"");
+  ASSERT_NE(digest, std::string::npos);
+  plan.erase(digest, plan.find('\n', digest) + 1 - digest);
+  EXPECT_EQ(Run(trace, memory, PolicyOf(plan)).metrics.iteration, planned);
+}
+
 TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
   const Trace inference = LowerNetwork(testing::Chain(), {8, "torch", false});

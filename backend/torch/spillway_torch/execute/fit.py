@@ -40,9 +40,10 @@ class Fitted:
     _model: torch.nn.Module | None = None  # a copy of the model has the hooks of a `Fitted` without one: they do nothing
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
-                 hook_forward: bool) -> None:
+                 hook_forward: bool, policy: str | None) -> None:
         self._model = model
         self._budget = budget
+        self._policy = policy
         self._device = device
         self._recorder: TapeRecorder | None = None
         self._ran = False  # the forward of the recording has ended
@@ -273,7 +274,8 @@ class Fitted:
         tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
         update = self.plan.update_seconds if self.plan is not None else 0.0
         began = time.perf_counter()
-        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), unforeseen=self._unforeseen)
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), policy=self._policy,
+                         unforeseen=self._unforeseen)
         plan.add_update(update)
         self._forget()
         self._more, self._checks = more, 0
@@ -283,7 +285,7 @@ class Fitted:
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB",
-        hook_forward: bool = True) -> Fitted:
+        hook_forward: bool = True, policy: str | None = None) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
     The first step records, its optimizer's step plans, and later forwards run under the plan. What a forward saves outside the
@@ -292,6 +294,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     optimizer: the one that updates the model; by default any that has parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
+    policy: as for `make_plan`.
 
     Raises `SpillwayError` for a model that cannot be planned; the optimizer's step raises it for a budget below the floor.
     """
@@ -308,7 +311,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
-    return Fitted(model, optimizer, budget, kind, hook_forward)
+    return Fitted(model, optimizer, budget, kind, hook_forward, policy)
 
 
 REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",

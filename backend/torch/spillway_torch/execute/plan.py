@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import os
-import pathlib
 import re
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from ..errors import SpillwayError
 from .tape import Tape
@@ -16,7 +12,6 @@ from .tape import Tape
 if TYPE_CHECKING:
     from .executor import Executor
 
-FORMAT = "spillway-torch-plan"
 KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
 GIB = 1 << 30
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -112,65 +107,3 @@ class Plan:
         return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
                 f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[REBUILD]} are "
                 "rebuilt")
-
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON (experiments/schemas/torch-plan.json). Raises `SpillwayError` if it cannot."""
-        text = json.dumps(self.object(), indent=1) + "\n"
-        target = pathlib.Path(path)
-        part = target.with_name(target.name + ".part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(target)
-        except OSError as error:
-            raise SpillwayError(f"{path}: {error.strerror}") from error
-
-    def object(self) -> dict[str, Any]:
-        """Returns the object of the file."""
-        def listed(table: dict[int, list[int]]) -> list[dict[str, Any]]:
-            return [{"position": at, "storages": table[at]} for at in sorted(table)]
-
-        return {"format": FORMAT, "version": 1, "tape": fingerprint(self.tape), "budget_bytes": self.budget,
-                "predicted": {"peak_bytes": self.peak, "step_s": self.seconds, "host_s": self.host_seconds,
-                              "eager_peak_bytes": self.eager_peak, "eager_step_s": self.eager_seconds},
-                "floor": {"bytes": self.floor.bytes, "operator": self.floor.operator,
-                          "held": [{"name": name, "bytes": size} for name, size in self.floor.held]},
-                "storages": [{"storage": s, "bytes": self.tape.storages[s].size, "action": self.actions[s]}
-                             for s in sorted(self.actions)],
-                "releases": listed(self.releases), "prefetches": listed(self.prefetches), "drops": listed(self.drops)}
-
-
-def fingerprint(tape: Tape) -> str:
-    """Returns a text that two tapes share if the same plans fit them."""
-    parts = [(p.position, p.value, tuple(p.geometry.size), p.geometry.stride, p.geometry.offset, str(p.geometry.dtype))
-             for p in tape.packs]
-    named = [(op.name, op.position) for op in tape.ops]
-    return hashlib.sha256(repr((parts, named, [(u.position, u.pack.position) for u in tape.unpacks])).encode()).hexdigest()[:16]
-
-
-def read_plan(path: str | os.PathLike[str], tape: Tape) -> Plan:
-    """Reads a plan that was made for `tape` or an equal one. Raises `SpillwayError` for any other file."""
-    try:
-        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        if data["format"] != FORMAT or data["version"] != 1:
-            raise SpillwayError(f"{path}: format '{data['format']}' version {data['version']}; expected '{FORMAT}' version 1")
-        if data["tape"] != fingerprint(tape):
-            raise SpillwayError(f"{path}: the plan was made for tape {data['tape']}, and this one is {fingerprint(tape)}")
-        actions = {int(s["storage"]): str(s["action"]) for s in data["storages"]}
-        floor, predicted = data["floor"], data["predicted"]
-        plan = Plan(int(data["budget_bytes"]), actions, _table(data["releases"]), _table(data["prefetches"]),
-                    _table(data["drops"]), int(predicted["peak_bytes"]), int(predicted["eager_peak_bytes"]), float(predicted["step_s"]),
-                    float(predicted["eager_step_s"]),
-                    Floor(int(floor["bytes"]), str(floor["operator"]), [(h["name"], int(h["bytes"])) for h in floor["held"]]),
-                    tape, float(predicted.get("host_s", 0.0)))
-    except OSError as error:
-        raise SpillwayError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise SpillwayError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
-    for storage, action in plan.actions.items():
-        if action not in (KEEP, OFFLOAD, REBUILD):
-            raise SpillwayError(f"{path}: storage {storage} has the action '{action}' (valid: {KEEP}, {OFFLOAD}, {REBUILD})")
-    return plan
-
-
-def _table(listed: list[dict[str, Any]]) -> dict[int, list[int]]:
-    return {int(item["position"]): [int(s) for s in item["storages"]] for item in listed}

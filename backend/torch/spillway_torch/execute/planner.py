@@ -13,7 +13,7 @@ from typing import NamedTuple, Union
 from ..errors import NoPlanError, ProgramError, SpillwayError
 from .ask import ask
 from .chains import Saved, saved_storages
-from .host import host_costs
+from .host import hook_clock, host_clock, host_costs
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan, parse_bytes
 from .tape import Tape
 
@@ -22,7 +22,6 @@ POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
 MOST_TRIED, FEW_TRIED = 300, 100  # changes to single storages: of the better of two choices, and before that of both
-LEAST_SECONDS = 2e-6  # of the host for an operator
 MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
 FASTER = 0.8  # of the predicted time of the host: where steps take less, they may have a better plan
 
@@ -78,11 +77,9 @@ class _Model:
         for op in tape.ops:
             self.clock.append(self.clock[-1] + op.seconds)
         self.costs = host_costs(tape.device)
-        self.host = self._host_clock()
-        last = tape.packs[-1].position
-        hooks = [self.costs.packed if at <= last else self.costs.unpacked for at in range(len(self.starts))]
-        starts = [self.host[at] for at in (*self.starts, -1)]
-        self.hooked = list(map(float.__add__, starts, itertools.accumulate(hooks, initial=0.0)))  # the host's time of positions with hooks
+        clock = host_clock(tape, self.costs)
+        starts = [clock[at] for at in (*self.starts, -1)]
+        self.hooked = list(map(float.__add__, starts, hook_clock(tape, self.costs)))  # the host's time of positions with hooks
         watched = self.costs.watched * len(tape.calls) / tape.packed
         self.watching = [watched * min(at, tape.packed) for at in range(len(starts))]
         self.plain = starts
@@ -107,18 +104,6 @@ class _Model:
                 last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
                 self.add(self.base, dies, last, tape.rounded(storage))
         self.packed = [-1, *(p.position for p in tape.packs)]
-
-    def _host_clock(self) -> list[float]:
-        """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
-        tape = self.tape
-        if tape.device == "cpu":
-            return [0.0] * (len(tape.ops) + 1)
-        turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
-        entries = sum(op.entries for op in tape.ops[:turn])
-        called = self.costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
-        each = [max(op.host - op.entries * (self.costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
-                for at, op in enumerate(tape.ops)]
-        return [0.0, *itertools.accumulate(tape.host_share * seconds for seconds in each)]
 
     @staticmethod
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
@@ -342,14 +327,29 @@ class _Model:
 
 
 def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
-    """Returns the plan that carries out the given actions. REQUIRES: the tape allows them."""
-    model = _Model(tape, 0)
-    return _plan(model, _Choice({s: a for s, a in actions.items() if a != KEEP}, NEAR[0]), budget)
+    """Returns the plan that carries out the given actions: the fastest within the budget, else the one that exceeds it least.
+
+    REQUIRES: the tape allows the actions.
+    """
+    search = _Search(_Model(tape, 0), budget, ())
+    for near in NEAR:
+        search.consider(_Choice({s: a for s, a in actions.items() if a != KEEP}, near))
+    return _plan(search.model, search.best, budget)
+
+
+def movable_storages(tape: Tape) -> list[Saved]:
+    """Returns the storages that plans may move."""
+    return _Model(tape, least_size(tape)).candidates
+
+
+def least_size(tape: Tape) -> int:
+    """Returns the bytes of the smallest storage that is worth a plan."""
+    return SMALLEST if tape.device == "cuda" else 0
 
 
 def least_memory(tape: Tape) -> list[int]:
     """Returns the bytes that any plan of the tape takes at least during each operator, and after the last one."""
-    return _Model(tape, SMALLEST if tape.device == "cuda" else 0).least()
+    return _Model(tape, least_size(tape)).least()
 
 
 def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
@@ -369,7 +369,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     Raises `SpillwayError`, which names the floor, if it finds no such plan, and `ProgramError` if a named policy cannot be asked.
     """
     budget = parse_bytes(memory)
-    model = _Model(tape, SMALLEST if smallest is None and tape.device == "cuda" else smallest or 0, unforeseen)
+    model = _Model(tape, least_size(tape) if smallest is None else smallest, unforeseen)
     if budget < model.floor().bytes:
         raise SpillwayError(model.floor().sentence(budget))
     aim = max(model.floor().bytes, budget - budget // MARGIN) if tape.device == "cuda" else budget
@@ -409,7 +409,7 @@ def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterat
 
     Budgets are best sorted, because each plan begins with what is best for the budget before.
     """
-    model = _Model(tape, SMALLEST if tape.device == "cuda" else 0)
+    model = _Model(tape, least_size(tape))
     best = _Choice({}, NEAR[0])
     with concurrent.futures.ThreadPoolExecutor() as pool:
         asked = [pool.submit(_chosen, model, budget, moves, None) for budget in budgets]

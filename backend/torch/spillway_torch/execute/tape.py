@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -132,6 +133,14 @@ class Tape:
     def rounded(self, storage: int) -> int:
         """Returns the bytes that a storage takes."""
         return self.block(self.storages[storage].size)
+
+
+def fingerprint(tape: Tape) -> str:
+    """Returns a text that two tapes share if the same plans fit them."""
+    parts = [(p.position, p.value, tuple(p.geometry.size), p.geometry.stride, p.geometry.offset, str(p.geometry.dtype))
+             for p in tape.packs]
+    named = [(op.name, op.position) for op in tape.ops]
+    return hashlib.sha256(repr((parts, named, [(u.position, u.pack.position) for u in tape.unpacks])).encode()).hexdigest()[:16]
 
 
 def has_sign(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,206 @@
+"""Tests of the files that the program shares: the trace of a recorded step, and plans."""
+
+import json
+import pathlib
+import subprocess
+import tempfile
+import unittest
+from unittest import mock
+
+import torch
+from torch import nn
+
+from spillway_torch import ProgramError, SpillwayError, find_program, read_plan, write_plan, write_step
+from spillway_torch.execute import assemble, make_plan, step_trace
+from spillway_torch.execute.ask import ask
+from spillway_torch.execute.files import plan_object
+from spillway_torch.execute.host import HostCosts, host_clock
+from spillway_torch.execute.step_trace import StepTrace
+from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
+
+
+class TraceTest(unittest.TestCase):
+    def setUp(self):
+        self.stepping = Stepping(MODELS["vit"])
+        self.tape = self.stepping.record()
+        self.eager = make_plan(self.tape, 1 << 40)
+
+    def test_the_trace_for_the_program_has_the_memory_of_the_step(self):
+        trace = StepTrace(self.tape, candidates(self.tape)).object()
+        sizes = {t["name"]: t["size"] for t in trace["tensors"]}
+        stays = {t["name"] for t in trace["tensors"] if t["kind"] in ("parameter", "optimizer_state")}
+        uses = {}
+        for at, op in enumerate(trace["ops"]):
+            for name in (*op["inputs"], *op["outputs"]):
+                self.assertTrue(name in uses or name in op["outputs"] or
+                                next(t for t in trace["tensors"] if t["name"] == name)["kind"] in ("parameter", "input"), name)
+                uses.setdefault(name, [at, at])[1] = at
+        held = [sum(sizes[n] for n in stays) + op["recorded"]["workspace"] +
+                sum(sizes[n] for n, (first, last) in uses.items() if n not in stays and first <= at <= last)
+                for at, op in enumerate(trace["ops"])]
+        self.assertAlmostEqual(max(held) / self.eager.peak, 1, delta=0.05)
+        self.assertEqual({s["tensor"] for s in trace["saved"]}, {f"s{s.storage}" for s in candidates(self.tape)})
+        for saved in trace["saved"]:  # backward takes it where the next op is one of backward that the node runs
+            self.assertLessEqual(uses[saved["tensor"]][0], saved["packed"])
+            self.assertEqual([trace["ops"][at]["phase"] for at in saved["unpacked"]], ["backward"] * len(saved["unpacked"]))
+
+
+    def test_an_op_that_rebuilds_reads_only_what_its_chain_reads(self):
+        tape = Stepping(MODELS["llama, autocast"]).record()
+        chains = {f"s{s.storage}": s.chain for s in candidates(tape)}
+        ops = [op for op in StepTrace(tape, candidates(tape)).object()["ops"] if op.get("recomputable")]
+        self.assertGreater(len(ops), 10)
+        for op in ops:
+            chain = chains[op["outputs"][0]]
+            self.assertEqual(set(op["inputs"]), {f"s{s}" for s in (*(value[0] for value in chain.sources), *chain.parameters)})
+
+
+    def test_policies_that_go_by_layers_plan(self):
+        """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""
+        tape = Stepping(MODELS["gpt"]).record()
+        eager = make_plan(tape, 1 << 40)
+        ops = StepTrace(tape, candidates(tape)).object()["ops"]
+        forward = {op["layer"] for op in ops if op["phase"] == "forward"}
+        layers = [op["layer"] for op in ops if op["phase"] == "backward" and op["type"] == "matmul"]
+        self.assertGreater(len(layers), 10)
+        self.assertLessEqual(set(layers), forward)
+        budget = (eager.floor.bytes + 9 * eager.peak) // 10
+        self.assertIn("offload", ask(tape, candidates(tape), budget, "vdnnpp:offload=all,release=eager,algo=performance").values())
+
+    def test_the_trace_has_the_times_of_the_step(self):
+        costs = HostCosts(packed=1e-6, unpacked=2e-6)
+        for op in self.tape.ops:
+            op.host, op.entries = 5e-6, 1
+        with mock.patch.object(step_trace, "host_costs", lambda _: costs), mock.patch.object(self.tape, "device", "cuda"):
+            ops = StepTrace(self.tape, candidates(self.tape)).object()["ops"]
+            ends = host_clock(self.tape, costs)[-1]
+        packed, unpacked = len(self.tape.packs), len(self.tape.positions) - len(self.tape.packs)
+        self.assertAlmostEqual(sum(op["recorded"]["host_ns"] for op in ops) / 1e9, ends + 1e-6 * packed + 2e-6 * unpacked, delta=1e-8)
+        self.assertAlmostEqual(sum(op["recorded"]["time_ns"] for op in ops) / 1e9 / sum(op.seconds for op in self.tape.ops), 1, delta=0.01)
+        self.assertTrue(all(op["recorded"]["host_ns"] >= 0 for op in ops))
+
+
+def wide():
+    """Returns a model whose storages are much larger than a block of memory."""
+    layers = [nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)]
+    model, x = nn.Sequential(*layers, nn.Linear(128, 10)), torch.randn(512, 128)
+    return model, lambda: model(x).square().mean()
+
+
+class FilesTest(unittest.TestCase):
+    def setUp(self):
+        self.stepping = Stepping(wide)
+        self.tape = self.record()
+        eager = make_plan(self.tape, 1 << 40)
+        self.budget = (eager.floor.bytes + eager.peak) // 2
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.file = self.folder / "plan.json"
+        write_step(self.tape, self.folder / "step.json")
+
+    def record(self):
+        tape = self.stepping.record()
+        tape.bandwidth = 55e9  # of the device below
+        return tape
+
+    def run_program(self, policy, *arguments, code=0):
+        """Returns what the program prints."""
+        try:
+            program = find_program()
+        except ProgramError as error:
+            self.skipTest(str(error))
+        done = subprocess.run([program, "run", "step.json", "--device", "h200", "--allocator", "stitched", "--memory", f"{self.budget}B",
+                               "--policy", policy, *arguments], cwd=self.folder, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout
+
+    def result(self, *arguments):
+        return json.loads(self.run_program(*arguments, "--format", "json"))["rows"][0]
+
+    def test_the_program_predicts_and_runs_a_plan_of_the_package(self):
+        plan = make_plan(self.tape, self.budget)
+        self.assertGreater(len(plan.actions), 0)
+        write_plan(plan, self.file)
+        row = self.result("plan:file=plan.json")
+        self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.05)
+        self.assertLessEqual(row["peak_allocated_bytes"], 1.01 * plan.peak)
+        self.assertGreaterEqual(row["peak_allocated_bytes"], 0.9 * plan.peak)
+        self.assertIn("  yes  ", self.run_program("plan:file=plan.json", "--backend", "cpu"))
+        self.assertIn("storages leave the device", self.run_program("plan:file=plan.json", "--explain"))
+
+    def test_the_package_runs_a_plan_of_the_program(self):
+        want = self.stepping.steps()
+        row = self.result("joint", "--export-plan", "plan.json")
+        plan = read_plan(self.file, self.record())
+        self.assertGreater(len(plan.actions), 0)
+        self.assertLessEqual(plan.peak, self.budget)
+        self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.05)
+        self.assertEqual(different(want, self.stepping.steps(plan)), [])
+        self.assertEqual(plan.executor.deviations, [])
+
+    def test_the_package_runs_the_decisions_of_any_policy(self):
+        want = self.stepping.steps()
+        for policy in ("dtr", "capuchin", "vdnnpp", "superneurons"):
+            with self.subTest(policy):
+                self.result(policy, "--export-decisions", "plan.json")
+                plan = read_plan(self.file, self.record(), "1GiB")
+                self.assertGreater(len(plan.actions), 0)
+                self.assertEqual(different(want, self.stepping.steps(plan)), [])
+                with self.assertRaisesRegex(SpillwayError, "does not say how much memory"):
+                    read_plan(self.file, self.tape)
+
+    def test_a_plan_that_was_written_is_read_again(self):
+        for name, make in MODELS.items():
+            stepping = Stepping(make)
+            tape = stepping.record()
+            for seed in range(4):
+                with self.subTest(name, seed=seed):
+                    plan = assemble(tape, random_plan(tape, seed).actions, 1 << 40)
+                    check_schema(self, "plan", plan_object(plan))
+                    write_plan(plan, self.file)
+                    again = read_plan(self.file, stepping.record())
+                    self.assertEqual((again.actions, again.peak), (plan.actions, plan.peak))
+                    self.assertEqual(different(stepping.steps(count=2), stepping.steps(again, count=2)), [])
+
+    def test_files_that_are_no_plan_of_the_step_are_refused(self):
+        plan = assemble(self.tape, random_plan(self.tape, 3).actions, 1 << 40)
+        first = next(s for s in candidates(self.tape) if s.chain is None)
+        for change, text in (
+                (lambda d: d.update(format="x"), "format 'x' version 1; expected 'spillway-plan' or 'spillway-decisions', version 1"),
+                (lambda d: d["storages"][0].update(fate="burn"), r"has the fate 'burn' \(valid: offload, evict\)"),
+                (lambda d: d["storages"][0].update(tensor="s0"), "'s0' is not a storage that plans may move"),
+                (lambda d: d["storages"].append({"tensor": f"s{first.storage}", "fate": "evict"}), "cannot be rebuilt: "),
+                (lambda d: d.pop("storages"), "not a plan .*storages"),
+                (lambda d: d.pop("memory_bytes"), "does not say how much memory"),
+                (lambda d: d.update(memory_bytes=1000), "bytes under the plan, which may take 1,000"),
+                (lambda d: d.update(memory_bytes="much"), "memory 'much'"),
+                (lambda d: d.update(policy="dtr"), "the policy dtr decides in its place: give the file of --export-decisions"),
+                (lambda d: d.update(micro="all"), "micro-batches")):
+            data = plan_object(plan)
+            change(data)
+            self.file.write_text(json.dumps(data), encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, text):
+                read_plan(self.file, self.tape)
+        for text in "{", "[]":
+            self.file.write_text(text, encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, "not a plan"):
+                read_plan(self.file, self.tape)
+        write_plan(plan, self.file)
+        with self.assertRaisesRegex(SpillwayError, "the plan is for step-.*:1, and this is step-.*:1"):
+            read_plan(self.file, Stepping(MODELS["resnet"]).record())
+        missing = self.folder / "none"
+        for attempt in (lambda: read_plan(missing, self.tape), lambda: write_plan(plan, missing / "plan.json"),
+                        lambda: write_step(self.tape, missing / "step.json")):
+            with self.assertRaisesRegex(SpillwayError, "none.*: No such file or directory"):
+                attempt()
+
+    def test_storages_that_the_trace_does_not_let_move_are_named(self):
+        plan = random_plan(self.tape, 3)
+        with mock.patch.object(self.tape, "device", "cuda"), mock.patch("spillway_torch.execute.planner.host_costs", lambda _: HostCosts()), \
+                self.assertRaisesRegex(SpillwayError, "lets only storages from 1,048,576 bytes on move"):
+            plan_object(plan)
+
+
+if __name__ == "__main__":
+    unittest.main()
