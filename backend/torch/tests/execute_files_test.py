@@ -143,9 +143,10 @@ class FilesTest(unittest.TestCase):
         want = self.stepping.steps()
         for policy in ("dtr", "capuchin", "vdnnpp", "superneurons"):
             with self.subTest(policy):
-                self.result(policy, "--export-decisions", "plan.json")
+                row = self.result(policy, "--export-decisions", "plan.json")
                 plan = read_plan(self.file, self.record(), "1GiB")
                 self.assertGreater(len(plan.actions), 0)
+                self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.06)
                 self.assertEqual(different(want, self.stepping.steps(plan)), [])
                 with self.assertRaisesRegex(SpillwayError, "does not say how much memory"):
                     read_plan(self.file, self.tape)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.execute import Executor, assemble, learn_host_speed, make_plan, planner, record_tape, step, step_trace
+from spillway_torch.execute.ask import Moments
 from spillway_torch.execute.device import CpuDevice, block_of
 from spillway_torch.execute.host import HostCosts, host_costs, measure_host
 from spillway_torch.execute.tape_recorder import TapeRecorder
@@ -23,6 +24,14 @@ from spillway_torch.recorder import tensors_in
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
 PLANS = 8
+
+
+def random_moments(tape, draw):
+    """Returns moments at random positions, also where nothing can happen to the storage."""
+    def some():
+        return {s.storage: sorted(draw.choices(range(len(tape.positions)), k=3)) for s in candidates(tape) if draw.random() < 0.8}
+
+    return Moments({storage: positions[0] for storage, positions in some().items()}, some(), some())
 
 
 class EqualityTest(unittest.TestCase):
@@ -56,6 +65,17 @@ class EqualityTest(unittest.TestCase):
             for seed in range(PLANS):
                 with self.subTest(name, seed=seed):
                     plan = random_plan(tape, seed)
+                    self.assertEqual(different(want, stepping.steps(plan)), [])
+                    self.assertEqual(plan.executor.deviations, [])
+
+    def test_random_moments_change_nothing(self):
+        for name, make in MODELS.items():
+            stepping = Stepping(make)
+            want = stepping.steps()
+            tape = stepping.record()
+            for seed in range(PLANS):
+                with self.subTest(name, seed=seed):
+                    plan = assemble(tape, random_plan(tape, seed).actions, 1 << 40, random_moments(tape, random.Random(seed)))
                     self.assertEqual(different(want, stepping.steps(plan)), [])
                     self.assertEqual(plan.executor.deviations, [])
 
@@ -178,6 +198,7 @@ class MemoryTest(unittest.TestCase):
             with self.subTest(name):
                 self.assertAlmostEqual(self.live(stepping, eager) / eager.peak, 1, delta=0.01)
             plans = [random_plan(tape, seed) for seed in range(6)]
+            plans += [assemble(tape, plan.actions, 1 << 40, random_moments(tape, random.Random(at))) for at, plan in enumerate(plans)]
             for share in (0.6, 0.3, 0.1):
                 with contextlib.suppress(SpillwayError):
                     plans.append(make_plan(tape, int(eager.floor.bytes + share * (eager.peak - eager.floor.bytes))))
@@ -198,11 +219,12 @@ class PlanTest(unittest.TestCase):
         for name, make in MODELS.items():
             tape = Stepping(make).record()
             model = planner._Model(tape, 0)
-            for seed in range(4):
+            for seed in range(8):
                 draw = random.Random(seed)
                 tape.bandwidth = draw.choice((1e6, 1e9))  # slow copies start early
                 actions = {s.storage: draw.choice(("offload", "rebuild") if s.chain is not None else ("offload",)) for s in candidates(tape)}
-                plan = planner._plan(model, planner._Choice(actions, draw.choice((1, 4))), 1 << 40)
+                moments = random_moments(tape, draw) if draw.random() < 0.5 else None
+                plan = planner._plan(model, planner._Choice(actions, draw.choice((1, 4)), moments), 1 << 40)
                 absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
                 for position in range(len(tape.positions)):
                     with self.subTest(name, seed=seed, position=position):
@@ -260,14 +282,16 @@ class PlanTest(unittest.TestCase):
         fetched = {s: [planner._Span(11, 12, 11)] for s in range(3)}
         times = [0.1 * at for at in range(12)]
 
-        def out(budget):
+        def out(budget, moments=None):
             memory = [0] * 12
-            releases, stalls = model._copies_out(dict.fromkeys(range(3), "offload"), memory, fetched, budget, times)
+            choice = planner._Choice(dict.fromkeys(range(3), "offload"), 1, moments)
+            releases, stalls = model._copies_out(choice, memory, fetched, budget, times)
             return releases, round(stalls, 6), memory
 
         self.assertEqual(out(30), ({10: [0]}, 0.0, [0, 10, 20, 30, 30, 30, 30, 30, 30, 30, 20, 0]))
         self.assertEqual(out(20)[:2], ({3: [0]}, 0.7))  # until 1.0, and the others are there when they are used
         self.assertEqual(out(10)[:2], ({2: [0], 3: [1]}, 1.7))  # the second copy is done at 2.0
+        self.assertEqual(out(30, Moments({0: 1, 1: 5})), ({1: [0], 5: [1]}, 1.5, [0, 0, 10, 20, 20, 10, 10, 10, 10, 10, 10, 0]))
 
     def test_the_host_limits_a_step_that_the_gpu_would_run_faster(self):
         tape = self.tape

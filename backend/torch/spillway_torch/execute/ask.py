@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -12,7 +14,7 @@ from ..program import run_program
 from ..trace import write_trace
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD
-from .step_trace import StepTrace, storage_name
+from .step_trace import StepTrace, operator_of, storage_name
 from .tape import Tape
 
 
@@ -40,6 +42,35 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
         except (ValueError, KeyError) as error:
             raise ProgramError(f"spillway run wrote no decisions: {error}") from error
     return chosen_actions(made, candidates)
+
+
+@dataclasses.dataclass
+class Moments:
+    """The positions at which a policy wants storages to go and to come back, by storage."""
+
+    releases: dict[int, int] = dataclasses.field(default_factory=dict)  # in forward
+    prefetches: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # ascending
+    drops: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # ascending; of a storage that is back
+
+
+def chosen_moments(decisions: list[dict[str, Any]], candidates: list[Saved], tape: Tape) -> Moments:
+    """Returns when storages go and come back by the decisions of a run of the step's trace.
+
+    Each moment is the last position before the op; a storage that the op uses goes later.
+    """
+    moments, movable = Moments(), {storage_name(saved.storage): saved.storage for saved in candidates}
+    for decision in decisions:
+        storage = movable.get(decision.get("tensor") or "")
+        if storage is None or not decision.get("done", True):
+            continue
+        at = bisect.bisect_right(tape.positions, operator_of(decision["op"])) - 1
+        if decision["verb"] == "prefetch":
+            moments.prefetches.setdefault(storage, []).append(at)
+        elif decision["verb"] == "evict" or decision["verb"] == "release" and storage in moments.releases:
+            moments.drops.setdefault(storage, []).append(at)
+        elif decision["verb"] == "release":
+            moments.releases[storage] = at
+    return moments
 
 
 def chosen_actions(decisions: list[dict[str, Any]], candidates: list[Saved]) -> dict[int, str]:

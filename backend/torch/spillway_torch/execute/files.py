@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import SpillwayError
 from ..trace import write_trace
-from .ask import chosen_actions
+from .ask import chosen_actions, chosen_moments
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD, Plan, parse_bytes
 from .planner import assemble, least_size, movable_storages
@@ -59,7 +59,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
                             f"{least_size(tape):,} bytes on move")
     trace = StepTrace(tape, movable).object()
     ops = trace["ops"]
-    numbers = [operator_of(op) for op in ops]
+    numbers = [operator_of(op["name"]) for op in ops]
     starts: dict[int, list[int]] = {}  # by storage: the ops before which copies start to come back
     for position in sorted(plan.prefetches):
         for storage in plan.prefetches[position]:
@@ -95,7 +95,8 @@ def _gaps(ops: list[dict[str, Any]], storages: Iterable[int]) -> dict[int, tuple
 def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None = None) -> Plan:
     """Reads a plan for `tape` or an equal one, and predicts what it takes.
 
-    path: a file of `write_plan`, or one of the program's `run --export-plan` or `--export-decisions` on the step's trace.
+    path: a file of `write_plan`, or one of the program's `run --export-plan` or `--export-decisions` on the step's trace. For a plan,
+        the package chooses when copies start and when storages go; decisions say it.
     memory: most bytes of the device, such as "8GiB". By default, it is what the file says; decisions do not say it.
 
     Raises `SpillwayError` for any other file, and if the step does not allow an action, or takes more memory under the plan.
@@ -108,14 +109,17 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
             raise SpillwayError(f"{path}: the plan is for {data['workload']}, and this is {step_name(tape)}:1")
         if memory is None and "memory_bytes" not in data:
             raise SpillwayError(f"{path}: the file does not say how much memory the step may take; give `memory`")
-        movable = movable_storages(tape)
-        actions = chosen_actions(data["decisions"], movable) if data["format"] == DECISIONS else _planned_actions(data, movable)
+        movable, moments = movable_storages(tape), None
+        if data["format"] == DECISIONS:
+            actions, moments = chosen_actions(data["decisions"], movable), chosen_moments(data["decisions"], movable, tape)
+        else:
+            actions = _planned_actions(data, movable)
         budget = parse_bytes(memory if memory is not None else data["memory_bytes"])
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpillwayError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
-    plan = assemble(tape, actions, budget)
+    plan = assemble(tape, actions, budget, moments)
     if plan.peak > budget:
         raise SpillwayError(f"{path}: the step takes {plan.peak:,} bytes under the plan, which may take {budget:,}")
     return plan

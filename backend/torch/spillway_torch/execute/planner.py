@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Union
 
 from ..errors import NoPlanError, ProgramError, SpillwayError
-from .ask import ask
+from .ask import Moments, ask
 from .chains import Saved, saved_storages
 from .host import hook_clock, host_clock, host_costs
 from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan, parse_bytes
@@ -34,6 +34,7 @@ Actions = dict[int, str]  # without the storages that stay
 class _Choice:
     actions: Actions
     near: int
+    moments: Moments | None = None  # None: the fastest within the budget
 
 
 class _Span(NamedTuple):
@@ -146,20 +147,23 @@ class _Model:
         each = [m + c for m, c in zip(self.base, itertools.accumulate(change))]
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
         delays = [0.0] * (len(self.starts) + 1)
+        temporary: dict[int, int] = {}  # chains of a position run one after the other
         for position, storage in replayed:
             chain = self.saved[storage].chain
             assert chain is not None
-            memory[position] += chain.temporary
+            temporary[position] = max(temporary.get(position, 0), chain.temporary)
             delays[position + 1] += chain.seconds
+        for position, size in temporary.items():
+            memory[position] += size
         host = self._host(actions, fetched, replayed)
         busy = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # the GPU's times of positions, never idle
         idle = list(itertools.accumulate((h - b for h, b in zip(host, busy)), max, initial=0.0))[1:]
         times = list(map(float.__add__, busy, idle))
-        releases, stalls = self._copies_out(actions, memory, fetched, budget, times)
+        releases, stalls = self._copies_out(choice, memory, fetched, budget, times)
         gone = {s: at for at, released in releases.items() for s in released}
         needs = [(span.begin, s, before.drop + 1 if before is not None else gone[s]) for s, spans in fetched.items()
                  if actions.get(s) == OFFLOAD for before, span in zip([None, *spans], spans) if before is not None or s in gone]
-        prefetches, late = self._copies_in(memory, needs, budget, times)
+        prefetches, late = self._copies_in(choice.moments, memory, needs, budget, times)
         seconds = max(self.clock[-1] + sum(delays) + idle[-1] + stalls + late, host[-1])
         return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], host[self.packed[-1] + 1], releases, prefetches,
                         drops)
@@ -229,7 +233,7 @@ class _Model:
                 if resident not in present:
                     continue
                 later = bisect.bisect_right(touches[resident], position)
-                if later == len(touches[resident]) or touches[resident][later] - position > choice.near:
+                if later == len(touches[resident]) or _goes(choice, resident, position, touches[resident][later]):
                     end = self.until[position] if resident == storage else self.ends[position]
                     spans.setdefault(resident, []).append(_Span(present.pop(resident), end, position))
                     drops.setdefault(position, []).append(resident)
@@ -255,13 +259,14 @@ class _Model:
         assert chain is not None
         return chain.sources
 
-    def _copies_out(self, actions: Actions, memory: list[int], fetched: dict[int, list[_Span]], budget: int,
+    def _copies_out(self, choice: _Choice, memory: list[int], fetched: dict[int, list[_Span]], budget: int,
                     times: list[float]) -> tuple[dict[int, list[int]], float]:
         """Adds to `memory` the storages that wait for their copy; returns the releases by position, and the seconds of stalls.
 
-        A storage goes when its copy is done. Where the memory would be over the budget, the step waits for the oldest copies. One
-        that is still there at its first use stays.
+        Unless the choice has the moments, a storage goes when its copy is done, and where the memory would be over the budget, the
+        step waits for the oldest copies. A storage that is still there at its first use stays.
         """
+        actions, moments = choice.actions, choice.moments
         releases: dict[int, list[int]] = {}
         coming = [s for s in reversed(self.candidates) if actions.get(s.storage) == OFFLOAD]
         queue: dict[int, float] = {}  # storages, the oldest first, and when their copies are done
@@ -278,9 +283,12 @@ class _Model:
                 if queue.pop(storage, None) is not None:
                     waiting -= self.bytes[storage]
             now = times[at] + stall
-            if queue and (memory[at] + waiting > budget or next(iter(queue.values())) <= now):
+            if queue and (moments is not None or memory[at] + waiting > budget or next(iter(queue.values())) <= now):
                 for storage, end in list(queue.items()):
-                    if end > now and memory[at] + waiting <= budget:
+                    if moments is not None:
+                        if at < moments.releases.get(storage, len(self.starts)):
+                            continue
+                    elif end > now and memory[at] + waiting <= budget:
                         break
                     if self.dying[storage][1] <= at:
                         stall += max(0.0, end - now)
@@ -299,10 +307,11 @@ class _Model:
                     joining.setdefault(max(self.dying[storage][0], at + 1), []).append(storage)
         return releases, stall
 
-    def _copies_in(self, memory: list[int], needs: list[tuple[int, int, int]], budget: int,
+    def _copies_in(self, moments: Moments | None, memory: list[int], needs: list[tuple[int, int, int]], budget: int,
                    times: list[float]) -> tuple[dict[int, list[int]], float]:
         """Chooses when copies to the device start, and adds them to `memory`; returns them by position, and the seconds of stalls.
 
+        moments: have the positions; None: copies start as late as they can without a stall, or as soon as there is room.
         needs: positions at which storages must be back, the storages, and the positions from which on they are absent.
         """
         starts: list[tuple[int, int, int]] = []
@@ -310,11 +319,14 @@ class _Model:
         for begin, storage, absent in sorted(needs, reverse=True):
             size = self.bytes[storage]
             wanted = min(wanted, times[begin]) - size / self.tape.bandwidth
-            earliest = max(min(bisect.bisect_right(times, wanted) - 1, begin), absent,
-                           self.packed[bisect.bisect_left(self.packed, begin) - 1] + 1)
+            earliest = max(absent, self.packed[bisect.bisect_left(self.packed, begin) - 1] + 1)
             position = begin
-            while position > earliest and memory[position - 1] <= budget - size:
-                position -= 1
+            if moments is not None:
+                position = max(earliest, next((at for at in moments.prefetches.get(storage, ()) if absent <= at < begin), begin))
+            else:
+                earliest = max(earliest, min(bisect.bisect_right(times, wanted) - 1, begin))
+                while position > earliest and memory[position - 1] <= budget - size:
+                    position -= 1
             memory[position:begin] = [m + size for m in memory[position:begin]]
             starts.append((position, begin, storage))
         late = done = 0.0
@@ -326,14 +338,22 @@ class _Model:
         return prefetches, late
 
 
-def assemble(tape: Tape, actions: Actions, budget: int) -> Plan:
-    """Returns the plan that carries out the given actions: the fastest within the budget, else the one that exceeds it least.
+def _goes(choice: _Choice, storage: int, position: int, later: int) -> bool:
+    """Returns whether a storage is absent between two uses."""
+    if choice.moments is None:
+        return later - position > choice.near
+    return any(position <= at < later for at in choice.moments.drops.get(storage, ()))
 
-    REQUIRES: the tape allows the actions.
+
+def assemble(tape: Tape, actions: Actions, budget: int, moments: Moments | None = None) -> Plan:
+    """Returns the plan that carries out the given actions at the given moments.
+
+    Without moments, it is the fastest plan within the budget, else the one that exceeds it least. REQUIRES: the tape allows the
+    actions.
     """
     search = _Search(_Model(tape, 0), budget, ())
-    for near in NEAR:
-        search.consider(_Choice({s: a for s, a in actions.items() if a != KEEP}, near))
+    for near in NEAR if moments is None else NEAR[:1]:
+        search.consider(_Choice({s: a for s, a in actions.items() if a != KEEP}, near, moments))
     return _plan(search.model, search.best, budget)
 
 

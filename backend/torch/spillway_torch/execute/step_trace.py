@@ -27,9 +27,9 @@ def storage_name(storage: int) -> str:
     return f"s{storage}"
 
 
-def operator_of(op: dict[str, Any]) -> int:
+def operator_of(op: str) -> int:
     """Returns the number of the operator of the tape that an op of the trace stands for."""
-    return int(op["name"].rpartition(".")[2])
+    return int(op.rpartition(".")[2])
 
 
 def _layers(ops: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -99,7 +99,7 @@ class StepTrace:
                 inputs = [s for s in op.reads if s not in self.inside.get(at, ())
                           and (s in self.first or self.tape.storages[s].born < 0)]
                 ops.append(self._op(at, op.name, phases[at], inputs, others, 0.0 if at in self.inside else op.seconds))  # a chain counts it
-        by_index = {operator_of(o): o for o in ops}  # of two ops of one operator, the second
+        by_index = {operator_of(o["name"]): o for o in ops}  # of two ops of one operator, the second
         self._hold(by_index)
         for storage, first in self.first.items():
             recorded = self.tape.storages[storage]
@@ -114,7 +114,7 @@ class StepTrace:
             made["recorded"]["workspace"] = max(made["recorded"]["workspace"], rest[at] - unused)
         tensors = [self._tensor(s) for s in self.first]
         tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused, "dtype": "uint8"})
-        packs = self._saved([operator_of(op) for op in ops])
+        packs = self._saved([operator_of(op["name"]) for op in ops])
         self._time_host(ops)
         name = step_name(self.tape)
         return {"format": "spillway-trace", "version": 6, "name": f"{name}:1", "network": name, "batch": 1, "preset": "recorded",
@@ -128,7 +128,7 @@ class StepTrace:
         started, hooks = host_clock(self.tape, costs), hook_clock(self.tape, costs)
         before = 0
         for op in ops:
-            at = operator_of(op)
+            at = operator_of(op["name"])
             now = round(1e9 * (started[at + 1] + hooks[bisect.bisect_right(self.tape.positions, at)]))
             op["recorded"]["host_ns"], before = now - before, now
 
