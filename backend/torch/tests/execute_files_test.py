@@ -147,6 +147,8 @@ class FilesTest(unittest.TestCase):
                 plan = read_plan(self.file, self.record(), "1GiB")
                 self.assertGreater(len(plan.actions), 0)
                 self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.06)
+                if policy in ("capuchin", "vdnnpp"):  # others drop storages within a position
+                    self.assertAlmostEqual(row["peak_allocated_bytes"] / plan.peak, 1, delta=0.02)
                 self.assertEqual(different(want, self.stepping.steps(plan)), [])
                 with self.assertRaisesRegex(SpillwayError, "does not say how much memory"):
                     read_plan(self.file, self.tape)

@@ -279,6 +279,7 @@ class PlanTest(unittest.TestCase):
         model.bytes = dict.fromkeys(range(3), 10)
         model.dying = {s: (s + 1, s + 1) for s in range(3)}
         model.starts = list(range(12))
+        model.runs = [True] * 12
         fetched = {s: [planner._Span(11, 12, 11)] for s in range(3)}
         times = [0.1 * at for at in range(12)]
 

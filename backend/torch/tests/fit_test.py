@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import io
 import logging
+import os
 import unittest
 from unittest import mock
 
@@ -14,7 +15,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from counting import Counting
-from spillway_torch import SpillwayError, fit
+from spillway_torch import ProgramError, SpillwayError, fit
+from spillway_torch.execute import planner
+from spillway_torch.execute.chains import saved_storages
 from spillway_torch.execute.device import Memory
 from spillway_torch.execute.plan import parse_bytes
 from stepping import Vit, different
@@ -81,6 +84,23 @@ class FitTest(unittest.TestCase):
                 self.assertGreater(fitted.last.rebuilt, 0)
                 fitted.remove()
                 self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+
+    def test_a_policy_of_the_program_chooses(self):
+        budget, eager = budget_of()
+        want = Script().run()
+        script = Script()
+        fitted = fit(script.model, script.optimizer, budget, policy="dtr")
+        chosen = next(s for s in saved_storages(eager.tape).values() if s.dies is not None and s.chain is not None and s.bytes > 5000)
+        with mock.patch.object(planner, "ask", return_value={chosen.storage: "rebuild"}) as ask:
+            self.assertEqual(different(want, script.run()), [])
+        self.assertEqual(ask.call_args[0][3], "dtr")
+        self.assertGreater(len(fitted.plan.actions), 0)
+        fitted.remove()
+        script = Script()
+        fitted = fit(script.model, script.optimizer, budget, policy="dtr")
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}), self.assertRaisesRegex(ProgramError, "/no/program"):
+            script.run()
+        fitted.remove()
 
     def test_a_short_batch_keeps_its_tensors(self):
         budget, _ = budget_of()

@@ -183,14 +183,14 @@ class IntegrationsTest(unittest.TestCase):
 
     def test_an_error_leaves_nothing_behind(self):
         for fail_at in (0, 2):
-            callback = lightning.FitCallback(1 << 40)
+            callback = lightning.FitCallback(1 << 40, policy="dtr")
             with self.assertRaisesRegex(KeyError, "mine"):
                 train_images(callback, Module(fail_at=fail_at))
             self.assertIsNone(callback.fitted)
             self.assertIsNone(_get_current_dispatch_mode())
             self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
         for fail_at in (1, 3):
-            callback = huggingface.FitCallback(1 << 40)
+            callback = huggingface.FitCallback(1 << 40, policy="dtr")
             trainer = train_tokens(callback, fail_at=fail_at)[-1]
             self.assertIsNone(_get_current_dispatch_mode())
             self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))

@@ -7,6 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import logging
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple, Union
 
@@ -106,6 +107,8 @@ class _Model:
                 last = max((self.until[use] for use in self.uses.get(storage, ())), default=len(tape.ops))
                 self.add(self.base, dies, last, tape.rounded(storage))
         self.packed = [-1, *(p.position for p in tape.packs)]
+        # Whether anything runs before the next position: in forward not where several tensors are saved in a row.
+        self.runs = [at > self.packed[-1] or a < b for at, (a, b) in enumerate(zip(self.starts, [*self.starts[1:], len(tape.ops)]))]
 
     @staticmethod
     def add(memory: list[int], begin: int, end: int, size: int) -> None:
@@ -289,12 +292,13 @@ class _Model:
                 if queue.pop(storage, None) is not None:
                     waiting -= self.bytes[storage]
             now = times[at] + stall
-            if queue and (moments is not None or memory[at] + waiting > budget or next(iter(queue.values())) <= now):
+            limit = budget if self.runs[at] else sys.maxsize
+            if queue and (moments is not None or memory[at] + waiting > limit or next(iter(queue.values())) <= now):
                 for storage, end in list(queue.items()):
                     if moments is not None:
                         if at < moments.releases.get(storage, len(self.starts)):
                             continue
-                    elif end > now and memory[at] + waiting <= budget:
+                    elif end > now and memory[at] + waiting <= limit:
                         break
                     if self.dying[storage][1] <= at:
                         stall += max(0.0, end - now)
@@ -302,7 +306,7 @@ class _Model:
                         waiting -= self.bytes[storage]
                         releases.setdefault(at, []).append(storage)
                         del queue[storage]
-            memory[at] += waiting
+            memory[at] += waiting if self.runs[at] else 0
             while coming and coming[-1].packs[0].position == at:
                 storage = coming.pop().storage
                 done = max(done, now) + self.bytes[storage] / self.tape.bandwidth

@@ -21,9 +21,10 @@ class FitCallback(Callback):
     allow, and for a budget below the floor.
     """
 
-    def __init__(self, memory: Union[str, int]) -> None:
-        """memory: as `spillway_torch.fit` takes it. Raises `SpillwayError` if it is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None) -> None:
+        """memory, policy: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
+        self.policy = policy
         self.fitted: Fitted | None = None  # while training runs
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -32,7 +33,7 @@ class FitCallback(Callback):
         if pl_module._compiler_ctx is not None:
             raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False)
+        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy)
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.fitted is not None:

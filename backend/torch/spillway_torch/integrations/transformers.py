@@ -18,9 +18,10 @@ class FitCallback(TrainerCallback):
     `SpillwayError` for arguments that a plan does not allow, and for a budget below the floor.
     """
 
-    def __init__(self, memory: Union[str, int]) -> None:
-        """memory: as `spillway_torch.fit` takes it. Raises `SpillwayError` if it is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None) -> None:
+        """memory, policy: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
+        self.policy = policy
         self.fitted: Fitted | None = None  # while `train` runs, and after it ended with an error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -30,7 +31,8 @@ class FitCallback(TrainerCallback):
             if refused:
                 raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
-        self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory)  # accelerate wraps it
+        self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,
+                          policy=self.policy)  # accelerate wraps it
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.fitted is not None:
