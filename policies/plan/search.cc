@@ -565,7 +565,10 @@ class Search {
     }
     for (const StoragePlan& other : others) {
       moves.push_back([storages, other](JointPlan& plan) {
-        for (const TensorId id : storages) plan.storages[Index(id)] = other;
+        for (const TensorId id : storages) {
+          StoragePlan& storage = plan.storages[Index(id)];
+          storage = {other.fate, storage.prefetch, other.again};
+        }
       });
     }
   }
@@ -604,7 +607,7 @@ class Search {
   std::optional<Scored> After(const Scored& from, std::span<const size_t> moves) const {
     Scored next = from;
     for (const size_t move : moves) moves_[move](next.plan);
-    if (SameChoices(next.plan, from.plan)) return std::nullopt;
+    if (next.plan == from.plan) return std::nullopt;
     Adjust(next.profile, from.plan, next.plan);
     return next;
   }
@@ -659,15 +662,6 @@ class Search {
       const auto fastest = std::ranges::min_element(batch, {}, &Scored::time);
       if (fastest->time < allowed) at = *fastest;
     }
-  }
-
-  bool SameChoices(const JointPlan& a, const JointPlan& b) const {
-    const auto same = [&](TensorId id) {
-      const StoragePlan& x = a.storages[Index(id)];
-      const StoragePlan& y = b.storages[Index(id)];
-      return x.fate == y.fate && x.again == y.again;
-    };
-    return a.apart == b.apart && a.kernels == b.kernels && std::ranges::all_of(choices_, same);
   }
 
   const std::shared_ptr<const JointFacts> facts_;
