@@ -612,28 +612,21 @@ class Search {
     return next;
   }
 
-  // Tries every move from the `first` on, and then every move while a move helped, for at most
+  // Tries every move from the `next` on, and then every move while a move helped, for at most
   // `trials` trials.
-  void Sweep(int64_t trials, size_t first = 0) {
+  void Sweep(int64_t trials, size_t next = 0) {
     const int64_t rest = left_ - trials;
-    left_ = trials;
-    while (left_ > 0 && !Enough() && SweepOnce(first)) first = 0;
-    left_ += rest;
-  }
-
-  // Tries every move from the `first` on once. Returns false if no move helped.
-  bool SweepOnce(size_t first) {
     bool improved = false;
-    while (first < moves_.size() && left_ > 0 && !Enough()) {
+    while (left_ > rest && !Enough()) {
+      if (next >= moves_.size() && !std::exchange(improved, false)) return;
+      if (next >= moves_.size()) next = 0;
       std::vector<Scored> batch;
-      for (; first < moves_.size() && batch.size() < kBatch; ++first) {
-        if (auto next = After(best_, {&first, 1})) batch.push_back(*std::move(next));
+      for (; next < moves_.size() && batch.size() < kBatch; ++next) {
+        if (auto after = After(best_, {&next, 1})) batch.push_back(*std::move(after));
       }
-      if (batch.empty()) break;
       Score(batch, best_.time);
       improved |= Take(batch);
     }
-    return improved;
   }
 
   // Walks from the best plan to neighbours, which may be slower by a share that falls to 0.
