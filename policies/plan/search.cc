@@ -87,7 +87,7 @@ class Search {
       Take(beginnings);
       if (best_.time <= in_core_ || Enough()) return best_.plan;
     }
-    tried_.clear();
+    tried_.reset();
     if (best_.time == kNever) return std::nullopt;
     if (moves_.empty()) return best_.plan;
     const int64_t part = left_ / static_cast<int64_t>(beginnings.size() + 2);
@@ -296,7 +296,7 @@ class Search {
       scored.time = kNever;
       if (options_.skip && LeastTimeOf(scored.plan) >= limit) return;
       Schedule(scored.plan, scored.profile);
-      const Scored* same = options_.skip ? FindWithDrops(tried_, scored.plan) : nullptr;
+      const Scored* same = options_.skip && tried_ ? FindWithDrops(*tried_, scored.plan) : nullptr;
       if (same != nullptr) {
         scored.time = same->time;
         scored.own = same->own;
@@ -306,6 +306,9 @@ class Search {
       }
       if (scored.by_own) scored.profile = scored.own;
     });
+    if (!tried_) return;
+    std::ranges::copy_if(plans, std::back_inserter(*tried_),
+                         [](const Scored& trial) { return trial.plan.drops && !trial.dropped; });
   }
 
   void MakeTrial(Scored& scored) const {
@@ -334,12 +337,6 @@ class Search {
       }
       fastest.resize(kClose);
     }
-  }
-
-  // Keeps trials with `drops` that are the same without.
-  void Remember(std::span<const Scored> trials) {
-    std::ranges::copy_if(trials, std::back_inserter(tried_),
-                         [](const Scored& trial) { return trial.plan.drops && !trial.dropped; });
   }
 
   // Returns the trial of the plan with `drops` that is the same without, or nullptr.
@@ -442,7 +439,6 @@ class Search {
     AddGrid(nothing, points);
     ScorePoints(points);
     std::ranges::stable_sort(points, {}, &Scored::time);
-    Remember(points);
     if (points.size() > kClose) points.erase(points.begin() + kClose, points.end());
     const size_t close = points.size();
     TryByOwnProfiles(points);
@@ -517,7 +513,6 @@ class Search {
       }
     }
     Score(std::span(plans).subspan(given));
-    Remember(std::span(plans).subspan(given));
     std::ranges::stable_sort(plans, {}, &Scored::time);
   }
 
@@ -534,7 +529,6 @@ class Search {
       }
     }
     Score(less);
-    Remember(less);
     return less;
   }
 
@@ -666,8 +660,9 @@ class Search {
   std::vector<TensorId> choices_;      // the storages to decide on, in the order of `Gap::written`
   std::vector<Duration> least_times_;  // by op
   std::vector<Move> moves_;
-  std::vector<Scored> tried_;  // trials of grids with `drops` that dropped nothing
-  int64_t left_ = 0;           // the trials that are left
+  // Trials of grids with `drops` that dropped nothing. The sweeps need them no more.
+  std::optional<std::vector<Scored>> tried_{std::in_place};
+  int64_t left_ = 0;  // the trials that are left
   Scored best_;
 };
 
