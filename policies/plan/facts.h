@@ -48,6 +48,8 @@ class JointFacts {
 
   const Trace& trace() const { return *trace_; }
   Bytes alignment() const { return alignment_; }
+  // Returns the tensor's size as a multiple of the alignment.
+  Bytes Aligned(TensorId id) const { return RoundUp(trace_->tensor(id).size, alignment_); }
   const CostModel& cost() const { return *cost_; }
   const Liveness& liveness() const { return liveness_; }
 
