@@ -1,5 +1,6 @@
-// Tests that no built-in policy is faster than `joint` in the same memory, and that at 30 % the
-// fastest other policy is a tenth slower in the geometric mean. By default some networks run; with
+// Tests that no built-in policy is faster than `joint` in the same memory, unless layers repeat and
+// `joint` takes at most 5 % longer than in core; and that at 30 % the fastest other policy is a
+// tenth slower in the geometric mean. By default some networks run; with
 // SPILLWAY_WHOLE_ZOO set, the whole zoo runs. Further tests run recorded networks in little memory,
 // and an allocator that makes iterations differ.
 
@@ -25,10 +26,17 @@ namespace {
 
 bool WholeZoo() { return std::getenv("SPILLWAY_WHOLE_ZOO") != nullptr; }
 
-std::vector<std::string> Workloads() {
-  if (!WholeZoo()) return {"alexnet:32", "googlenet:16", "resnet18:16"};
-  std::vector<std::string> workloads;
-  for (const ZooEntry& entry : Zoo()) workloads.push_back(entry.name + ":32");
+struct Compared {
+  std::string workload;
+  bool layers_repeat = false;
+};
+
+std::vector<Compared> Workloads() {
+  if (!WholeZoo()) return {{"alexnet:32"}, {"googlenet:16"}, {"resnet18:16"}};
+  std::vector<Compared> workloads;
+  for (const ZooEntry& entry : Zoo()) {
+    workloads.push_back({entry.name + ":32", entry.build_transformer != nullptr});
+  }
   return workloads;
 }
 
@@ -47,8 +55,9 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
   RegisterBuiltinPolicies(registry);
   double logarithms = 0;
   int compared = 0;
-  for (const std::string& workload : Workloads()) {
+  for (const auto& [workload, layers_repeat] : Workloads()) {
     const Inputs inputs(Case{workload});
+    const Duration in_core = IterationOf(inputs, "unlimited", "liveness").value();
     for (const char* memory : {"10%", "30%", "50%", "70%"}) {
       const auto joint = IterationOf(inputs, memory, "joint:effort=quick");
       std::optional<Duration> fastest;
@@ -57,7 +66,10 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
         const auto other = IterationOf(inputs, memory, entry.name);
         if (!other) continue;
         ASSERT_TRUE(joint) << entry.name << " fits " << workload << " at " << memory;
-        EXPECT_LE(*joint, *other) << entry.name << ", " << workload << " at " << memory;
+        const bool is_near = layers_repeat && *joint * 20 <= in_core * 21;
+        EXPECT_TRUE(*joint <= *other || is_near)
+            << entry.name << ", " << workload << " at " << memory << ": joint takes "
+            << joint->milliseconds() / other->milliseconds() << " times as long";
         fastest = std::min(*other, fastest.value_or(*other));
       }
       if (!fastest || memory != std::string("30%")) continue;

@@ -318,12 +318,16 @@ class PlanTest(unittest.TestCase):
             seconds({})
             slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)
             self.assertAlmostEqual(slow.forward_seconds, 2 * tape.unpacks[0].op + len(tape.packs) + 3)
-            slow.executor = mock.Mock(forward_seconds=0.9 * slow.forward_seconds)
-            self.assertFalse(learn_host_speed(slow))
+            for near in (0.9, 1.2, float("inf")):  # the last one was not measured
+                slow.executor = mock.Mock(forward_seconds=near * slow.forward_seconds)
+                self.assertFalse(learn_host_speed(slow))
             slow.executor.forward_seconds = slow.forward_seconds / 2
             with mock.patch.object(tape, "host_share", 1.0):
                 self.assertTrue(learn_host_speed(slow))
                 self.assertAlmostEqual(seconds({}), eager / 2)
+                slow.executor.forward_seconds = 2 * slow.forward_seconds
+                self.assertTrue(learn_host_speed(slow))
+                self.assertAlmostEqual(seconds({}), eager)
 
     def test_the_cost_of_the_host_is_measured(self):
         costs = dataclasses.asdict(measure_host("cpu"))

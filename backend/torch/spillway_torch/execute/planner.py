@@ -22,10 +22,10 @@ NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
-MOST_TRIED, FEW_TRIED = 300, 100  # changes to single storages: of the better of two choices, and before that of both
+MOST_TRIED, FEW_TRIED = 1000, 100  # changes to single storages: of the better of two choices, and before that of both
 MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it (on an H200 0 to 0.09, by operator)
-FASTER = 0.8  # of the predicted time of the host: where steps take less, they may have a better plan
+AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
 
 log = logging.getLogger("spillway_torch")
 
@@ -423,12 +423,12 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
 
 
 def learn_host_speed(plan: Plan) -> bool:
-    """Corrects the host's time on the tape if steps under the plan took the host much less than predicted.
+    """Corrects the host's time on the tape if steps under the plan took the host much less, or much more, than predicted.
 
     Returns whether it did: then another plan may be better.
     """
     took = plan.executor.forward_seconds if plan.executor is not None else float("inf")
-    if took >= FASTER * plan.forward_seconds:
+    if not plan.forward_seconds or took == float("inf") or AGREES <= took / plan.forward_seconds <= 1 / AGREES:
         return False
     plan.tape.host_share *= took / plan.forward_seconds
     return True
