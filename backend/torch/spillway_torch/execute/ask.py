@@ -22,8 +22,8 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
     """Returns the actions that a policy of the program chooses, by storage; empty if it says that nothing fits.
 
     The policy (as the option --policy takes it, "joint:effort=2") sees the recorded times of operators and of the host, the measured
-    bandwidth of copies, and a pool without fragmentation, because a budget counts allocated bytes. Raises `ProgramError` if the program is
-    missing or fails.
+    bandwidth of copies, and a pool without fragmentation, because a budget counts allocated bytes. Raises `ProgramError` if the
+    program is missing or fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         trace, decisions = pathlib.Path(folder) / "step.json", pathlib.Path(folder) / "decisions.json"

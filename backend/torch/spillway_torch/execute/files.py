@@ -104,11 +104,11 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
     try:
         data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         if (data["format"], data["version"]) not in ((PLAN, 1), (DECISIONS, 1)):
-            raise SpillwayError(f"{path}: format '{data['format']}' version {data['version']}; expected '{PLAN}' or '{DECISIONS}', version 1")
+            raise SpillwayError(f"format '{data['format']}' version {data['version']}; expected '{PLAN}' or '{DECISIONS}', version 1")
         if data["workload"] != f"{step_name(tape)}:1":
-            raise SpillwayError(f"{path}: the plan is for {data['workload']}, and this is {step_name(tape)}:1")
+            raise SpillwayError(f"the plan is for {data['workload']}, and this is {step_name(tape)}:1")
         if memory is None and "memory_bytes" not in data:
-            raise SpillwayError(f"{path}: the file does not say how much memory the step may take; give `memory`")
+            raise SpillwayError("the file does not say how much memory the step may take; give `memory`")
         movable, moments = movable_storages(tape), None
         if data["format"] == DECISIONS:
             actions, moments = chosen_actions(data["decisions"], movable), chosen_moments(data["decisions"], movable, tape)
@@ -117,6 +117,8 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
         budget = parse_bytes(memory if memory is not None else data["memory_bytes"])
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
+    except SpillwayError as error:
+        raise SpillwayError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpillwayError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
     plan = assemble(tape, actions, budget, moments)
@@ -126,21 +128,21 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
 
 
 def _planned_actions(data: dict[str, Any], movable: list[Saved]) -> dict[int, str]:
-    """Returns the actions, by storage, of the object of a plan file. Raises `ValueError` if the step does not allow one."""
+    """Returns the actions, by storage, of the object of a plan. Raises `SpillwayError` if the step does not allow one."""
     if data["policy"] is not None:
-        raise ValueError(f"the policy {data['policy']} decides in its place: give the file of --export-decisions")
+        raise SpillwayError(f"the policy {data['policy']} decides in its place: give the file of --export-decisions")
     if data.get("micro") is not None:
-        raise ValueError("micro-batches are not carried out in PyTorch")
+        raise SpillwayError("micro-batches are not carried out in PyTorch")
     known = {storage_name(saved.storage): saved for saved in movable}
     actions: dict[int, str] = {}
     for item in data["storages"]:
         name, fate = item["tensor"], item["fate"]
         if name not in known:
-            raise ValueError(f"'{name}' is not a storage that plans may move")
+            raise SpillwayError(f"'{name}' is not a storage that plans may move")
         if fate not in FATES:
-            raise ValueError(f"'{name}' has the fate '{fate}' (valid: {', '.join(FATES)})")
+            raise SpillwayError(f"'{name}' has the fate '{fate}' (valid: {', '.join(FATES)})")
         saved = known[name]
         if FATES[fate] == REBUILD and saved.chain is None:
-            raise ValueError(f"'{name}' cannot be rebuilt: {saved.reason}")
+            raise SpillwayError(f"'{name}' cannot be rebuilt: {saved.reason}")
         actions[saved.storage] = FATES[fate]
     return actions
