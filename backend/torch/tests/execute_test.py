@@ -362,6 +362,10 @@ class PlanTest(unittest.TestCase):
             make_plan(self.tape, floor.bytes - 1)
         self.assertEqual(make_plan(self.tape, "1024GiB").budget, 1 << 40)
 
+    def test_fewer_changes_are_tried_the_more_operators_there_are(self):
+        tried = [planner._most_tried(types.SimpleNamespace(ops=range(ops))) for ops in (1, 500, 2000, 50_000)]
+        self.assertEqual(tried, [1000, 1000, 250, 60])
+
     def test_a_plan_of_a_gpu_leaves_a_little_of_its_budget(self):
         with mock.patch.object(planner, "host_costs", lambda _: HostCosts()), mock.patch.object(self.tape, "device", "cuda"), \
                 mock.patch.object(planner, "_chosen", lambda *_: {}):

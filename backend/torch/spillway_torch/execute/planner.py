@@ -22,7 +22,8 @@ NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
-MOST_TRIED, FEW_TRIED = 1000, 100  # changes to single storages: of the better of two choices, and before that of both
+MOST_TRIED, FEWEST_TRIED = 1000, 60  # changes to single storages of a choice
+TRIED = 500_000  # changes times operators, which limits the time of planning
 MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it (on an H200 0 to 0.09, by operator)
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
@@ -403,23 +404,27 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     if budget < model.floor().bytes:
         raise SpillwayError(model.floor().sentence(budget))
     aim = max(model.floor().bytes, budget - budget // MARGIN) if tape.device == "cuda" else budget
-    searches = [_Search(model, aim, moves)]
+    searches, most = [_Search(model, aim, moves)], _most_tried(tape)
     if not searches[0].fits():
         with concurrent.futures.ThreadPoolExecutor() as pool:
             asked = pool.submit(_chosen, model, aim, moves, policy)
             if policy is None:
                 searches[0].shares(SHARES)
-                searches[0].improve(FEW_TRIED)
+                searches[0].improve(most // 3)
             chosen = asked.result()
         if chosen:
             searches.append(_Search(model, aim, moves))
             searches[-1].consider(_Choice(chosen, NEAR[0]))
-            searches[-1].improve(FEW_TRIED)
+            searches[-1].improve(most // 3)
     best = min(searches, key=lambda search: search.score)
-    best.improve(MOST_TRIED)
+    best.improve(most)
     plan = best.plan()
     plan.budget = budget
     return plan
+
+
+def _most_tried(tape: Tape) -> int:
+    return max(FEWEST_TRIED, min(MOST_TRIED, TRIED // len(tape.ops)))
 
 
 def learn_host_speed(plan: Plan) -> bool:
@@ -449,7 +454,7 @@ def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterat
                 search.consider(best)
                 search.consider(_Choice(chosen.result(), NEAR[0]))
                 search.shares(COARSE)
-            search.improve(FEW_TRIED)
+            search.improve(_most_tried(tape) // 3)
             best = search.best
             try:
                 yield search.plan()
