@@ -7,6 +7,7 @@ its inputs. They alone are saved tensors of the trace, so no policy moves others
 from __future__ import annotations
 
 import bisect
+import itertools
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class StepTrace:
     def object(self) -> dict[str, Any]:
         """Returns the trace (traces/FORMAT.md)."""
         ops, phases = [], self._phases()
-        alive = [0] * (len(self.tape.ops) + 1)
+        change = [0] * (len(self.tape.ops) + 2)  # of the bytes that are alive
         for at, op in enumerate(self.tape.ops):
             if at in self.absorbed:
                 continue
@@ -105,9 +106,12 @@ class StepTrace:
             recorded = self.tape.storages[storage]
             saved = self.movable.get(storage)
             last = self.used[storage] if saved is None else min(self.used[storage], (saved.dies or 1) - 1)
-            begin, size = 0 if recorded.born < 0 else first, self.tape.rounded(storage)
-            for at in range(begin, len(alive) if recorded.born < 0 and recorded.died is None else last + 1):
-                alive[at] += size
+            begin = 0 if recorded.born < 0 else first
+            end = -1 if recorded.born < 0 and recorded.died is None else last + 1  # -1: after all
+            if begin <= last:
+                change[begin] += self.tape.rounded(storage)
+                change[end] -= self.tape.rounded(storage)
+        alive = list(itertools.accumulate(change))
         rest = {at: max(0, self.tape.used[at] - alive[at]) for at in by_index}
         unused = min(rest.values())
         for at, made in by_index.items():
@@ -173,12 +177,12 @@ class StepTrace:
             recorded = self.tape.storages[storage]
             if storage in self.movable or recorded.died is None:
                 continue
-            holding = [at for at in ordered if last < at < recorded.died]
-            if holding:
-                op = ops[holding[-1]]
+            holding = ordered[bisect.bisect_left(ordered, recorded.died) - 1]
+            if last < holding < recorded.died:
+                op = ops[holding]
                 op["inputs"].append(storage_name(storage))
                 op["attributes"] = {"holds_x": 1}
-                self.used[storage] = holding[-1]
+                self.used[storage] = holding
 
     def _tensor(self, storage: int) -> dict[str, Any]:
         recorded = self.tape.storages[storage]
