@@ -329,6 +329,18 @@ class PlanTest(unittest.TestCase):
                 self.assertTrue(learn_host_speed(slow))
                 self.assertAlmostEqual(seconds({}), eager)
 
+    def test_operators_of_a_gpu_take_longer_beside_copies(self):
+        tape = self.tape
+        saved = next(s for s in candidates(tape) if len(s.unpacks) == 1 and tape.unpacks[s.unpacks[0]].op - s.packs[0].op > 20)
+        tape.bandwidth = float(tape.rounded(saved.storage))  # a copy takes a second
+        for op in tape.ops:
+            op.host, op.seconds = 0.0, 1.0
+        with mock.patch.object(planner, "host_costs", lambda _: HostCosts()):
+            for device, beside in (("cuda", 0.03), ("cpu", 0.0)):
+                with mock.patch.object(tape, "device", device):
+                    took = assemble(tape, {saved.storage: "offload"}, 1 << 40).seconds - assemble(tape, {}, 1 << 40).seconds
+                    self.assertAlmostEqual(took, 2 * beside)
+
     def test_the_cost_of_the_host_is_measured(self):
         costs = dataclasses.asdict(measure_host("cpu"))
         self.assertTrue(all(0 <= seconds < 60 for seconds in costs.values()), costs)
