@@ -21,7 +21,8 @@ from .tape import Tape
 NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
-SHARES, COARSE = 12, 4  # of what can be rebuilt, for one plan and for each of many
+SHARES, COARSE = 12, 4  # of what can be rebuilt: for one plan, and for each of many or that of a deep model
+PER_SHARE = 14  # choices that are considered for a share, about
 MOST_TRIED, FEWEST_TRIED = 1000, 60  # changes to single storages of a choice
 TRIED = 500_000  # changes times operators, which limits the time of planning
 MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
@@ -409,7 +410,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
         with concurrent.futures.ThreadPoolExecutor() as pool:
             asked = pool.submit(_chosen, model, aim, moves, policy)
             if policy is None:
-                searches[0].shares(SHARES)
+                searches[0].shares(max(COARSE, min(SHARES, most // PER_SHARE)))
                 searches[0].improve(most // 3)
             chosen = asked.result()
         if chosen:
