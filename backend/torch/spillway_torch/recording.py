@@ -20,7 +20,7 @@ from .meter import Measured, meter_of
 from .pretended import active, pretend
 from .recorder import Operator, Saved, Tape, Watch
 from .target import Target, parse_target
-from .trace import to_trace, write_trace
+from .trace import to_trace, write_document
 from .verdict import FitRow, LargestRow, ask_fit, ask_largest
 
 GRANULE = 512  # bytes; PyTorch's allocator rounds blocks up to a multiple
@@ -61,7 +61,7 @@ class Recording:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace for `spillway`. The ending .gz or .zst compresses it."""
-        write_trace(self.trace(), path)
+        write_document(self.trace(), path)
 
     def fit(self, device: str | Sequence[str] = (), *, memory: int | str | None = None, outside: int | str = 0,
             batch: int | str | None = None) -> list[FitRow]:

@@ -313,11 +313,11 @@ def to_trace(recording: "Recording") -> dict[str, Any]:
     return _Writer(recording).trace()
 
 
-def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Writes a trace, compressed if `path` ends in .zst. The file appears complete or not at all."""
+def write_document(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a trace or a plan as JSON, compressed if `path` ends in .zst. The file appears complete or not at all."""
     path = pathlib.Path(path)
     part = path.with_name(path.name + ".part")
-    data = _format(trace).encode()
+    data = _format(document).encode()
     try:
         if path.suffix == ".zst":
             _write_zstd(data, part)
@@ -343,10 +343,10 @@ def _write_zstd(data: bytes, path: pathlib.Path) -> None:
         subprocess.run([program, f"-{_LEVEL}", "-q", "-f", "-o", str(path)], input=data, check=True)
 
 
-def _format(trace: dict[str, Any]) -> str:
-    """One layer, tensor or op stands on a line."""
+def _format(document: dict[str, Any]) -> str:
+    """One layer, tensor, op or storage stands on a line."""
     lines = []
-    for key, value in trace.items():
+    for key, value in document.items():
         if isinstance(value, list):
             items = ",\n".join("    " + json.dumps(item, ensure_ascii=False) for item in value)
             lines.append(f'  "{key}": [\n{items}\n  ]')

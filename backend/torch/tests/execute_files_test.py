@@ -44,7 +44,6 @@ class TraceTest(unittest.TestCase):
             self.assertLessEqual(uses[saved["tensor"]][0], saved["packed"])
             self.assertEqual([trace["ops"][at]["phase"] for at in saved["unpacked"]], ["backward"] * len(saved["unpacked"]))
 
-
     def test_an_op_that_rebuilds_reads_only_what_its_chain_reads(self):
         tape = Stepping(MODELS["llama, autocast"]).record()
         chains = {f"s{s.storage}": s.chain for s in candidates(tape)}
@@ -53,7 +52,6 @@ class TraceTest(unittest.TestCase):
         for op in ops:
             chain = chains[op["outputs"][0]]
             self.assertEqual(set(op["inputs"]), {f"s{s}" for s in (*(value[0] for value in chain.sources), *chain.parameters)})
-
 
     def test_policies_that_go_by_layers_plan(self):
         """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""

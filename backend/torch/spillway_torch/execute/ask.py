@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ProgramError
 from ..program import run_program
-from ..trace import write_trace
+from ..trace import write_document
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD
 from .step_trace import StepTrace, operator_of, storage_name
@@ -22,12 +22,12 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
     """Returns the actions that a policy of the program chooses, by storage; empty if it says that nothing fits.
 
     The policy (as the option --policy takes it, "joint:effort=2") sees the recorded times of operators, the measured bandwidth of
-    copies, and a pool without fragmentation, because a budget counts allocated bytes. It does not see the host's time, with which
-    `joint` searches longer and finds no better plan. Raises `ProgramError` if the program is missing or fails.
+    copies, and a pool without fragmentation, because a budget counts allocated bytes. It does not see the host's time, which the
+    caller counts. Raises `ProgramError` if the program is missing or fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         trace, decisions = pathlib.Path(folder) / "step.json", pathlib.Path(folder) / "decisions.json"
-        write_trace(StepTrace(tape, candidates).object(), trace)
+        write_document(StepTrace(tape, candidates).object(), trace)
         device = str(pathlib.Path(folder) / "device.toml")
         copies = f"{tape.bandwidth:.0f}B/s"
         run_program("new-device", "recorded", "--memory", f"{2 * max(budget, *tape.used)}B", "--flops", "1TFLOP/s", "--bandwidth", "1TB/s",
@@ -41,7 +41,7 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
             made = json.loads(decisions.read_text(encoding="utf-8"))["decisions"]
         except (ValueError, KeyError) as error:
             raise ProgramError(f"spillway run wrote no decisions: {error}") from error
-    return chosen_actions(made, candidates)
+    return carried_out(made, candidates, tape)[0]
 
 
 @dataclasses.dataclass
@@ -53,36 +53,26 @@ class Moments:
     drops: dict[int, list[int]] = dataclasses.field(default_factory=dict)  # ascending; of a storage that is back
 
 
-def chosen_moments(decisions: list[dict[str, Any]], candidates: list[Saved], tape: Tape) -> Moments:
-    """Returns when storages go and come back by the decisions of a run of the step's trace.
+def carried_out(decisions: list[dict[str, Any]], candidates: list[Saved], tape: Tape) -> tuple[dict[int, str], Moments]:
+    """Returns the actions, by storage, that follow from the decisions of a run of the step's trace, and their moments.
 
     Each moment is the last position before the op; a storage that the op uses goes later.
     """
-    moments, movable = Moments(), {storage_name(saved.storage): saved.storage for saved in candidates}
-    for decision in decisions:
-        storage = movable.get(decision.get("tensor") or "")
-        if storage is None or not decision.get("done", True):
-            continue
-        at = bisect.bisect_right(tape.positions, operator_of(decision["op"])) - 1
-        if decision["verb"] == "prefetch":
-            moments.prefetches.setdefault(storage, []).append(at)
-        elif decision["verb"] == "evict" or decision["verb"] == "release" and storage in moments.releases:
-            moments.drops.setdefault(storage, []).append(at)
-        elif decision["verb"] == "release":
-            moments.releases[storage] = at
-    return moments
-
-
-def chosen_actions(decisions: list[dict[str, Any]], candidates: list[Saved]) -> dict[int, str]:
-    """Returns the actions, by storage, that follow from the decisions of a run of the step's trace."""
     actions: dict[int, str] = {}
-    movable = {storage_name(saved.storage): saved for saved in candidates}
+    moments, movable = Moments(), {storage_name(saved.storage): saved for saved in candidates}
     for decision in decisions:
-        saved = movable.get(decision.get("tensor") or "")
+        saved, verb = movable.get(decision.get("tensor") or ""), decision["verb"]
         if saved is None or not decision.get("done", True):
             continue
-        if decision["verb"] == "offload":
-            actions[saved.storage] = OFFLOAD
-        elif decision["verb"] == "evict" and saved.chain is not None:
-            actions.setdefault(saved.storage, REBUILD)
-    return actions
+        storage, at = saved.storage, bisect.bisect_right(tape.positions, operator_of(decision["op"])) - 1
+        if verb == "offload":
+            actions[storage] = OFFLOAD
+        elif verb == "evict" and saved.chain is not None:
+            actions.setdefault(storage, REBUILD)
+        if verb == "prefetch":
+            moments.prefetches.setdefault(storage, []).append(at)
+        elif verb == "evict" or verb == "release" and storage in moments.releases:
+            moments.drops.setdefault(storage, []).append(at)
+        elif verb == "release":
+            moments.releases[storage] = at
+    return actions, moments

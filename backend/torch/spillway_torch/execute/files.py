@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import SpillwayError
-from ..trace import write_trace
-from .ask import chosen_actions, chosen_moments
+from ..trace import write_document
+from .ask import carried_out
 from .chains import Saved
 from .plan import OFFLOAD, REBUILD, Plan, parse_bytes
 from .planner import assemble, least_size, movable_storages
@@ -28,10 +28,7 @@ def write_step(tape: Tape, path: str | os.PathLike[str]) -> None:
 
     The ending .zst compresses it. Raises `SpillwayError` if the file cannot be written.
     """
-    try:
-        write_trace(StepTrace(tape, movable_storages(tape)).object(), path)
-    except OSError as error:
-        raise SpillwayError(f"{path}: {error.strerror}") from error
+    _write(StepTrace(tape, movable_storages(tape)).object(), path)
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -40,12 +37,12 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     The file says what happens to storages and when copies start to come back, but not that a storage goes again between two uses in
     backward, or when the step waits for copies to the host: the program and `read_plan` decide on that.
     """
-    text = json.dumps(plan_object(plan), indent=2) + "\n"
-    target = pathlib.Path(path)
-    part = target.with_name(target.name + ".part")
+    _write(plan_object(plan), path)
+
+
+def _write(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_document(document, path)
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
 
@@ -109,11 +106,9 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
             raise SpillwayError(f"the plan is for {data['workload']}, and this is {step_name(tape)}:1")
         if memory is None and "memory_bytes" not in data:
             raise SpillwayError("the file does not say how much memory the step may take; give `memory`")
-        movable, moments = movable_storages(tape), None
-        if data["format"] == DECISIONS:
-            actions, moments = chosen_actions(data["decisions"], movable), chosen_moments(data["decisions"], movable, tape)
-        else:
-            actions = _planned_actions(data, movable)
+        movable = movable_storages(tape)
+        actions, moments = (carried_out(data["decisions"], movable, tape) if data["format"] == DECISIONS else
+                            (_planned_actions(data, movable), None))
         budget = parse_bytes(memory if memory is not None else data["memory_bytes"])
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error

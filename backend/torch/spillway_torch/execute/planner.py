@@ -26,7 +26,7 @@ PER_SHARE = 14  # choices that are considered for a share, about
 MOST_TRIED, FEWEST_TRIED = 1000, 60  # changes to single storages of a choice
 TRIED = 500_000  # changes times operators, which limits the time of planning
 MARGIN = 400  # a GPU's allocator does not place blocks in each step alike: plans leave one part of so many of the budget, if they can
-BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it (on an H200 0 to 0.09, by operator)
+BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
 
 log = logging.getLogger("spillway_torch")
