@@ -121,7 +121,7 @@ class JointPolicy final : public PlannedPolicy {
   Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
                       const TrialRun& trial, const std::string& plan) override {
     if (!plan.empty()) return FollowText(plan, kImported, trace, device, cost, trial);
-    if (early_updates_) {
+    if (early_updates_ && !trace.hooks) {  // a recorded program keeps its order
       reordered_ = std::make_shared<const Trace>(WithEarlyUpdates(trace));
       options_.reordered = reordered_;
     }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -19,7 +20,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 6;
+constexpr int kVersion = 7;
+constexpr int kVersionWithoutHooks = 6;
 constexpr int kVersionWithoutSaved = 5;
 constexpr int kVersionWithoutRequests = 4;
 constexpr int kVersionWithoutTypes = 3;
@@ -202,7 +204,50 @@ class TraceReader {
     json_.ReadObject(value, Required("time_ns", ToNanoseconds(recorded.time)),
                      Required("gap_ns", ToNanoseconds(recorded.gap)),
                      Required("host_ns", ToNanoseconds(recorded.host)),
-                     Required("workspace", To(recorded.workspace)));
+                     Required("workspace", To(recorded.workspace)),
+                     Optional("again", [&](Value again) {
+                       NeedVersion(7, "again");
+                       RecordedCost::Again& cost = recorded.again.emplace();
+                       json_.ReadObject(again, Required("time_ns", ToNanoseconds(cost.time)),
+                                        Required("host_ns", ToNanoseconds(cost.host)),
+                                        Required("workspace", To(cost.workspace)));
+                     }));
+  }
+
+  void ReadHooks(Value value) {
+    NeedVersion(7, "hooks");
+    StepHooks& hooks = trace_.hooks.emplace();
+    const auto move = [this](std::optional<Duration>& target) {
+      return [this, &target](Value v) { ToNanoseconds(target.emplace())(v); };
+    };
+    json_.ReadObject(
+        value, Required("places",
+                        [&](Value places) {
+                          json_.ReadArray(places, [&](Value place) {
+                            ReadPlace(place, hooks.places.emplace_back());
+                          });
+                        }),
+        Required("pack_ns", ToNanoseconds(hooks.pack)),
+        Required("unpack_ns", ToNanoseconds(hooks.unpack)),
+        Required("moves",
+                 [&](Value moves) {
+                   json_.ReadObject(moves, Optional("offload_ns", move(hooks.offload)),
+                                    Optional("prefetch_ns", move(hooks.prefetch)),
+                                    Optional("evict_ns", move(hooks.evict)));
+                 }),
+        Required("copy_bytes_per_second", ToInteger(hooks.copies.bytes_per_second, 0, kMaxAmount)),
+        Required("beside_copy", [&](Value v) { hooks.beside_copy = json_.ReadNumber(v); }));
+  }
+
+  // Reads [ops that have run, tensors saved, tensors read].
+  void ReadPlace(Value value, HookPlace& place) {
+    std::array<uint32_t*, 3> numbers{&place.at, &place.packed, &place.unpacked};
+    size_t count = 0;
+    json_.ReadArray(value, [&](Value number) {
+      if (count == numbers.size()) json_.Fail("expected three numbers: at, packed, unpacked");
+      *numbers[count++] = static_cast<uint32_t>(json_.ReadInteger(number, 0, kMaxPosition));
+    });
+    if (count < numbers.size()) json_.Fail("expected three numbers: at, packed, unpacked");
   }
 
   // Fails if the file's version is older than the version that introduced the key.
@@ -358,7 +403,8 @@ Trace TraceReader::Read() {
                             has_ops = has_layers && has_tensors;
                             if (has_ops) ReadOps(ops);
                           }),
-                 Optional("saved", [&](Value) { has_saved = true; }));
+                 Optional("saved", [&](Value) { has_saved = true; }),
+                 Optional("hooks", [this](Value hooks) { ReadHooks(hooks); }));
   // The ops name layers and tensors, which may follow the ops in the file.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
   if (has_saved) json_.ReadFromRoot("saved", [this](Value saved) { ReadSaved(saved); });
@@ -408,6 +454,7 @@ class TraceWriter {
         json_.EndObject();
       });
     }
+    if (trace_.hooks) WriteHooks(*trace_.hooks);
     return json_.EndObject().Take();
   }
 
@@ -417,7 +464,9 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
-    if (!trace_.saved.empty()) return kVersion;
+    const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
+    if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) return kVersion;
+    if (!trace_.saved.empty()) return kVersionWithoutHooks;
     const auto is_fixed = [](const Tensor& tensor) { return !tensor.movable; };
     if ((trace_.recording && !trace_.recording->requests.empty()) ||
         std::ranges::any_of(trace_.tensors, is_fixed)) {
@@ -480,9 +529,32 @@ class TraceWriter {
       PutNanoseconds("time_ns", op.recorded->time);
       PutNanoseconds("gap_ns", op.recorded->gap);
       PutNanoseconds("host_ns", op.recorded->host);
-      json_.Put("workspace", op.recorded->workspace).EndObject();
+      json_.Put("workspace", op.recorded->workspace);
+      if (op.recorded->again) {
+        json_.Key("again").BeginObject();
+        PutNanoseconds("time_ns", op.recorded->again->time);
+        PutNanoseconds("host_ns", op.recorded->again->host);
+        json_.Put("workspace", op.recorded->again->workspace).EndObject();
+      }
+      json_.EndObject();
     }
     json_.EndObject();
+  }
+
+  void WriteHooks(const StepHooks& hooks) {
+    json_.Key("hooks").BeginObject();
+    List("places", hooks.places, [this](const HookPlace& place) {
+      json_.BeginArray().Put(int64_t{place.at}).Put(int64_t{place.packed});
+      json_.Put(int64_t{place.unpacked}).EndArray();
+    });
+    PutNanoseconds("pack_ns", hooks.pack);
+    PutNanoseconds("unpack_ns", hooks.unpack);
+    json_.Key("moves").BeginObject();
+    if (hooks.offload) PutNanoseconds("offload_ns", *hooks.offload);
+    if (hooks.prefetch) PutNanoseconds("prefetch_ns", *hooks.prefetch);
+    if (hooks.evict) PutNanoseconds("evict_ns", *hooks.evict);
+    json_.EndObject().Put("copy_bytes_per_second", hooks.copies.bytes_per_second);
+    json_.Put("beside_copy", hooks.beside_copy).EndObject();
   }
 
   template <typename Element, typename WriteElement>

@@ -60,6 +60,7 @@ class Validator {
     for (size_t i = 0; i < trace_.ops.size(); ++i) CheckOp(i, trace_.ops[i]);
     CheckHolds();
     CheckSaved();
+    CheckHooks();
     CheckRecording();
   }
 
@@ -283,6 +284,27 @@ class Validator {
     }
   }
 
+  void CheckHooks() const {
+    if (!trace_.hooks) return;
+    if (!trace_.recording) Fail("hooks belong to a recording, and the trace has none");
+    size_t least = 0;
+    for (size_t i = 0; i < trace_.hooks->places.size(); ++i) {
+      const HookPlace& place = trace_.hooks->places[i];
+      if (place.at < least || place.at > trace_.ops.size()) {
+        Fail(fmt::format("hooks.places[{}] is at {}, expected {} to {}", i, place.at, least,
+                         trace_.ops.size()));
+      }
+      if (place.packed == 0 && place.unpacked == 0) {
+        Fail(fmt::format("hooks.places[{}] has no hook", i));
+      }
+      least = place.at;
+    }
+    const double share = trace_.hooks->beside_copy;
+    if (!(share >= 0 && share <= 1)) {
+      Fail(fmt::format("hooks.beside_copy is {}, expected 0 to 1", share));
+    }
+  }
+
   // Checks the recorded costs. The times may add up to 53 days, which are 2^62 picoseconds.
   void CheckRecording() const {
     int64_t total = 0;
@@ -312,8 +334,14 @@ class Validator {
       add(op.recorded->time);
       add(op.recorded->gap);
       add(op.recorded->host);
+      if (op.recorded->again) {
+        add(op.recorded->again->time);
+        add(op.recorded->again->host);
+      }
       if (op.recorded->workspace < Bytes(0) ||
-          op.recorded->workspace.count() > kMaxTotal - total_size_) {
+          op.recorded->workspace.count() > kMaxTotal - total_size_ ||
+          (op.recorded->again && (op.recorded->again->workspace < Bytes(0) ||
+                                  op.recorded->again->workspace.count() > kMaxTotal - total_size_))) {
         Fail(fmt::format("op '{}' has a recorded workspace of {} bytes, expected 0 to 2^60",
                          op.name, op.recorded->workspace.count()));
       }

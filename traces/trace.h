@@ -115,6 +115,33 @@ struct KeptForBackward {
   bool operator==(const KeptForBackward&) const = default;
 };
 
+// A place between two ops where the hooks of autograd run: with `packed` tensors that it saves, then
+// with `unpacked` tensors that backward reads. A program can move storages only there.
+struct HookPlace {
+  uint32_t at = 0;  // the number of ops of the trace that have run
+  uint32_t packed = 0;
+  uint32_t unpacked = 0;
+
+  bool operator==(const HookPlace&) const = default;
+};
+
+// The recorded program's own means of carrying decisions out, in the hooks of autograd. Times are
+// the host's.
+struct StepHooks {
+  std::vector<HookPlace> places;  // in the order of the program
+  Duration pack;                  // of a hook that gets a saved tensor
+  Duration unpack;                // of a hook that gives it back
+  // The moves that the program can make: to start a copy to the host, to start a copy back, and to
+  // give a storage up that is recomputed. nullopt: it cannot.
+  std::optional<Duration> offload{};
+  std::optional<Duration> prefetch{};
+  std::optional<Duration> evict{};
+  Bandwidth copies;        // of a copy beside ops, in each direction; 0: not measured
+  double beside_copy = 0;  // the part of a copy's time by which the ops beside it take longer
+
+  bool operator==(const StepHooks&) const = default;
+};
+
 struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
@@ -128,6 +155,7 @@ struct Trace {
   // In the order of packing; empty if it is not known. A trace with other ops than the recorded
   // ones has none.
   std::vector<KeptForBackward> saved{};
+  std::optional<StepHooks> hooks{};  // set iff the recorded program can carry decisions out
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
   const Op& op(OpId id) const { return ops[Index(id)]; }
@@ -155,6 +183,7 @@ struct Trace {
   // - A storage is held until an op before its last use.
   // - A saved tensor is packed or unpacked behind the last op, unpacked before it is packed, or
   //   packed or unpacked twice at one position, or `saved` is not in the order of packing.
+  // - A place of hooks lies behind the last op, before the one before it, or has no hook.
   // - A recorded cost is negative, missing in a recorded trace, or present in another trace.
   // - The sizes, the flops or the traffic of the whole trace, or the elements of one tensor, exceed
   //   2^60. Sums that a reader forms do not overflow below this limit.

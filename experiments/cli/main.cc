@@ -36,7 +36,7 @@ struct VerbGroup {
 const VerbGroup kVerbs[] = {
     {"Workloads and policies", {AddTrace, AddList, AddNewDevice, AddNewPolicy}},
     {"Measurements on this machine's GPU", {AddRecord, AddStore, AddCalibrate, AddValidate}},
-    {"Answers", {AddFit, AddRun, AddCompare, AddLimit, AddReplay}},
+    {"Answers", {AddFit, AddRun, AddCompare, AddLimit, AddPlan, AddReplay}},
     {"Many results", {AddSweep, AddReport, AddReproduce, AddReplayRun}},
     {"The program", {AddDoctor, AddCompletion, AddHelp}},
 };

@@ -61,6 +61,19 @@ std::string TextOf(const Case& asked, std::initializer_list<std::string_view> ke
   return text;
 }
 
+// Gives the device what a recorded program says of it: the host's time is part of the recording,
+// and so is the speed of copies if the device is the recorded one, or one of which only the recording
+// knows.
+void AdaptTo(const Trace& trace, Device& device) {
+  device.launch_overhead = Duration();
+  device.beside_copy = trace.hooks->beside_copy;
+  const auto recorded_on = DeviceOf(trace.recording->device);
+  if (trace.hooks->copies.bytes_per_second == 0) return;
+  if (recorded_on && recorded_on->name != device.name) return;
+  device.h2d.bandwidth = device.d2h.bandwidth = trace.hooks->copies;
+  device.duplex = {2 * trace.hooks->copies.bytes_per_second};
+}
+
 }  // namespace
 
 Trace WithHostTimes(Trace trace, const HostTimes& host) {
@@ -121,6 +134,7 @@ Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
     if (loaded.timed) plain_.trace = std::move(loaded.timed);
     std::ranges::move(loaded.read, std::back_inserter(read_));
   }
+  if (plain_.trace->hooks) AdaptTo(*plain_.trace, plain_.device);
   if (asked.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
   plain_.cost = std::move(cost);
   if (asked.compress) {

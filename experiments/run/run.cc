@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "experiments/run/other_links.h"
+#include "policies/recorded/step_executor.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/engine/sim_backend.h"
 #include "sim/runtime/runtime.h"
@@ -182,6 +183,7 @@ Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends
   Outcome outcome;
   outcome.trace = run.trace;
   if (preparation.trace) {
+    if (run.trace->hooks) throw PolicyError("a recorded program runs its own ops, in its order");
     preparation.trace->Validate();
     outcome.trace = std::make_shared<const Trace>(*std::move(preparation.trace));
   }
@@ -239,7 +241,9 @@ std::optional<Trace> RewrittenTrace(Prepared run) {
 
 Outcome Run(const Prepared& run, const BackendFactories& backends) {
   SharedFacts facts;
-  Outcome outcome = RunPolicy(run, *run.policy.Make(), backends, 0, facts);
+  std::unique_ptr<Policy> policy = run.policy.Make();
+  if (run.trace->hooks) policy = CarriedOut(std::move(policy));
+  Outcome outcome = RunPolicy(run, *policy, backends, 0, facts);
   outcome.allocator = run.arena.name();
   outcome.policy = run.policy;
   return outcome;

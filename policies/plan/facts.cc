@@ -67,6 +67,11 @@ std::optional<Gap> JointFacts::FindGap(TensorId storage) const {
   return longest;
 }
 
+Duration JointFacts::AgainTimeOf(OpId op) const {
+  const auto& recorded = trace_->op(op).recorded;
+  return recorded && recorded->again ? recorded->again->time : TimeOf(op);
+}
+
 size_t JointFacts::RankOf(TensorId storage, OpId op) const {
   if (!MayMove(trace_->tensor(storage))) return uses_.size();
   return ranks_[IsBig(storage) ? 1 : 0][Index(op)];
@@ -78,7 +83,7 @@ std::optional<Duration> JointFacts::RebuildTime(TensorId storage) const {
   for (const OpId op : liveness_.Writers(storage)) {
     if (op > GapOf(storage)->left) break;
     if (!trace_->op(op).recomputable) return std::nullopt;
-    time += TimeOf(op);
+    time += AgainTimeOf(op);
     written = true;
   }
   return written ? std::optional(time) : std::nullopt;

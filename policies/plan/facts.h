@@ -70,6 +70,8 @@ class JointFacts {
 
   // Returns the time of the op with the fastest kernels, right after the op before it.
   Duration TimeOf(OpId op) const { return times_[Index(op)]; }
+  // Returns the time of the op when it runs again.
+  Duration AgainTimeOf(OpId op) const;
   // Returns the sum of the times of all ops before this one.
   Duration StartOf(OpId op) const { return starts_[Index(op)]; }
   // Returns the time of all ops that have written the storage when its gap begins, or nullopt if

@@ -34,7 +34,7 @@ Duration RebuildCost(const JointFacts& facts, TensorId storage, const JointPlan&
     for (const OpId writer : writers) {
       if (writer >= at) break;
       if (!facts.trace().op(writer).recomputable) return kForever;
-      cost += facts.TimeOf(writer);
+      cost += facts.AgainTimeOf(writer);
       for (const TensorId input : facts.trace().op(writer).inputs) {
         const TensorId id = facts.liveness().Root(input);
         if (std::ranges::find(seen, id) != seen.end()) continue;

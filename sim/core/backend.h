@@ -129,6 +129,10 @@ class Backend {
   // reported before `OnAllocate`; a call made for a free is reported after `OnFree`.
   virtual void OnDriverCall(const DriverCall&) {}
 
+  // Called when the host is busy for this long with something other than a command, such as a hook
+  // of the recorded program.
+  virtual void OnHostWork(Duration) {}
+
   // Called when the contents of a range are no longer needed once the commands issued so far have
   // run, although no block goes back to the device allocator. Either a tensor or workspace has left
   // a reserved block, or a copy outside was dropped. A backend that executes may overwrite the

@@ -103,6 +103,9 @@ struct Device {
 
   // The time from the end of a copy to the start of a kernel that waits for it.
   Duration kernel_wait;
+  // The part of a copy's time by which the kernels beside it take longer. No device file has it: a
+  // recorded step says it (`StepHooks`).
+  double beside_copy = 0;
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
   // Host time of a direct call of the convolution library (`Library` of the op table), as opposed

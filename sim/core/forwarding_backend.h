@@ -26,6 +26,7 @@ class ForwardingBackend : public Backend {
   void OnAllocate(const Block& block) override { backend_.OnAllocate(block); }
   void OnFree(const Block& block) override { backend_.OnFree(block); }
   void OnDriverCall(const DriverCall& call) override { backend_.OnDriverCall(call); }
+  void OnHostWork(Duration time) override { backend_.OnHostWork(time); }
   void OnAbandon(const Block& block, PoolId pool) override { backend_.OnAbandon(block, pool); }
   void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override {
     backend_.OnOutsideBlock(tensor, block, pool);

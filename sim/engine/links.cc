@@ -1,6 +1,7 @@
 #include "sim/engine/links.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <utility>
 
@@ -36,7 +37,9 @@ void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate)
 }  // namespace
 
 Links::Links(const Device& device)
-    : stream_count_(1 + 2 * (1 + device.pools.size())), dram_(device.dram.bytes_per_second) {
+    : stream_count_(1 + 2 * (1 + device.pools.size())),
+      dram_(device.dram.bytes_per_second),
+      beside_copy_(std::llround(device.beside_copy * kFullSpeed)) {
   for (size_t i = 0; i <= device.pools.size(); ++i) {
     const PoolId pool = OutsidePool(i);
     const bool joins = i > 0 && device.pools[i - 1].over_host;
@@ -80,6 +83,11 @@ Speeds Links::Share(const Rates& demand) const {
       const Int128 speed = static_cast<Int128>(rate[i]) * kFullSpeed / demand[i];
       speeds[i] = std::max<int64_t>(1, static_cast<int64_t>(speed));
     }
+  }
+  for (size_t i = 1; beside_copy_ > 0 && i < kStreamCount; ++i) {
+    if (demand[i] == 0) continue;
+    int64_t& kernel = speeds[Index(Stream::kCompute)];
+    kernel = std::max<int64_t>(1, kernel - beside_copy_);
   }
   return speeds;
 }

@@ -50,6 +50,7 @@ class Links {
   size_t group_count_ = 0;
   size_t stream_count_;  // number of streams in use
   int64_t dram_;
+  int64_t beside_copy_;  // the speed that a kernel loses to each copy that runs
 };
 
 }  // namespace spillway

@@ -50,6 +50,7 @@ class SimBackend final : public Backend {
   void OnAllocate(const Block& block) override;
   void OnFree(const Block& block) override;
   void OnDriverCall(const DriverCall& call) override;
+  void OnHostWork(Duration time) override { queue_.Spend(time); }
   void OnOutsideBlock(TensorId tensor, const Block& block, PoolId pool) override;
 
   // Returns the compression times of the commands that `TakeTimeline` returned last.

@@ -27,8 +27,11 @@ class CommandLog {
   // Returns the number of commands issued in this iteration.
   size_t issued() const { return timeline_.written(); }
 
-  // Makes the next kernel wait for every command issued so far.
+  // Makes the next kernel wait for every command issued so far, or for one event.
   void Fence() { fence_ = newest_; }
+  void Fence(Event event) { fence_.Add(event); }
+  // Returns the last command of the stream.
+  Event Newest(Stream stream) const { return {stream, newest_.newest(stream)}; }
 
   // Adds a command: first `Begin`, then `AddWaits` any number of times, then `Commit`. `Begin`
   // throws `InputError` that names the op if the nominal times of the iteration's commands add up

@@ -44,6 +44,7 @@ struct Storage {
   bool persistent = false;     // lives across iterations
   bool lives_outside = false;  // see `Policy::LivesOutside`; keeps `outside` if persistent
   uint32_t pins = 0;           // number of ops that need it where it is
+  bool held = false;           // the recorded program refers to it (step_hooks.h)
   uint32_t issued_uses = 0;    // uses in this iteration by issued ops of the trace
   uint32_t reservation = kNotReserved;
   bool holds_device = false;   // `device` is a block of the arena, not a part of a reserved block

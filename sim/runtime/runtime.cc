@@ -34,10 +34,12 @@ class Runtime final : public PolicyContext {
         planner_(trace_, liveness_),
         evictions_(trace_.tensors.size()),
         ops_(facts.ops),
+        hook_table_(facts.hooks),
+        hooks_(hook_table_.hooks()),
         commands_(trace_, report_),
         memory_(parts, liveness_, commands_, report_,
                 {[this](TensorId id) { return parts_.policy->PlacementHint(*this, id); },
-                 [this](Bytes size) { return parts_.policy->OnAllocFailure(*this, size); }}),
+                 [this](Bytes size) { return MakeRoom(size); }}),
         placer_(liveness_, ops_, memory_,
                 [this](TensorId id, bool must) { return Bring(id, must); }) {
     for (size_t i = 0; i < trace_.tensors.size(); ++i) {
@@ -72,6 +74,7 @@ class Runtime final : public PolicyContext {
     Storage& storage = At(id);
     const auto attempt = [&] {
       if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
+      if (hooks_ != nullptr && !hooks_->offload) return Refusal::kUnknown;
       if (storage.residency == Residency::kBoth) return Refusal::kNone;
       if (arriving_ || storage.residency != Residency::kDevice) return Refusal::kUnknown;
       if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return Refusal::kFull;
@@ -85,8 +88,13 @@ class Runtime final : public PolicyContext {
     const TensorId id = liveness_.Root(tensor);
     const auto attempt = [&] {
       Storage& storage = At(id);
-      if (storage.pins > 0) return Refusal::kPinned;
+      if (storage.pins > 0 || storage.held) return Refusal::kPinned;
       if (storage.residency != Residency::kBoth) return Refusal::kUnknown;
+      if (hooks_ != nullptr && making_room_ && op_ < hook_table_.FreeFrom(id)) {
+        return Refusal::kPinned;
+      }
+      // The program's allocator reuses the memory in the order of its ops alone.
+      if (hooks_ != nullptr) commands_.Fence(storage.outside_hazards.ForRead());
       memory_.GiveDeviceBlock(id);
       storage.residency = Residency::kOutside;
       return Refusal::kNone;
@@ -112,12 +120,17 @@ class Runtime final : public PolicyContext {
     const auto attempt = [&] {
       Storage& storage = At(id);
       const std::optional<OpId> next = NextUse(id);
-      if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
+      if (storage.pins > 0 || storage.held || !trace_.tensor(id).movable) return Refusal::kPinned;
+      if (hooks_ != nullptr && !hooks_->evict) return Refusal::kUnknown;
       if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
       if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
       // With this check, storages that were evicted earlier and are used sooner stay rebuildable
       // without this one.
       if (!CanRebuild(id, *next)) return Refusal::kUnknown;
+      // In forward, the program compares what it needs to run the ops again.
+      if (hooks_ != nullptr && trace_.op(op_).phase == Phase::kForward) {
+        parts_.backend->OnHostWork(*hooks_->evict);
+      }
       evictions_.Note(id, *next);
       memory_.DropOutsideCopy(id);
       memory_.GiveDeviceBlock(id);
@@ -167,7 +180,10 @@ class Runtime final : public PolicyContext {
   // --- PolicyContext: facts ---------------------------------------------------------------------
 
   Residency Where(TensorId tensor) const override { return At(liveness_.Root(tensor)).residency; }
-  bool Pinned(TensorId tensor) const override { return At(liveness_.Root(tensor)).pins > 0; }
+  bool Pinned(TensorId tensor) const override {
+    const Storage& storage = At(liveness_.Root(tensor));
+    return storage.pins > 0 || storage.held;
+  }
   std::optional<OpId> NextUse(TensorId tensor) const override {
     const TensorId id = liveness_.Root(tensor);
     const auto uses = liveness_.Uses(id);
@@ -187,6 +203,13 @@ class Runtime final : public PolicyContext {
  private:
   Storage& At(TensorId id) { return memory_.At(id); }
   const Storage& At(TensorId id) const { return memory_.At(id); }
+
+  bool MakeRoom(Bytes size) {
+    making_room_ = true;
+    const bool made = parts_.policy->OnAllocFailure(*this, size);
+    making_room_ = false;
+    return made;
+  }
 
   // Logs a verb. Returns true iff it was not refused.
   bool Log(Verb verb, TensorId tensor, Refusal refusal = Refusal::kNone) {
@@ -262,8 +285,10 @@ class Runtime final : public PolicyContext {
     evictions_ = Evictions(trace_.tensors.size());
     memory_.BeginIteration();
     ArriveInputs();
+    for (const TensorId id : hook_table_.HeldAtFirst()) At(id).held = true;
     for (size_t i = 0; i < trace_.ops.size(); ++i) {
       StartOp(static_cast<OpId>(i));
+      if (hooks_ != nullptr) RunHooks();
       Step(op_, /*again=*/false);
     }
     Synchronize();
@@ -275,6 +300,12 @@ class Runtime final : public PolicyContext {
   void StartOp(OpId op) {
     op_ = op;
     memory_.SetOp(op);
+  }
+
+  // Runs the hooks before an op of a recorded program.
+  void RunHooks() {
+    parts_.backend->OnHostWork(hook_table_.HostTime(op_));
+    for (const TensorId id : hook_table_.TakenBefore(op_)) At(id).held = true;
   }
 
   // Makes contents arrive from elsewhere, at the place where they start.
@@ -334,10 +365,15 @@ class Runtime final : public PolicyContext {
       parts_.policy->BeforeOp(*this, op_id);
       again ? placer_.PlaceAgain(op_id) : placer_.Place(op_id);
       choice_.Take(op_id, parts_.policy->ChooseKernels(*this, op_id));
-      const Workspace workspace = memory_.TakeWorkspace(op_id, choice_.workspace());
+      const auto* other = again ? OtherWork(op_id) : nullptr;
+      const Workspace workspace =
+          memory_.TakeWorkspace(op_id, other ? other->workspace : choice_.workspace());
       parts_.policy->BeforeLaunch(*this, op_id);
       const Event issued = Issue(op_id, again, workspace);
       memory_.GiveWorkspace(workspace, issued);
+    }
+    if (hooks_ != nullptr && !again) {
+      for (const TensorId id : hook_table_.GivenUpAfter(op_id)) At(id).held = false;
     }
     for (const TensorId id : storages) {
       Storage& storage = At(id);
@@ -364,7 +400,8 @@ class Runtime final : public PolicyContext {
     entry.op = op_id;
     entry.size = workspace.requested;
     entry.device = workspace.block;
-    entry.nominal = choice_.time();
+    const RecordedCost::Again* const other = again ? OtherWork(op_id) : nullptr;
+    entry.nominal = other ? Scaled(other->time, trace_.op(op_id).recorded->time) : choice_.time();
     commands_.Begin(entry);
     commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
     commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
@@ -389,7 +426,7 @@ class Runtime final : public PolicyContext {
     launch.time = entry.nominal;
     if (const auto& recorded = trace_.op(op_id).recorded) {
       launch.gap = recorded->gap;
-      launch.host = recorded->host;
+      launch.host = other ? other->host : recorded->host;
     }
     launch.traffic = ops_.traffic(op_id);
     entry.event =
@@ -404,6 +441,21 @@ class Runtime final : public PolicyContext {
     commands_.Commit(entry);
     for (const Touched& output : ops_.Outputs(op_id)) memory_.DropOutsideCopy(output.storage);
     return entry.event;
+  }
+
+  // Returns what the recorded program does to run the op again, or nullptr if it runs the op as it
+  // did before.
+  const RecordedCost::Again* OtherWork(OpId op) const {
+    const auto& recorded = trace_.op(op).recorded;
+    return recorded && recorded->again ? &*recorded->again : nullptr;
+  }
+
+  // Returns a recorded time as the cost model would give it: times of another device are scaled as
+  // those of the op's own kernels are.
+  Duration Scaled(Duration time, Duration recorded) const {
+    if (recorded == Duration() || choice_.time() == recorded) return time;
+    const Int128 scaled = Int128{time.picoseconds()} * choice_.time().picoseconds();
+    return Duration::Picoseconds(static_cast<int64_t>(scaled / recorded.picoseconds()));
   }
 
   // Finds the blocks of the operands on the device.
@@ -529,6 +581,14 @@ class Runtime final : public PolicyContext {
     entry.outside = outside;
     entry.nominal = CopyTimeOf(*parts_.cost, *parts_.device, pool, direction, size);
     commands_.Begin(entry);
+    if (hooks_ != nullptr) {
+      // The program starts copies where its ops are.
+      const auto& work = to_host ? hooks_->offload : hooks_->prefetch;
+      parts_.backend->OnHostWork(work.value_or(Duration()));
+      WaitSet issued;
+      issued.Add(commands_.Newest(Stream::kCompute));
+      commands_.AddWaits(stream, issued, WaitCause::kSource, entry);
+    }
     commands_.AddWaits(stream, source, WaitCause::kSource, entry);
     commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
     entry.event = WithContext(
@@ -573,10 +633,13 @@ class Runtime final : public PolicyContext {
   RebuildPlanner planner_;
   Evictions evictions_;
   const OpTable& ops_;
+  const StepHookTable& hook_table_;
+  const StepHooks* const hooks_;  // nullptr: nothing below depends on hooks
 
   OpId op_{};  // the op of the trace being prepared or just issued
   std::optional<OpId> recomputing_;
   bool planning_ = false;
+  bool making_room_ = false;       // the policy is asked to make room
   bool arriving_ = false;          // parameters or the inputs of an iteration are being placed
   std::vector<Decision> planned_;  // verbs called in Plan; each decision log begins with them
   Report report_;

@@ -7,6 +7,7 @@
 #include "sim/core/report.h"
 #include "sim/runtime/op_facts.h"
 #include "sim/runtime/parts.h"
+#include "sim/runtime/step_hooks.h"
 #include "traces/liveness.h"
 
 namespace spillway {
@@ -14,10 +15,11 @@ namespace spillway {
 struct TraceFacts {
   // Throws like the constructor of `OpTable`. The arguments outlive the facts.
   TraceFacts(const Trace& trace, const CostModel& cost)
-      : liveness(trace), ops(trace, liveness, cost) {}
+      : liveness(trace), ops(trace, liveness, cost), hooks(trace, liveness) {}
 
   const Liveness liveness;
   const OpTable ops;
+  const StepHookTable hooks;
 };
 
 // Runs like `Run` in runtime.h. REQUIRES: `facts` were computed from the trace and the cost model

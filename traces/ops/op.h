@@ -53,6 +53,16 @@ struct RecordedCost {
   Duration gap;
   Duration host;    // host time from the launch of the previous op to the launch of this op
   Bytes workspace;  // peak memory of the op in addition to its operands
+  // Set if the program does other work when it runs the op again, such as several operators that
+  // the op stands for.
+  struct Again {
+    Duration time;
+    Duration host;  // time that the host takes to start it
+    Bytes workspace;
+
+    bool operator==(const Again&) const = default;
+  };
+  std::optional<Again> again{};
 
   bool operator==(const RecordedCost&) const = default;
 };

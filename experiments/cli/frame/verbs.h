@@ -22,6 +22,7 @@ void AddRun(Command& program, Session& session);
 void AddCompare(Command& program, Session& session);
 void AddLimit(Command& program, Session& session);
 void AddFit(Command& program, Session& session);
+void AddPlan(Command& program, Session& session);
 void AddList(Command& program, Session& session);
 void AddTrace(Command& program, Session& session);
 void AddRecord(Command& program, Session& session);

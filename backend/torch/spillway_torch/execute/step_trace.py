@@ -14,8 +14,10 @@ import torch
 
 from ..trace import saved_tensors, type_of
 from .chains import Saved
-from .host import hook_clock, host_clock, host_costs
+from .host import host_clock, host_costs
 from .tape import Tape, fingerprint
+
+BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
 
 
 def step_name(tape: Tape) -> str:
@@ -65,8 +67,10 @@ class StepTrace:
             for at in saved.chain.ops:
                 self.inside.setdefault(at, set()).add(saved.storage)
         self.absorbed = self._absorbed()
+        self.costs = host_costs(tape.device)
         self.used: dict[int, int] = {}  # the last operator that uses a storage
         self.first: dict[int, int] = {}
+        self.forward: dict[int, int] = {}  # the last operator that uses a storage which may move, before the program lets go of it
 
     def _absorbed(self) -> set[int]:
         """Returns the operators of chains whose results nobody else reads."""
@@ -88,53 +92,69 @@ class StepTrace:
     def object(self) -> dict[str, Any]:
         """Returns the trace (traces/FORMAT.md)."""
         ops, phases = [], self._phases()
-        change = [0] * (len(self.tape.ops) + 2)  # of the bytes that are alive
+        skipped = 0.0  # seconds of operators that belong to the next chain
         for at, op in enumerate(self.tape.ops):
             if at in self.absorbed:
+                skipped += op.seconds
                 continue
             others = [s for s in dict.fromkeys([*op.fresh, *(v[0] for v in op.written)]) if s not in self.inside.get(at, ())]
             saved = self.made.get(at)
+            seconds, skipped = op.seconds + skipped, 0.0
             if saved is not None:
-                ops.append(self._chain(at, saved))
+                ops.append(self._chain(at, saved, seconds))
             if saved is None or others:
                 inputs = [s for s in op.reads if s not in self.inside.get(at, ())
                           and (s in self.first or self.tape.storages[s].born < 0)]
-                ops.append(self._op(at, op.name, phases[at], inputs, others, 0.0 if at in self.inside else op.seconds))  # a chain counts it
+                ops.append(self._op(at, op.name, phases[at], inputs, others, 0.0 if saved is not None else seconds))
+        numbers = [operator_of(op["name"]) for op in ops]
         by_index = {operator_of(o["name"]): o for o in ops}  # of two ops of one operator, the second
         self._hold(by_index)
-        for storage, first in self.first.items():
-            recorded = self.tape.storages[storage]
-            saved = self.movable.get(storage)
-            last = self.used[storage] if saved is None else min(self.used[storage], (saved.dies or 1) - 1)
-            begin = 0 if recorded.born < 0 else first
-            end = -1 if recorded.born < 0 and recorded.died is None else last + 1  # -1: after all
-            if begin <= last:
-                change[begin] += self.tape.rounded(storage)
-                change[end] -= self.tape.rounded(storage)
-        alive = list(itertools.accumulate(change))
-        rest = {at: max(0, self.tape.used[at] - alive[at]) for at in by_index}
+        self._take(ops, numbers)
+        rest = self._rest(by_index)
         unused = min(rest.values())
         for at, made in by_index.items():
-            made["recorded"]["workspace"] = max(made["recorded"]["workspace"], rest[at] - unused)
+            made["recorded"]["workspace"] = rest[at] - unused
         tensors = [self._tensor(s) for s in self.first]
         tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused, "dtype": "uint8"})
-        packs = self._saved([operator_of(op["name"]) for op in ops])
-        self._time_host(ops)
+        packs = self._saved(numbers)
+        started, before = host_clock(self.tape, self.costs), 0.0
+        for op, at in zip(ops, numbers):
+            op["recorded"]["host_ns"], before = round(1e9 * (started[at + 1] - before)), started[at + 1]
         name = step_name(self.tape)
-        return {"format": "spillway-trace", "version": 6, "name": f"{name}:1", "network": name, "batch": 1, "preset": "recorded",
+        return {"format": "spillway-trace", "version": 7, "name": f"{name}:1", "network": name, "batch": 1, "preset": "recorded",
                 "training": True, "recording": {"framework": f"PyTorch {torch.__version__}", "device": self.tape.name, "step_ns": 0,
                                                 "plain_step_ns": 0, "allocated": max(self.tape.used), "reserved": 0},
-                "layers": _layers(ops, packs), "tensors": tensors, "ops": ops, "saved": packs}
+                "layers": _layers(ops, packs), "tensors": tensors, "ops": ops, "saved": packs, "hooks": self._hooks(numbers)}
 
-    def _time_host(self, ops: list[dict[str, Any]]) -> None:
-        """Gives each op the time of the host since the op before, also in hooks."""
-        costs = host_costs(self.tape.device)
-        started, hooks = host_clock(self.tape, costs), hook_clock(self.tape, costs)
-        before = 0
-        for op in ops:
-            at = operator_of(op["name"])
-            now = round(1e9 * (started[at + 1] + hooks[bisect.bisect_right(self.tape.positions, at)]))
-            op["recorded"]["host_ns"], before = now - before, now
+    def _rest(self, ops: dict[int, dict[str, Any]]) -> dict[int, int]:
+        """Returns, by operator, the recorded bytes that no tensor of the trace has."""
+        change = [0] * (len(self.tape.ops) + 2)
+        for storage, first in self.first.items():
+            recorded = self.tape.storages[storage]
+            last = self.forward.get(storage, self.used[storage])
+            begin = 0 if recorded.born < 0 else first
+            end = -1 if recorded.born < 0 and recorded.died is None else last + 1  # -1: after all
+            change[begin] += self.tape.rounded(storage)
+            change[end] -= self.tape.rounded(storage)
+        alive = list(itertools.accumulate(change))
+        return {at: max(0, self.tape.used[at] - alive[at]) for at in ops}
+
+    def _hooks(self, numbers: list[int]) -> dict[str, Any]:
+        """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""
+        tape, costs = self.tape, self.costs
+        last, read = tape.packs[-1].position, {unpack.position for unpack in tape.unpacks}
+        places: list[list[int]] = []
+        for position, at in enumerate(tape.positions):
+            op = bisect.bisect_left(numbers, at)
+            packed = position <= last and position not in read
+            if not places or places[-1][0] != op or packed and places[-1][2]:
+                places.append([op, 0, 0])
+            places[-1][1 if packed else 2] += 1
+        cuda = tape.device == "cuda"
+        moves = {"offload_ns": costs.left, "prefetch_ns": costs.came} if cuda else {}
+        return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
+                "moves": {name: round(1e9 * seconds) for name, seconds in {**moves, "evict_ns": costs.compared}.items()},
+                "copy_bytes_per_second": round(tape.bandwidth) if cuda else 0, "beside_copy": BESIDE if cuda else 0}
 
     def _saved(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Returns the saved tensors; `numbers` says to which operator of the tape each op of the trace belongs."""
@@ -148,12 +168,14 @@ class StepTrace:
         return ["backward" if op.backward else "update" if backward and at > backward[-1] else "forward"
                 for at, op in enumerate(self.tape.ops)]
 
-    def _chain(self, at: int, saved: Saved) -> dict[str, Any]:
+    def _chain(self, at: int, saved: Saved, seconds: float) -> dict[str, Any]:
         """Returns the op that makes a storage which can be rebuilt."""
         assert saved.chain is not None
         inputs = [*(value[0] for value in saved.chain.sources), *saved.chain.parameters]
-        made = self._op(at, "spillway::chain", "forward", inputs, [saved.storage], saved.chain.seconds)
-        made["recorded"]["workspace"] = saved.chain.temporary
+        made = self._op(at, "spillway::chain", "forward", inputs, [saved.storage], seconds)
+        host = self.costs.started + self.costs.replayed * len(saved.chain.ops)
+        made["recorded"]["again"] = {"time_ns": round(1e9 * saved.chain.seconds), "host_ns": round(1e9 * host),
+                                     "workspace": saved.chain.temporary}
         made["recomputable"] = True
         return made
 
@@ -161,6 +183,8 @@ class StepTrace:
         for storage in (*inputs, *written):
             self.first.setdefault(storage, at)
             self.used[storage] = at
+            if storage in self.movable and at < (self.movable[storage].dies or 0):
+                self.forward[storage] = at
         name = f"{name.split('::')[-1]}.{at}"
         return {"name": name, "layer": name, "type": type_of(self.tape.ops[at].name.split("::")[-1]), "phase": phase, "batch": 1,
                 "inputs": [storage_name(s) for s in inputs], "outputs": [storage_name(s) for s in written],
@@ -168,21 +192,34 @@ class StepTrace:
                 "recorded": {"time_ns": round(seconds * 1e9), "gap_ns": 0, "host_ns": 0, "workspace": 0}}
 
     def _hold(self, ops: dict[int, dict[str, Any]]) -> None:
-        """Makes operators read storages that cannot be moved and that live until then.
+        """Makes operators read storages that the program does not let go of before.
 
         Chains do not read them, because whoever repeats a chain does without them.
         """
         ordered = sorted(at for at, op in ops.items() if not op.get("recomputable"))
         for storage, last in list(self.used.items()):
-            recorded = self.tape.storages[storage]
-            if storage in self.movable or recorded.died is None:
+            movable = self.movable.get(storage)
+            died = self.tape.storages[storage].died if movable is None else movable.dies
+            last = self.forward.get(storage, last)
+            if died is None or storage in self.movable and storage not in self.forward:
                 continue
-            holding = ordered[bisect.bisect_left(ordered, recorded.died) - 1]
-            if last < holding < recorded.died:
-                op = ops[holding]
-                op["inputs"].append(storage_name(storage))
-                op["attributes"] = {"holds_x": 1}
-                self.used[storage] = holding
+            holding = ordered[max(0, bisect.bisect_left(ordered, died) - 1)]
+            if last < holding < died:
+                self._read(ops[holding], storage)
+                (self.used if movable is None else self.forward)[storage] = holding
+
+    def _take(self, ops: list[dict[str, Any]], numbers: list[int]) -> None:
+        """Makes the operators before which backward takes storages read them."""
+        for unpack in self.tape.unpacks:
+            at = bisect.bisect_left(numbers, unpack.op)
+            if unpack.pack.value[0] in self.movable and at < len(ops):
+                self._read(ops[at], unpack.pack.value[0])
+
+    @staticmethod
+    def _read(op: dict[str, Any], storage: int) -> None:
+        if storage_name(storage) not in (*op["inputs"], *op["outputs"]):
+            op["inputs"].append(storage_name(storage))
+            op["attributes"] = {"holds_x": 1}
 
     def _tensor(self, storage: int) -> dict[str, Any]:
         recorded = self.tape.storages[storage]

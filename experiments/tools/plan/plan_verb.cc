@@ -1,0 +1,232 @@
+// The verb `spillway plan` plans a recorded step within a budget, for the program to carry out.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/session.h"
+#include "experiments/cli/frame/verbs.h"
+#include "experiments/output/columns.h"
+#include "experiments/output/wrap.h"
+#include "experiments/tools/plan/step_curve.h"
+#include "traces/base/error.h"
+#include "traces/base/file.h"
+
+namespace spillway::cli {
+namespace {
+
+struct PlanOptions {
+  Case asked;
+  bool curve = false;
+  bool explain = false;
+  std::string predict;
+  FormatOption format;
+  std::string output;
+};
+
+// A row of the results.
+struct Row {
+  PlannedStep planned;
+  bool is_knee = false;
+};
+
+Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
+  const Trace& trace = planner.trace();
+  const StepFloor& floor = planner.floor();
+  const auto fits = [](auto get) {
+    return [get](const Row& row) {
+      return When(row.planned.fits(), get(row.planned));
+    };
+  };
+  const auto moved = [&trace, fits](StepPlan::Fate fate) {
+    return fits([&trace, fate](const PlannedStep& planned) {
+      Bytes bytes;
+      for (const StepPlan::Storage& storage : planned.plan.storages) {
+        if (storage.fate == fate) bytes += trace.tensor(storage.storage).size;
+      }
+      return bytes;
+    });
+  };
+  const auto count = [fits](StepPlan::Fate fate) {
+    return fits([fate](const PlannedStep& planned) {
+      return std::ranges::count(planned.plan.storages, fate, &StepPlan::Storage::fate);
+    });
+  };
+  return {
+      {"workload", "", "name of the step", [&](auto&) { return trace.name; }},
+      {"policy", "", "as given", [&](auto&) { return asked.policy.name(); }},
+      {"memory_bytes", "B", "the budget", [](auto& r) { return r.planned.memory; }, "budget GiB"},
+      {"status", "", "ok, or none if no plan was found",
+       [](auto& r) { return r.planned.fits() ? "ok" : "none"; }, "status"},
+      {"least_bytes", "B", "the least memory with which a plan was found, if none was found",
+       [](auto& r) { return When(!r.planned.fits(), r.planned.best); }},
+      {"peak_allocated_bytes", "B", "most bytes in blocks at once",
+       fits([](auto& p) { return p.prediction.peak; }), "peak GiB"},
+      {"iteration_ms", "ms", "the step under the plan",
+       fits([](auto& p) { return p.prediction.step; }), "time ms"},
+      {"slowdown", "1", "it over the step without a plan",
+       fits([](auto& p) {
+         return static_cast<double>(p.prediction.step.picoseconds()) /
+                static_cast<double>(p.prediction.eager_step.picoseconds());
+       }),
+       "slowdown"},
+      {"offloaded_bytes", "B", "storages that go to the host", moved(StepPlan::Fate::kOffload),
+       "offloaded GiB"},
+      {"evicted_bytes", "B", "storages that are recomputed", moved(StepPlan::Fate::kEvict),
+       "evicted GiB"},
+      {"offloaded_storages", "1", "their number", count(StepPlan::Fate::kOffload)},
+      {"evicted_storages", "1", "their number", count(StepPlan::Fate::kEvict)},
+      {"host_ms", "ms", "of the step, at least: the host starts operators and copies",
+       fits([](auto& p) { return p.prediction.host; })},
+      {"forward_host_ms", "ms", "the part of it until forward ends",
+       fits([](auto& p) { return p.prediction.forward; })},
+      {"knee", "", "the farthest below the line from the first plan to the last",
+       [](auto& r) { return r.is_knee; }},
+      {"eager_peak_bytes", "B", "without a plan", [](auto& r) { return r.planned.prediction.eager_peak; }},
+      {"eager_ms", "ms", "the step without a plan",
+       [](auto& r) { return r.planned.prediction.eager_step; }},
+      {"floor_bytes", "B", "the least memory that any plan needs", [&](auto&) { return floor.size; }},
+      {"floor_op", "", "the op that needs it", [&](auto&) { return trace.op(floor.op).name; }},
+      {"floor_throughout_bytes", "B", "of the floor: exists during the whole step",
+       [&](auto&) { return floor.throughout; }},
+      {"floor_gradients_bytes", "B", "of the floor: gradients that backward made before",
+       [&](auto&) { return floor.gradients; }},
+      {"floor_storages", "", "the largest other storages of that moment",
+       [&](auto&) {
+         std::vector<std::string> names;
+         for (const TensorId id : floor.held) {
+           if (names.size() < 3) names.push_back(trace.tensor(id).name);
+         }
+         return fmt::format("{}", fmt::join(names, " "));
+       }},
+      {"floor_without_bytes", "B", "the floor if no op of that kind needed more than others do",
+       [&](auto&) { return When(floor.without.has_value(), floor.without ? floor.without->first : Bytes()); }},
+      {"floor_without_op", "", "the op that would then need the most",
+       [&](auto&) {
+         return When(floor.without.has_value(),
+                     floor.without ? trace.op(floor.without->second).name : std::string());
+       }},
+  };
+}
+
+// Returns the index of the row that lies farthest below the line from the first plan to the last.
+std::optional<size_t> KneeOf(const std::vector<Row>& rows) {
+  std::vector<size_t> fitting;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].planned.fits()) fitting.push_back(i);
+  }
+  if (fitting.size() < 3) return std::nullopt;
+  const auto memory = [&](size_t i) {
+    return static_cast<double>(rows[i].planned.memory.count());
+  };
+  const auto time = [&](size_t i) {
+    return static_cast<double>(rows[i].planned.prediction.step.picoseconds());
+  };
+  const size_t first = fitting.front(), last = fitting.back();
+  std::optional<size_t> knee;
+  double most = 0;
+  for (const size_t i : fitting) {
+    const double share = (memory(i) - memory(first)) / (memory(last) - memory(first));
+    const double below = time(first) + share * (time(last) - time(first)) - time(i);
+    if (below > most) {
+      most = below;
+      knee = i;
+    }
+  }
+  return knee;
+}
+
+std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) {
+  const Trace& trace = planner.trace();
+  const StepFloor& floor = planner.floor();
+  std::string text = fmt::format(
+      "\nNo plan takes less than {}, which {} needs: {} exist during the whole step, {} are "
+      "gradients that backward made before.\n",
+      FormatBytes(floor.size), trace.op(floor.op).name, FormatBytes(floor.throughout),
+      FormatBytes(floor.gradients));
+  std::vector<const StepPlan::Storage*> storages;
+  for (const StepPlan::Storage& storage : planned.plan.storages) storages.push_back(&storage);
+  std::ranges::stable_sort(storages, std::greater(),
+                           [&](auto* storage) { return trace.tensor(storage->storage).size; });
+  for (const StepPlan::Storage* storage : storages) {
+    const Tensor& tensor = trace.tensor(storage->storage);
+    const bool offloads = storage->fate == StepPlan::Fate::kOffload;
+    text += fmt::format("  {:>10}  {} is {}\n", FormatBytes(tensor.size), tensor.name,
+                        offloads ? "offloaded" : "recomputed");
+  }
+  return text;
+}
+
+int Execute(const PlanOptions& options, Session& session) {
+  const StepPlanner planner(options.asked);
+  const Columns<Row> columns = RowColumns(planner, options.asked);
+  CheckView(options.format.view(), columns);
+  std::vector<Row> rows;
+  if (options.curve) {
+    for (PlannedStep& planned : planner.Curve()) rows.push_back({std::move(planned)});
+    if (const auto knee = KneeOf(rows)) rows[*knee].is_knee = true;
+  } else {
+    if (!options.asked.memory) {
+      throw UsageError("plan: a budget is needed: --memory, or --curve for several");
+    }
+    const Bytes memory =
+        ParseSize("memory", options.asked.memory->text(), "; plan needs a fixed size of memory");
+    if (options.predict.empty()) {
+      rows.push_back({planner.In(memory)});
+    } else {
+      const StepPlan plan = ParseStepPlan(ReadFile(options.predict), options.predict,
+                                          planner.trace(), planner.places());
+      rows.push_back({planner.Predicted(plan, memory)});
+    }
+  }
+  const auto table = [&] {
+    std::vector<std::string_view> shown;
+    for (const Column<Row>& column : columns) {
+      if (!column.header.empty()) shown.push_back(column.name);
+    }
+    std::string text = FormatTable(columns, shown, Items<Row>(rows), options.format.width());
+    if (options.explain) text += Explanation(planner, rows.front().planned);
+    return text;
+  };
+  const bool any = std::ranges::any_of(rows, [](const Row& row) { return row.planned.fits(); });
+  std::vector<Export> exports;
+  if (any && !options.output.empty()) {
+    exports.push_back({"--output", options.output, [&](const Manifest&) {
+                         return planner.Format(rows.front().planned);
+                       }});
+  }
+  return session.Finish(
+      FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table), "", exports,
+      any ? kOk : kNegative, [&](Manifest& manifest) {
+        manifest.configuration = SettingsOf(options.asked);
+        manifest.AddInput("trace", "file", options.asked.workload);
+      });
+}
+
+}  // namespace
+
+void AddPlan(Command& program, Session& session) {
+  Command& verb = program.Add(
+      "plan",
+      "Plan a step that was recorded with the Python package spillway_torch, within a budget, for "
+      "the package to carry out; exit code 1 if no plan is found");
+  verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
+  auto& options = verb.Runs(Execute, session);
+  options.asked.policy = "joint:effort=quick";
+  AddCaseOptions(verb, {"workload", "device", "memory", "policy", "host"}, options.asked);
+  verb.Declared("--policy").initial = "joint:effort=quick";
+  verb.Declared("--policy").Help("The policy that decides");
+  verb.Declared("--memory").Help("The budget: a size (12GiB)");
+  verb.Flag("--curve", options.curve,
+            "Plan for budgets between the least memory of any plan and that of the step as it is");
+  verb.Flag("--explain", options.explain, "Say what needs the memory, and list all storages that move");
+  verb.Text("--predict", options.predict, "Predict the plan in this file, and search for none");
+  options.format.Add(verb);
+  verb.Text("-o,--output", options.output, "Write the plan to this file");
+}
+
+}  // namespace spillway::cli

@@ -1,0 +1,210 @@
+#include "experiments/tools/plan/step_curve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "experiments/run/run.h"
+#include "policies/recorded/step_executor.h"
+#include "traces/base/error.h"
+
+namespace spillway {
+namespace {
+
+// One part in so many of a GPU's budget is left free.
+constexpr int64_t kMargin = 400;
+// The shares of the way from the floor to the memory without a plan, in hundredths, for which a curve
+// has plans. Time falls fastest near the floor.
+constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
+// A budget that is too small for the plans that are found is raised by this part until one fits.
+constexpr int64_t kRaise = 100;
+constexpr int kRaises = 12;
+
+bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
+  if (!trace.tensor(id).movable) return false;
+  if (trace.hooks->offload) return true;
+  const auto recomputable = [&](OpId op) { return trace.op(op).recomputable; };
+  return trace.hooks->evict && std::ranges::all_of(liveness.Writers(id), recomputable);
+}
+
+StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces& places) {
+  const size_t ops = trace.ops.size();
+  std::vector<int64_t> change(ops + 1), gradients(ops + 1);
+  std::vector<std::vector<std::pair<size_t, size_t>>> present(trace.tensors.size());
+  Bytes throughout;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const Tensor& tensor = trace.tensors[i];
+    if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+    const bool persistent =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (persistent) throughout += tensor.size;
+    if (persistent) continue;
+    const bool arrives = tensor.kind == TensorKind::kInput;
+    present[i].emplace_back(arrives ? 0 : Index(liveness.Uses(id).front()),
+                            Index(liveness.Uses(id).back()) + 1);
+  }
+  for (const StepPlaces::Times& times : places.storages()) {
+    if (!MayMove(trace, liveness, times.storage)) continue;
+    auto& spans = present[Index(times.storage)];
+    spans = {{spans.front().first, Index(times.left) + 1}};
+    for (const StepPlaces::Read& read : times.reads) {
+      spans.emplace_back(Index(read.taken), Index(read.last) + 1);
+    }
+  }
+  for (size_t i = 0; i < present.size(); ++i) {
+    for (const auto& [begin, end] : present[i]) {
+      change[begin] += trace.tensors[i].size.count();
+      change[end] -= trace.tensors[i].size.count();
+      const bool stays = end == ops && trace.tensors[i].kind == TensorKind::kGradient;
+      if (stays && begin + 1 < ops) gradients[begin + 1] += trace.tensors[i].size.count();
+    }
+  }
+  StepFloor floor;
+  std::vector<Bytes> least(ops);
+  int64_t alive = throughout.count(), made = 0;
+  for (size_t i = 0; i < ops; ++i) {
+    alive += change[i];
+    made += gradients[i];
+    const auto& recorded = trace.ops[i].recorded;
+    least[i] = Bytes(alive) + recorded->workspace;
+    if (least[i] <= floor.size) continue;
+    floor.size = least[i];
+    floor.op = static_cast<OpId>(i);
+    floor.gradients = Bytes(made);
+  }
+  floor.throughout = throughout;
+  const size_t at = Index(floor.op);
+  for (size_t i = 0; i < present.size(); ++i) {
+    for (const auto& [begin, end] : present[i]) {
+      if (begin <= at && at < end) floor.held.push_back(static_cast<TensorId>(i));
+    }
+  }
+  std::ranges::stable_sort(floor.held, std::greater(),
+                           [&](TensorId id) { return trace.tensor(id).size; });
+  for (size_t i = 0; i < ops; ++i) {
+    if (trace.ops[i].slots.front().signature == trace.op(floor.op).slots.front().signature) continue;
+    if (!floor.without || least[i] > floor.without->first) {
+      floor.without = {least[i], static_cast<OpId>(i)};
+    }
+  }
+  return floor;
+}
+
+// Returns the run of a step in which blocks lie wherever they fit in total: a budget counts the
+// bytes that the program's allocator gives out.
+Prepared RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
+  Prepared run = inputs.Undecided(asked);
+  run.arena = Arena::Unplanned("counted");
+  run.device.alignment = Bytes(1);  // the sizes of a recorded step are those of the blocks
+  run.memory = memory;
+  run.options.iterations = 1;
+  return run;
+}
+
+PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t ops) {
+  return {"step-plan", [&plan, &places, ops] {
+            return std::make_unique<StepExecutor>(plan, places, ops);
+          }};
+}
+
+}  // namespace
+
+StepPlanner::StepPlanner(const Case& asked)
+    : asked_(asked),
+      inputs_(asked),
+      liveness_(*inputs_.trace()),
+      places_([this]() -> const Trace& {
+        if (!trace().hooks) {
+          throw InputError(fmt::format(
+              "{}: the step has no hooks, so its program cannot carry out a plan; record it with "
+              "write_step of the Python package spillway_torch",
+              asked_.workload));
+        }
+        return trace();
+      }(), liveness_),
+      floor_(FloorOf(trace(), liveness_, places_)) {
+  Prepared run = RunOf(inputs_, asked_, Bytes::Unlimited());
+  Trace plain = trace();
+  plain.hooks.reset();  // nothing runs in the hooks of a step without a plan
+  run.trace = std::make_shared<const Trace>(std::move(plain));
+  run.policy = "liveness";
+  eager_ = Run(run).report;
+}
+
+StepPrediction StepPlanner::PredictionOf(const Report& report) const {
+  StepPrediction prediction;
+  prediction.peak = report.metrics.peak_allocated;
+  prediction.step = report.metrics.iteration;
+  prediction.eager_peak = eager_.metrics.peak_allocated;
+  prediction.eager_step = eager_.metrics.iteration;
+  for (const TimelineEntry& entry : report.timeline) {
+    prediction.host = std::max(prediction.host, entry.interval.issued);
+    if (entry.kind != CommandKind::kKernel || entry.recompute) continue;
+    if (trace().op(entry.op).phase != Phase::kForward) continue;
+    prediction.forward = std::max(prediction.forward, entry.interval.issued);
+  }
+  return prediction;
+}
+
+PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
+  PlannedStep planned{memory, plan, PredictionOf(eager_), Bytes(0)};
+  if (plan.storages.empty()) return planned;
+  Prepared run = RunOf(inputs_, asked_, Bytes::Unlimited());
+  run.policy = Following(plan, places_, trace().ops.size());
+  planned.prediction = PredictionOf(Run(run).report);
+  return planned;
+}
+
+PlannedStep StepPlanner::Tried(Bytes memory) const {
+  PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
+  if (eager_.metrics.peak_allocated <= memory) return planned;
+  const Report report = Run(RunOf(inputs_, asked_, memory)).report;
+  if (report.fits()) {
+    planned.plan = PlanFrom(report.decisions, places_);
+    planned.prediction = PredictionOf(report);
+  } else {
+    planned.best = memory;
+  }
+  return planned;
+}
+
+PlannedStep StepPlanner::In(Bytes memory) const {
+  const Bytes margin =
+      trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
+  const Bytes aim = std::max(floor_.size, memory - margin);
+  PlannedStep planned = Tried(std::min(aim, memory));
+  for (int raise = 1; !planned.fits() && raise <= kRaises; ++raise) {
+    PlannedStep more = Tried(memory + Bytes(memory.count() / kRaise * raise));
+    if (!more.fits()) continue;
+    planned.best = more.prediction.peak;
+    break;
+  }
+  planned.memory = memory;
+  return planned;
+}
+
+std::vector<PlannedStep> StepPlanner::Curve() const {
+  std::vector<PlannedStep> curve{In(floor_.size)};
+  std::set<Bytes> budgets;
+  Bytes start = floor_.size;
+  if (!curve.front().fits()) budgets.insert(start = curve.front().best);
+  const Bytes most = eager_.metrics.peak_allocated;
+  for (const int64_t share : kShares) {
+    budgets.insert(start + Bytes((most - start).count() / 100 * share));
+  }
+  budgets.insert(most);
+  budgets.erase(floor_.size);
+  for (const Bytes budget : budgets) curve.push_back(In(budget));
+  return curve;
+}
+
+std::string StepPlanner::Format(const PlannedStep& planned) const {
+  return FormatStepPlan(planned.plan, trace(), places_, planned.memory, asked_.policy.name(),
+                        planned.prediction);
+}
+
+}  // namespace spillway

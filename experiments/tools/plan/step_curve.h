@@ -1,0 +1,77 @@
+// Plans for a recorded step that its program carries out: one within a budget, and many between the
+// least memory of any plan and the memory of the step as it is.
+
+#ifndef SPILLWAY_EXPERIMENTS_TOOLS_PLAN_STEP_CURVE_H_
+#define SPILLWAY_EXPERIMENTS_TOOLS_PLAN_STEP_CURVE_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
+#include "policies/recorded/step_plan.h"
+#include "traces/base/units.h"
+
+namespace spillway {
+
+// The least memory that any plan needs, and the op that needs it.
+struct StepFloor {
+  Bytes size;
+  OpId op{};
+  Bytes throughout;  // of it: exists during the whole step
+  Bytes gradients;   // of it: backward made it before, and it stays after the step
+  std::vector<TensorId> held;  // the other storages of that moment, the largest first
+  // The floor if no op of this kind needed more than ops of other kinds do, and the op that then
+  // holds it; nullopt if the step has no other op.
+  std::optional<std::pair<Bytes, OpId>> without;
+};
+
+// One plan and what it is predicted to take.
+struct PlannedStep {
+  Bytes memory;  // the budget
+  StepPlan plan;
+  StepPrediction prediction;
+  Bytes best;  // if no plan fits, the least memory with which one was found; otherwise 0
+
+  bool fits() const { return best == Bytes(0); }
+};
+
+class StepPlanner {
+ public:
+  // Plans the step of `asked.workload`. Throws `InputError` if its trace has no hooks, and the
+  // errors of `Inputs`.
+  explicit StepPlanner(const Case& asked);
+
+  const Trace& trace() const { return *inputs_.trace(); }
+  const StepPlaces& places() const { return places_; }
+  const StepFloor& floor() const { return floor_; }
+
+  // Returns the plan of `asked.policy` within `memory` bytes. It leaves a little of the memory free,
+  // because a GPU's allocator does not place the blocks of all steps alike. If the budget suffices
+  // without a plan, the plan is empty. Throws the errors of the policy.
+  PlannedStep In(Bytes memory) const;
+  // Carries a given plan out, which need not fit.
+  PlannedStep Predicted(const StepPlan& plan, Bytes memory) const;
+  // Returns plans for the floor and for the step as it is, and for shares of the way between them.
+  std::vector<PlannedStep> Curve() const;
+
+  // Returns the plan as `FormatStepPlan` does.
+  std::string Format(const PlannedStep& planned) const;
+
+ private:
+  PlannedStep Tried(Bytes memory) const;
+  StepPrediction PredictionOf(const Report& report) const;
+
+  const Case asked_;
+  const Inputs inputs_;
+  const Liveness liveness_;
+  const StepPlaces places_;
+  StepFloor floor_;
+  Report eager_;
+};
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_EXPERIMENTS_TOOLS_PLAN_STEP_CURVE_H_

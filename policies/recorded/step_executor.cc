@@ -1,0 +1,78 @@
+#include "policies/recorded/step_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "policies/parts/forwarding_policy.h"
+#include "sim/core/report.h"
+
+namespace spillway {
+namespace {
+
+class CarriedOutPolicy final : public ForwardingPolicy {
+ public:
+  explicit CarriedOutPolicy(std::unique_ptr<Policy> policy) : decides_(std::move(policy)) {}
+
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel&,
+                      const TrialRun& trial, const std::string&) override {
+    const Liveness liveness(trace);
+    const StepPlaces places(trace, liveness);
+    const Report report = trial(*decides_, device.memory, {.iterations = 1});
+    const StepPlan plan = report.fits() ? PlanFrom(report.decisions, places) : StepPlan();
+    chosen_ = std::make_unique<StepExecutor>(plan, places, trace.ops.size());
+    return {device.memory};
+  }
+
+ private:
+  const std::unique_ptr<Policy> decides_;
+};
+
+}  // namespace
+
+StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_t ops)
+    : moves_(ops) {
+  auto times = places.storages().begin();
+  for (const StepPlan::Storage& storage : plan.storages) {
+    while (times->storage != storage.storage) ++times;  // both are in the order of packing
+    const auto at = [&](size_t op) -> Moves& { return moves_[std::min(op, ops - 1)]; };
+    if (storage.fate == StepPlan::Fate::kOffload) {
+      // The op behind the hook may use the storage, which would then be pinned.
+      at(Index(times->packed) - 1).copied.push_back(storage.storage);
+      if (storage.release) at(*storage.release).released.push_back(storage.storage);
+      for (const size_t op : storage.prefetches) at(op).prefetched.push_back(storage.storage);
+    } else {
+      at(Index(times->left)).evicted.push_back(storage.storage);
+    }
+    for (const StepPlaces::Read& read : times->reads) {
+      if (!std::ranges::binary_search(storage.drops, read.taken)) continue;
+      auto& moves = at(Index(read.last));
+      (storage.fate == StepPlan::Fate::kOffload ? moves.dropped : moves.evicted)
+          .push_back(storage.storage);
+    }
+  }
+}
+
+void StepExecutor::BeforeOp(PolicyContext& context, OpId op) {
+  if (context.recomputing()) return;
+  if (op == OpId{0}) late_.clear();
+  const Moves& moves = moves_[Index(op)];
+  for (const TensorId id : moves.released) context.Release(id);
+  late_.insert(late_.end(), moves.prefetched.begin(), moves.prefetched.end());
+  std::erase_if(late_, [&](TensorId id) {
+    return context.Where(id) != Residency::kOutside || context.Prefetch(id);
+  });
+}
+
+void StepExecutor::AfterOp(PolicyContext& context, OpId op) {
+  if (context.recomputing()) return;
+  const Moves& moves = moves_[Index(op)];
+  for (const TensorId id : moves.dropped) context.Release(id);
+  for (const TensorId id : moves.evicted) context.Evict(id);
+  for (const TensorId id : moves.copied) context.Offload(id);
+}
+
+std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy) {
+  return std::make_unique<CarriedOutPolicy>(std::move(policy));
+}
+
+}  // namespace spillway

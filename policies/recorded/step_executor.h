@@ -1,0 +1,45 @@
+// Policies on a recorded program that can carry their decisions out.
+//
+// A policy decides in the middle of a run. The program's executor knows the decisions before the
+// step begins, and acts in the hooks of autograd alone: it starts each copy to the host where
+// autograd saves the storage, and lets go of storages and fetches them where a hook is.
+// `CarriedOut` makes a run of the policy first, and then a run as the executor does it.
+
+#ifndef SPILLWAY_POLICIES_RECORDED_STEP_EXECUTOR_H_
+#define SPILLWAY_POLICIES_RECORDED_STEP_EXECUTOR_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "policies/recorded/step_plan.h"
+#include "sim/core/policy.h"
+
+namespace spillway {
+
+// Follows a plan. A step that does not fit under it runs out of memory.
+class StepExecutor final : public Policy {
+ public:
+  // REQUIRES: the plan is for the trace that `places` is about.
+  StepExecutor(const StepPlan& plan, const StepPlaces& places, size_t ops);
+
+  void BeforeOp(PolicyContext& context, OpId op) override;
+  void AfterOp(PolicyContext& context, OpId op) override;
+
+ private:
+  // What happens before an op or after it, by op.
+  struct Moves {
+    std::vector<TensorId> released, prefetched;      // before
+    std::vector<TensorId> dropped, evicted, copied;  // after
+  };
+  std::vector<Moves> moves_;
+  std::vector<TensorId> late_;  // prefetches for which there was no room
+};
+
+// Returns a policy that makes a trial run of `policy` and carries its decisions out. A policy that
+// runs another trace than the given one throws `PolicyError`.
+std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_RECORDED_STEP_EXECUTOR_H_

@@ -1,0 +1,265 @@
+#include "policies/recorded/step_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "traces/base/error.h"
+#include "traces/base/json.h"
+#include "traces/base/json_writer.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kFormat = "spillway-step-plan";
+constexpr int64_t kVersion = 1;
+
+std::string_view Name(StepPlan::Fate fate) {
+  return fate == StepPlan::Fate::kOffload ? "offload" : "evict";
+}
+
+double Seconds(Duration time) { return static_cast<double>(time.picoseconds()) * 1e-12; }
+
+}  // namespace
+
+StepPlaces::StepPlaces(const Trace& trace, const Liveness& liveness) {
+  int64_t position = -1;
+  for (const HookPlace& place : trace.hooks->places) {
+    position += int64_t{place.packed} + place.unpacked;
+    if (places_.empty() || places_.back() != place.at) {
+      places_.push_back(place.at);
+      positions_.push_back(position);
+    }
+    positions_.back() = position;
+  }
+  struct Found {
+    uint32_t packed = 0;
+    std::vector<uint32_t> taken;
+  };
+  std::map<TensorId, Found> found;
+  for (const KeptForBackward& kept : trace.saved) {
+    const TensorId id = liveness.Root(kept.tensor);
+    Found& storage = found.try_emplace(id, Found{kept.packed, {}}).first->second;
+    for (const uint32_t at : kept.unpacked) {
+      if (at < trace.ops.size()) storage.taken.push_back(at);
+    }
+  }
+  for (auto& [id, times] : found) {
+    std::ranges::sort(times.taken);
+    times.taken.erase(std::ranges::unique(times.taken).begin(), times.taken.end());
+    const auto uses = liveness.Uses(id);
+    if (times.taken.empty() || uses.empty() || times.packed == 0) continue;
+    if (Index(uses.front()) >= std::min(times.packed, times.taken.front())) continue;
+    const auto last_before = [&](size_t op) {
+      return *std::prev(std::ranges::lower_bound(uses, static_cast<OpId>(op)));
+    };
+    Times& storage = storages_.emplace_back();
+    storage.storage = id;
+    storage.packed = static_cast<OpId>(times.packed);
+    storage.left = last_before(times.taken.front());
+    for (size_t i = 0; i < times.taken.size(); ++i) {
+      const auto taken = static_cast<OpId>(times.taken[i]);
+      const size_t end = i + 1 < times.taken.size() ? times.taken[i + 1] : trace.ops.size();
+      storage.reads.push_back({taken, std::max(taken, last_before(end))});
+    }
+  }
+  std::ranges::stable_sort(storages_, {}, &Times::packed);
+}
+
+std::optional<size_t> StepPlaces::LastBefore(size_t op) const {
+  const auto next = std::ranges::upper_bound(places_, op);
+  return next == places_.begin() ? std::nullopt : std::optional(*std::prev(next));
+}
+
+std::optional<size_t> StepPlaces::FirstFrom(size_t op) const {
+  const auto found = std::ranges::lower_bound(places_, op);
+  return found == places_.end() ? std::nullopt : std::optional(*found);
+}
+
+int64_t StepPlaces::PositionAt(size_t place) const {
+  return positions_[static_cast<size_t>(std::ranges::lower_bound(places_, place) -
+                                        places_.begin())];
+}
+
+std::optional<size_t> StepPlaces::OpBehind(int64_t position) const {
+  const auto found = std::ranges::lower_bound(positions_, position);
+  if (position < 0 || found == positions_.end()) return std::nullopt;
+  return places_[static_cast<size_t>(found - positions_.begin())];
+}
+
+StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& places) {
+  // The verbs on each storage, each with the op before which it was called.
+  struct Called {
+    Verb verb;
+    size_t before;
+  };
+  std::map<TensorId, std::vector<Called>> called;
+  std::optional<OpId> ran;  // the op of the trace that was issued last
+  for (const Decision& decision : decisions) {
+    if (decision.verb == Verb::kRun) ran = decision.op;
+    if (!decision.done || decision.tensor == kNoTensor) continue;
+    const bool after = ran == decision.op;
+    called[decision.tensor].push_back({decision.verb, Index(decision.op) + (after ? 1 : 0)});
+  }
+  StepPlan plan;
+  for (const StepPlaces::Times& times : places.storages()) {
+    const auto found = called.find(times.storage);
+    if (found == called.end()) continue;
+    StepPlan::Storage storage{times.storage};
+    bool offloads = false, evicts = false;
+    std::optional<size_t> released;
+    for (const Called& call : found->second) {
+      offloads |= call.verb == Verb::kOffload;
+      evicts |= call.verb == Verb::kEvict;
+      if (call.verb == Verb::kRelease && !released) released = call.before;
+    }
+    if (!offloads && !evicts) continue;
+    storage.fate = offloads ? StepPlan::Fate::kOffload : StepPlan::Fate::kEvict;
+    const size_t taken = Index(times.reads.front().taken);
+    if (offloads) {
+      const auto free = places.FirstFrom(Index(times.left) + 1);
+      const auto wanted = released ? places.LastBefore(*released) : std::nullopt;
+      if (free && wanted && std::max(*free, *wanted) < taken) {
+        storage.release = std::max(*free, *wanted);
+      }
+    }
+    for (const Called& call : found->second) {
+      if (call.verb != Verb::kPrefetch || !offloads) continue;
+      const auto place = places.FirstFrom(call.before);
+      if (place && (storage.prefetches.empty() || *place > storage.prefetches.back())) {
+        storage.prefetches.push_back(*place);
+      }
+    }
+    for (size_t i = 0; i + 1 < times.reads.size(); ++i) {
+      const auto goes = [&](const Called& call) {
+        return (call.verb == Verb::kRelease || call.verb == Verb::kEvict) &&
+               call.before > Index(times.reads[i].taken) &&
+               call.before <= Index(times.reads[i + 1].taken);
+      };
+      if (std::ranges::any_of(found->second, goes)) storage.drops.push_back(times.reads[i].taken);
+    }
+    if (evicts || storage.release || !storage.drops.empty()) {
+      plan.storages.push_back(std::move(storage));
+    }
+  }
+  return plan;
+}
+
+std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepPlaces& places,
+                           Bytes memory, std::string_view policy,
+                           const StepPrediction& prediction) {
+  JsonWriter json(1);
+  json.BeginObject().Put("format", kFormat).Put("version", kVersion).Put("workload", trace.name);
+  json.Put("memory_bytes", memory).Put("policy", policy);
+  json.Put("peak_bytes", prediction.peak).Put("eager_peak_bytes", prediction.eager_peak);
+  json.Put("step_s", Seconds(prediction.step)).Put("eager_step_s", Seconds(prediction.eager_step));
+  json.Put("host_s", Seconds(prediction.host));
+  json.Put("forward_host_s", Seconds(prediction.forward));
+  json.Key("storages").BeginArray();
+  for (const StepPlan::Storage& storage : plan.storages) {
+    json.BeginObject().Put("tensor", trace.tensor(storage.storage).name);
+    json.Put("fate", Name(storage.fate));
+    if (storage.release) json.Put("release", places.PositionAt(*storage.release));
+    if (storage.fate == StepPlan::Fate::kOffload) {
+      json.Key("prefetches").BeginArray();
+      for (const size_t at : storage.prefetches) json.Put(places.PositionAt(at));
+      json.EndArray();
+    }
+    json.Key("drops").BeginArray();
+    for (const OpId op : storage.drops) {
+      json.Put(places.PositionAt(places.LastBefore(Index(op)).value_or(0)));
+    }
+    json.EndArray().EndObject();
+  }
+  return json.EndArray().EndObject().Take();
+}
+
+StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const Trace& trace,
+                       const StepPlaces& places) {
+  JsonDocument document(text, origin);
+  using Value = JsonDocument::Value;
+  document.ReadHeader(kFormat, kVersion, kVersion);
+  std::map<std::string_view, const StepPlaces::Times*> known;
+  for (const StepPlaces::Times& times : places.storages()) {
+    known.emplace(trace.tensor(times.storage).name, &times);
+  }
+  const auto op_at = [&](Value value) {
+    const int64_t position = document.ReadInteger(value, 0, int64_t{1} << 32);
+    if (const auto op = places.OpBehind(position)) return *op;
+    document.Fail(fmt::format("the step has no position {}", position));
+  };
+  StepPlan plan;
+  const auto read_storage = [&](Value value) {
+    StepPlan::Storage storage;
+    const StepPlaces::Times* times = nullptr;
+    std::vector<size_t> drops;
+    document.ReadObject(
+        value,
+        Required("tensor",
+                 [&](Value v) {
+                   const std::string_view name = document.ReadString(v);
+                   const auto found = known.find(name);
+                   if (found == known.end()) {
+                     document.Fail(fmt::format("'{}' is no storage that autograd saves and that "
+                                               "backward reads",
+                                               JsonExcerpt(name)));
+                   }
+                   times = found->second;
+                   known.erase(found);
+                 }),
+        Required("fate",
+                 [&](Value v) {
+                   const std::string_view name = document.ReadString(v);
+                   for (const auto fate : {StepPlan::Fate::kOffload, StepPlan::Fate::kEvict}) {
+                     if (Name(fate) != name) continue;
+                     storage.fate = fate;
+                     return;
+                   }
+                   document.Fail("expected \"offload\" or \"evict\"");
+                 }),
+        Optional("release", [&](Value v) { storage.release = op_at(v); }),
+        Optional("prefetches",
+                 [&](Value v) {
+                   document.ReadArray(v, [&](Value at) { storage.prefetches.push_back(op_at(at)); });
+                 }),
+        Required("drops", [&](Value v) {
+          document.ReadArray(v, [&](Value at) { drops.push_back(op_at(at)); });
+        }));
+    if (storage.fate != StepPlan::Fate::kOffload &&
+        (storage.release || !storage.prefetches.empty())) {
+      document.Fail("only a storage that is offloaded has \"release\" and \"prefetches\"");
+    }
+    storage.storage = times->storage;
+    for (const size_t at : drops) {
+      const auto read = std::ranges::find(times->reads, at, [](const StepPlaces::Read& r) {
+        return Index(r.taken);
+      });
+      if (read == times->reads.end()) document.Fail("backward does not read the storage there");
+      storage.drops.push_back(read->taken);
+    }
+    plan.storages.push_back(std::move(storage));
+  };
+  document.ReadRoot(
+      Required("format", SkipJson), Required("version", SkipJson),
+      Required("workload",
+               [&](Value v) {
+                 const std::string_view name = document.ReadString(v);
+                 if (name == trace.name) return;
+                 document.Fail(fmt::format("the plan is for '{}', and this is '{}'",
+                                           JsonExcerpt(name), trace.name));
+               }),
+      Required("memory_bytes", SkipJson), Required("policy", SkipJson),
+      Required("peak_bytes", SkipJson), Required("eager_peak_bytes", SkipJson),
+      Required("step_s", SkipJson), Required("eager_step_s", SkipJson),
+      Required("host_s", SkipJson), Required("forward_host_s", SkipJson),
+      Required("storages", [&](Value v) { document.ReadArray(v, read_storage); }));
+  const auto packed = [&](const StepPlan::Storage& storage) {
+    return std::ranges::find(places.storages(), storage.storage, &StepPlaces::Times::storage);
+  };
+  std::ranges::stable_sort(plan.storages, {}, packed);
+  return plan;
+}
+
+}  // namespace spillway

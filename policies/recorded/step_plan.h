@@ -1,0 +1,103 @@
+// A plan that the executor of a recorded program carries out in the program's own steps.
+//
+// It says what happens to each storage that autograd saves, and where: a position is the number of
+// hooks of autograd that ran before (`Trace::hooks`). Storages that it does not name are kept.
+
+#ifndef SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
+#define SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/core/report.h"
+#include "traces/liveness.h"
+#include "traces/trace.h"
+
+namespace spillway {
+
+// The places of a recorded step at which storages can move, and what backward reads there.
+class StepPlaces {
+ public:
+  // REQUIRES: the trace has hooks. The trace and its liveness outlive the object.
+  StepPlaces(const Trace& trace, const Liveness& liveness);
+
+  // One time that backward reads a storage.
+  struct Read {
+    OpId taken{};  // the op before which backward takes it
+    OpId last{};   // the last op that uses it then
+  };
+  // The times that a storage has in a step. Only storages that autograd saved, and that backward
+  // reads, have some.
+  struct Times {
+    TensorId storage{};
+    OpId packed{};  // the op before which autograd saves it
+    OpId left{};    // the last op that uses it before backward reads it
+    std::vector<Read> reads;  // at least one
+  };
+  const std::vector<Times>& storages() const { return storages_; }  // by `packed`
+
+  // Return the last place with hooks that is not behind the op, or the first one that is not before
+  // it; nullopt if there is none. A place is named by the op behind it, which is one more than the
+  // last op for a place at the end.
+  std::optional<size_t> LastBefore(size_t op) const;
+  std::optional<size_t> FirstFrom(size_t op) const;
+  // Returns the position of the last hook at a place.
+  int64_t PositionAt(size_t place) const;
+  // Returns the op behind the hook at a position; nullopt if there is no such position.
+  std::optional<size_t> OpBehind(int64_t position) const;
+
+ private:
+  std::vector<Times> storages_;
+  std::vector<size_t> places_;      // ascending
+  std::vector<int64_t> positions_;  // by place: of its last hook
+};
+
+struct StepPlan {
+  enum class Fate : uint8_t {
+    kOffload,  // copied to the host where autograd saves it
+    kEvict,    // recomputed where backward reads it
+  };
+  struct Storage {
+    TensorId storage{};
+    Fate fate = Fate::kOffload;
+    // For kOffload: the op before which the step waits for the copy, and gives the storage up.
+    // Without one, it stays until backward has read it.
+    std::optional<size_t> release{};
+    // The ops before which a copy back starts, ascending. Without one, backward waits for it.
+    std::vector<size_t> prefetches{};
+    // The `taken` of reads after which the storage is given up again, ascending.
+    std::vector<OpId> drops{};
+
+    bool operator==(const Storage&) const = default;
+  };
+  std::vector<Storage> storages;  // by `Times::packed`
+
+  bool operator==(const StepPlan&) const = default;
+};
+
+// Returns the plan that carries out the decisions of a run of the trace, as far as the program can.
+StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& places);
+
+// What a plan is predicted to take, beside the step without a plan.
+struct StepPrediction {
+  Bytes peak, eager_peak;  // allocated
+  Duration step, eager_step;
+  Duration host;     // of `step`, at least: the host takes it to start operators and copies
+  Duration forward;  // of `host`, until forward ends
+};
+
+// Returns the plan as a JSON document (experiments/schemas/step-plan.json). `policy` has decided.
+std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepPlaces& places,
+                           Bytes memory, std::string_view policy,
+                           const StepPrediction& prediction);
+
+// Reads such a document; `origin` is its path in messages. Throws `InputError` with the place of the
+// error if the document is malformed, or names what the trace does not have.
+StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const Trace& trace,
+                       const StepPlaces& places);
+
+}  // namespace spillway
+
+#endif  // SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
