@@ -157,7 +157,9 @@ class JointPolicy final : public PlannedPolicy {
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
     }
-    if (!shortest || *shortest > hardly) TryOthers(device.memory, trial, best, shortest);
+    // Of another policy's run, a recorded program carries out the decisions alone.
+    const bool others = !trace.hooks && (!shortest || *shortest > hardly);
+    if (others) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
     best.memory = std::min(device.memory, best.memory);
     return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);

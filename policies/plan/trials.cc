@@ -210,17 +210,21 @@ void Trials::Score(std::span<Scored> plans, Duration limit) {
 // Returns the time of the plan's kernels if each evicted storage is rebuilt once, and everything
 // that this reads is there.
 Duration Trials::LeastTimeOf(const JointPlan& plan) const {
-  std::vector<int> runs(least_times_.size(), 1);
+  std::vector<bool> again(least_times_.size());
   for (const TensorId id : facts_->movable()) {
     if (plan.storages[Index(id)].fate != Fate::kEvict) continue;
     for (const OpId writer : facts_->liveness().Writers(id)) {
-      if (writer <= facts_->GapOf(id)->left) runs[Index(writer)] = 2;
+      if (writer <= facts_->GapOf(id)->left) again[Index(writer)] = true;
     }
   }
   Duration time;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const Duration chosen = TimeOf(facts_->cost(), facts_->trace().ops[i], plan.kernels[i]);
-    time += (plan.kernels[i].empty() ? least_times_[i] : chosen) * runs[i];
+  for (size_t i = 0; i < again.size(); ++i) {
+    const Op& op = facts_->trace().ops[i];
+    const Duration once = plan.kernels[i].empty()
+                              ? least_times_[i]
+                              : TimeOf(facts_->cost(), op, plan.kernels[i]);
+    time += once;
+    if (again[i]) time += op.recorded && op.recorded->again ? op.recorded->again->time : once;
   }
   return time;
 }

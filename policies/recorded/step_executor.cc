@@ -18,7 +18,7 @@ class CarriedOutPolicy final : public ForwardingPolicy {
     const Liveness liveness(trace);
     const StepPlaces places(trace, liveness);
     const Report report = trial(*decides_, device.memory, {.iterations = 1});
-    const StepPlan plan = report.fits() ? PlanFrom(report.decisions, places) : StepPlan();
+    const StepPlan plan = report.fits() ? PlanFrom(report, places, device.memory) : StepPlan();
     chosen_ = std::make_unique<StepExecutor>(plan, places, trace.ops.size());
     return {device.memory};
   }
@@ -31,6 +31,7 @@ class CarriedOutPolicy final : public ForwardingPolicy {
 
 StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_t ops)
     : moves_(ops) {
+  for (size_t op = 0; op < ops; ++op) moves_[op].hook = places.LastBefore(op) == op;
   auto times = places.storages().begin();
   for (const StepPlan::Storage& storage : plan.storages) {
     while (times->storage != storage.storage) ++times;  // both are in the order of packing
@@ -58,6 +59,7 @@ void StepExecutor::BeforeOp(PolicyContext& context, OpId op) {
   const Moves& moves = moves_[Index(op)];
   for (const TensorId id : moves.released) context.Release(id);
   late_.insert(late_.end(), moves.prefetched.begin(), moves.prefetched.end());
+  if (!moves.hook) return;
   std::erase_if(late_, [&](TensorId id) {
     return context.Where(id) != Residency::kOutside || context.Prefetch(id);
   });

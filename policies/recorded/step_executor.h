@@ -29,6 +29,7 @@ class StepExecutor final : public Policy {
  private:
   // What happens before an op or after it, by op.
   struct Moves {
+    bool hook = false;                               // a hook runs before the op
     std::vector<TensorId> released, prefetched;      // before
     std::vector<TensorId> dropped, evicted, copied;  // after
   };

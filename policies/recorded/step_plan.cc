@@ -20,11 +20,26 @@ std::string_view Name(StepPlan::Fate fate) {
   return fate == StepPlan::Fate::kOffload ? "offload" : "evict";
 }
 
+// Returns by op the most bytes of the device that are taken while it is prepared and issued.
+std::vector<Bytes> UsedBytes(const Report& report) {
+  std::vector<Bytes> used;
+  Bytes now;
+  for (const Placement& placement : report.placements) {
+    if (!placement.on_device() || placement.kind > PlacementKind::kFree) continue;
+    const size_t op = Index(placement.op);
+    while (used.size() <= op) used.push_back(now);
+    const bool taken = placement.kind == PlacementKind::kAllocate;
+    now += taken ? placement.block.size : Bytes(0) - placement.block.size;
+    used[op] = std::max(used[op], now);
+  }
+  return used;
+}
+
 double Seconds(Duration time) { return static_cast<double>(time.picoseconds()) * 1e-12; }
 
 }  // namespace
 
-StepPlaces::StepPlaces(const Trace& trace, const Liveness& liveness) {
+StepPlaces::StepPlaces(const Trace& trace, const Liveness& liveness) : trace_(trace) {
   int64_t position = -1;
   for (const HookPlace& place : trace.hooks->places) {
     position += int64_t{place.packed} + place.unpacked;
@@ -89,7 +104,7 @@ std::optional<size_t> StepPlaces::OpBehind(int64_t position) const {
   return places_[static_cast<size_t>(found - positions_.begin())];
 }
 
-StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& places) {
+StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) {
   // The verbs on each storage, each with the op before which it was called.
   struct Called {
     Verb verb;
@@ -97,12 +112,25 @@ StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& plac
   };
   std::map<TensorId, std::vector<Called>> called;
   std::optional<OpId> ran;  // the op of the trace that was issued last
-  for (const Decision& decision : decisions) {
+  for (const Decision& decision : report.decisions) {
     if (decision.verb == Verb::kRun) ran = decision.op;
     if (!decision.done || decision.tensor == kNoTensor) continue;
     const bool after = ran == decision.op;
     called[decision.tensor].push_back({decision.verb, Index(decision.op) + (after ? 1 : 0)});
   }
+  std::vector<Bytes> used = UsedBytes(report);
+  // Returns the place at which a copy back starts that the run has started before an op: the last
+  // one before it if there is room from then on, or else the first one behind it.
+  const auto place_of = [&](size_t before, Bytes size) {
+    const auto last = places.LastBefore(before);
+    if (!last) return places.FirstFrom(before);
+    const auto until = used.begin() + static_cast<ptrdiff_t>(std::min(before, used.size()));
+    const auto since = used.begin() + static_cast<ptrdiff_t>(std::min(*last, used.size()));
+    const auto has_room = [&](Bytes bytes) { return bytes + size <= memory; };
+    if (!std::all_of(since, until, has_room)) return places.FirstFrom(before);
+    std::for_each(since, until, [&](Bytes& bytes) { bytes += size; });
+    return last;
+  };
   StepPlan plan;
   for (const StepPlaces::Times& times : places.storages()) {
     const auto found = called.find(times.storage);
@@ -127,7 +155,7 @@ StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& plac
     }
     for (const Called& call : found->second) {
       if (call.verb != Verb::kPrefetch || !offloads) continue;
-      const auto place = places.FirstFrom(call.before);
+      const auto place = place_of(call.before, places.SizeOf(times.storage));
       if (place && (storage.prefetches.empty() || *place > storage.prefetches.back())) {
         storage.prefetches.push_back(*place);
       }

@@ -43,12 +43,14 @@ class StepPlaces {
   // last op for a place at the end.
   std::optional<size_t> LastBefore(size_t op) const;
   std::optional<size_t> FirstFrom(size_t op) const;
+  Bytes SizeOf(TensorId storage) const { return trace_.tensor(storage).size; }
   // Returns the position of the last hook at a place.
   int64_t PositionAt(size_t place) const;
   // Returns the op behind the hook at a position; nullopt if there is no such position.
   std::optional<size_t> OpBehind(int64_t position) const;
 
  private:
+  const Trace& trace_;
   std::vector<Times> storages_;
   std::vector<size_t> places_;      // ascending
   std::vector<int64_t> positions_;  // by place: of its last hook
@@ -77,8 +79,9 @@ struct StepPlan {
   bool operator==(const StepPlan&) const = default;
 };
 
-// Returns the plan that carries out the decisions of a run of the trace, as far as the program can.
-StepPlan PlanFrom(const std::vector<Decision>& decisions, const StepPlaces& places);
+// Returns the plan that carries out the decisions of a run of the trace in `memory` bytes, as far as
+// the program can. REQUIRES: the run fits.
+StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory);
 
 // What a plan is predicted to take, beside the step without a plan.
 struct StepPrediction {

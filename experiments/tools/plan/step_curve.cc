@@ -19,9 +19,10 @@ constexpr int64_t kMargin = 400;
 // The shares of the way from the floor to the memory without a plan, in hundredths, for which a curve
 // has plans. Time falls fastest near the floor.
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
-// A budget that is too small for the plans that are found is raised by this part until one fits.
-constexpr int64_t kRaise = 100;
-constexpr int kRaises = 12;
+// Where no plan within the budget is found, plans with so many percent more are tried.
+constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
+// The default policy makes about so many trials of single ops. A trial of 1,000 ops takes 2 ms.
+constexpr int64_t kTrialsOfOps = 2'500'000;
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
   if (!trace.tensor(id).movable) return false;
@@ -38,11 +39,11 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
     const Tensor& tensor = trace.tensors[i];
-    if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+    if (liveness.Root(id) != id) continue;
     const bool persistent =
         tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
     if (persistent) throughout += tensor.size;
-    if (persistent) continue;
+    if (persistent || liveness.Uses(id).empty()) continue;
     const bool arrives = tensor.kind == TensorKind::kInput;
     present[i].emplace_back(arrives ? 0 : Index(liveness.Uses(id).front()),
                             Index(liveness.Uses(id).back()) + 1);
@@ -164,7 +165,7 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
   if (eager_.metrics.peak_allocated <= memory) return planned;
   const Report report = Run(RunOf(inputs_, asked_, memory)).report;
   if (report.fits()) {
-    planned.plan = PlanFrom(report.decisions, places_);
+    planned.plan = PlanFrom(report, places_, memory);
     planned.prediction = PredictionOf(report);
   } else {
     planned.best = memory;
@@ -177,8 +178,8 @@ PlannedStep StepPlanner::In(Bytes memory) const {
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
   const Bytes aim = std::max(floor_.size, memory - margin);
   PlannedStep planned = Tried(std::min(aim, memory));
-  for (int raise = 1; !planned.fits() && raise <= kRaises; ++raise) {
-    PlannedStep more = Tried(memory + Bytes(memory.count() / kRaise * raise));
+  for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
+    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]));
     if (!more.fits()) continue;
     planned.best = more.prediction.peak;
     break;

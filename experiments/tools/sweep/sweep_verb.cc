@@ -146,7 +146,7 @@ Columns<Plan> PlanColumns() {
   };
 }
 
-void AddPlan(Command& sweep, Session& session) {
+void AddSweepPlan(Command& sweep, Session& session) {
   struct Options : SimulatedGrid {
     FormatOption format;
   };
@@ -357,7 +357,7 @@ void AddSweep(Command& program, Session& session) {
       "--checkpoint", options.checkpoint,
       "Copy the store here every minute, at the end and when interrupted, whole or not at all; "
       "a missing store begins with this copy");
-  AddPlan(verb, session);
+  AddSweepPlan(verb, session);
   AddStatus(verb, session);
   AddExport(verb, session);
   AddMerge(verb);

@@ -67,10 +67,15 @@ class StepTrace:
             for at in saved.chain.ops:
                 self.inside.setdefault(at, set()).add(saved.storage)
         self.absorbed = self._absorbed()
+        self.home = list(range(len(tape.ops)))  # by operator: the one with which an op of the trace ends that stands for it
+        for at in range(len(tape.ops) - 2, -1, -1):
+            self.home[at] = self.home[at + 1] if at in self.absorbed else at
         self.costs = host_costs(tape.device)
         self.used: dict[int, int] = {}  # the last operator that uses a storage
         self.first: dict[int, int] = {}
-        self.forward: dict[int, int] = {}  # the last operator that uses a storage which may move, before the program lets go of it
+        self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
+        self.dies = {s: tape.storages[s].died for s in {pack.value[0] for pack in tape.packs} if tape.storages[s].born >= 0}
+        self.dies |= {s: saved.dies for s, saved in self.movable.items()}
 
     def _absorbed(self) -> set[int]:
         """Returns the operators of chains whose results nobody else reads."""
@@ -128,6 +133,9 @@ class StepTrace:
 
     def _rest(self, ops: dict[int, dict[str, Any]]) -> dict[int, int]:
         """Returns, by operator, the recorded bytes that no tensor of the trace has."""
+        used = [0] * len(self.tape.ops)
+        for at, home in enumerate(self.home):
+            used[home] = max(used[home], self.tape.used[at])
         change = [0] * (len(self.tape.ops) + 2)
         for storage, first in self.first.items():
             recorded = self.tape.storages[storage]
@@ -137,7 +145,7 @@ class StepTrace:
             change[begin] += self.tape.rounded(storage)
             change[end] -= self.tape.rounded(storage)
         alive = list(itertools.accumulate(change))
-        return {at: max(0, self.tape.used[at] - alive[at]) for at in ops}
+        return {at: max(0, used[at] - alive[at]) for at in ops}
 
     def _hooks(self, numbers: list[int]) -> dict[str, Any]:
         """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""
@@ -183,7 +191,8 @@ class StepTrace:
         for storage in (*inputs, *written):
             self.first.setdefault(storage, at)
             self.used[storage] = at
-            if storage in self.movable and at < (self.movable[storage].dies or 0):
+            dies = self.dies.get(storage)
+            if dies is not None and at <= self.home[max(dies, 1) - 1]:
                 self.forward[storage] = at
         name = f"{name.split('::')[-1]}.{at}"
         return {"name": name, "layer": name, "type": type_of(self.tape.ops[at].name.split("::")[-1]), "phase": phase, "batch": 1,
