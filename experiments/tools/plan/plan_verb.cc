@@ -216,10 +216,12 @@ void AddPlan(Command& program, Session& session) {
       "the package to carry out; exit code 1 if no plan is found");
   verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
   auto& options = verb.Runs(Execute, session);
-  options.asked.policy = "joint:effort=quick";
+  options.asked.policy = "joint";
   AddCaseOptions(verb, {"workload", "device", "memory", "policy", "host"}, options.asked);
-  verb.Declared("--policy").initial = "joint:effort=quick";
-  verb.Declared("--policy").Help("The policy that decides");
+  verb.Declared("--policy").initial = "joint";
+  verb.Declared("--policy").Help(
+      "The policy that decides; joint makes as many trials as a few seconds allow, unless its "
+      "effort is given");
   verb.Declared("--memory").Help("The budget: a size (12GiB)");
   verb.Flag("--curve", options.curve,
             "Plan for budgets between the least memory of any plan and that of the step as it is");

@@ -95,6 +95,15 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
   return floor;
 }
 
+// Returns the case with an effort of `joint` that suits the length of the step.
+Case WithEffort(Case asked, const Trace& trace) {
+  if (asked.policy.name() != "joint") return asked;
+  const auto ops = static_cast<int64_t>(trace.ops.size());
+  const int64_t trials = std::clamp<int64_t>(kTrialsOfOps / ops, 300, 4000);
+  asked.policy = fmt::format("joint:effort={}", trials);
+  return asked;
+}
+
 // Returns the run of a step in which blocks lie wherever they fit in total: a budget counts the
 // bytes that the program's allocator gives out.
 Prepared RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
@@ -115,8 +124,8 @@ PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t op
 }  // namespace
 
 StepPlanner::StepPlanner(const Case& asked)
-    : asked_(asked),
-      inputs_(asked),
+    : inputs_(asked),
+      asked_(WithEffort(asked, *inputs_.trace())),
       liveness_(*inputs_.trace()),
       places_([this]() -> const Trace& {
         if (!trace().hooks) {

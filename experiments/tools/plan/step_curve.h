@@ -64,8 +64,8 @@ class StepPlanner {
   PlannedStep Tried(Bytes memory) const;
   StepPrediction PredictionOf(const Report& report) const;
 
-  const Case asked_;
   const Inputs inputs_;
+  const Case asked_;
   const Liveness liveness_;
   const StepPlaces places_;
   StepFloor floor_;
