@@ -1,16 +1,22 @@
 """Records steps of PyTorch programs for Spillway, with or without a GPU, and runs plans in them."""
 
-from .errors import NotRecordableError, ProgramError, SpillwayError
-from .execute import Curve, Fitted, Plan, explain, fit, make_plan, read_plan, record_tape, step, write_plan, write_step
-from .ledger import Storage
-from .modules import find_blocks
+from .base.errors import NotRecordableError, ProgramError, SpillwayError
+from .base.ledger import Storage
+from .base.program import find_program, run_program
+from .base.target import Target
+from .fit.fit import Fitted, fit
+from .fit.host import record_tape
 from .operators import record_operators
-from .pretended import Pretended, pretend
-from .program import find_program, run_program
-from .recorder import Operand, Operator, Saved
-from .recording import Recording, record
-from .target import Target
-from .verdict import FitRow, Holder, LargestRow
+from .plan.curve import Curve, explain
+from .plan.files import read_plan, write_plan, write_step
+from .plan.plan import Plan
+from .plan.planner import make_plan
+from .run.executor import step
+from .step.modules import find_blocks
+from .step.pretended import Pretended, pretend
+from .step.recorder import Operand, Operator, Saved
+from .step.recording import Recording, record
+from .step.verdict import FitRow, Holder, LargestRow
 
 __all__ = ["Curve", "FitRow", "Fitted", "Holder", "LargestRow", "NotRecordableError", "Operand", "Operator", "Plan", "Pretended",
            "ProgramError", "Recording", "Saved", "SpillwayError", "Storage", "Target", "explain", "find_blocks", "find_program", "fit",

@@ -32,15 +32,17 @@ import sys
 
 import torch
 
-from .errors import SpillwayError
-from .execute import explain, record_tape, write_step
-from .modules import find_blocks
-from .pretended import pretend
-from .profile import gpu_query, profile
-from .recording import record
-from .stepfile import guarded, load_step
-from .target import parse_target
-from .weights import main as weights_main
+from .base.errors import SpillwayError
+from .base.stepfile import guarded, load_step
+from .base.target import parse_target
+from .fit.host import record_tape
+from .plan.curve import explain
+from .plan.files import write_step
+from .step.modules import find_blocks
+from .step.pretended import pretend
+from .step.profile import gpu_query, profile
+from .step.recording import record
+from .step.weights import main as weights_main
 
 
 class MissingError(Exception):

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cases
 from spillway_torch import NotRecordableError, SpillwayError, pretend, record
-from spillway_torch.pretended import active
+from spillway_torch.step.pretended import active
 
 try:
     from torch.distributed._tools.mem_tracker import MemTracker

@@ -9,9 +9,9 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from ..errors import SpillwayError
-from ..execute.fit import Fitted, fit
-from ..execute.plan import parse_bytes
+from ..base.errors import SpillwayError
+from ..fit.fit import Fitted, fit
+from ..plan.plan import parse_bytes
 
 
 class FitCallback(Callback):

@@ -16,13 +16,13 @@ from typing import Any, Optional
 
 import torch
 
-from ..errors import SpillwayError
-from ..ledger import BEFORE, Storage
-from ..meter import Measured, Meter, meter_of
-from ..recorder import Operand, Operator, Tape, Watch
-from ..recording import GRANULE, Recording, peak_of
-from ..target import Target, parse_target
-from ..trace import arithmetic_of
+from ..base.errors import SpillwayError
+from ..base.ledger import BEFORE, Storage
+from ..base.target import Target, parse_target
+from ..step.meter import Measured, Meter, meter_of
+from ..step.recorder import Operand, Operator, Tape, Watch
+from ..step.recording import GRANULE, Recording, peak_of
+from ..step.trace import arithmetic_of
 from .families import FAMILIES
 from .grid import Entry, Grid, Maker, Stage, Stages, prepared
 from .like import entries_like, types_of
