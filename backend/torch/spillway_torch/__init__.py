@@ -5,7 +5,7 @@ from .base.ledger import Storage
 from .base.program import find_program, run_program
 from .base.target import Target
 from .fit.fit import Fitted, fit
-from .fit.host import record_tape
+from .fit.record import record
 from .operators import record_operators
 from .plan.curve import Curve, explain
 from .plan.files import read_plan, write_plan, write_step
@@ -14,12 +14,12 @@ from .plan.planner import make_plan
 from .run.executor import step
 from .step.modules import find_blocks
 from .step.pretended import Pretended, pretend
-from .step.recorder import Operand, Operator, Saved
-from .step.recording import Recording, record
+from .step.data import Operand, Operator, Saved
+from .step.step import Step
 from .step.verdict import FitRow, Holder, LargestRow
 
 __all__ = ["Curve", "FitRow", "Fitted", "Holder", "LargestRow", "NotRecordableError", "Operand", "Operator", "Plan", "Pretended",
-           "ProgramError", "Recording", "Saved", "SpillwayError", "Storage", "Target", "explain", "find_blocks", "find_program", "fit",
-           "make_plan", "pretend", "read_plan", "record", "record_operators", "record_tape", "run_program", "step",
+           "ProgramError", "Saved", "SpillwayError", "Step", "Storage", "Target", "explain", "find_blocks", "find_program", "fit",
+           "make_plan", "pretend", "read_plan", "record", "record_operators", "run_program", "step",
            "write_plan", "write_step"]
 __version__ = "0.1.0"

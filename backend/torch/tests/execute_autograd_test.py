@@ -13,9 +13,8 @@ import torch.utils.checkpoint as checkpointing
 from torch.nn import functional as F
 
 from spillway_torch import SpillwayError
-from spillway_torch.fit.host import record_tape
 from spillway_torch.run.executor import executor_of, step
-from spillway_torch.tape.tape_recorder import refuse_hooks
+from spillway_torch.tape.tape_recorder import record_tape, refuse_hooks
 from stepping import Case, Dropout, PlansTest, different, plan_of
 
 

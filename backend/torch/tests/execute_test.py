@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.base.device import CpuDevice, block_of
-from spillway_torch.fit.host import host_costs, measure_host, record_tape
+from spillway_torch.fit.host import host_costs, measure_host
 from spillway_torch.plan import planner
 from spillway_torch.plan.ask import Moments
 from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from spillway_torch.step.recorder import tensors_in
 from spillway_torch.tape.costs import HostCosts
-from spillway_torch.tape.tape_recorder import TapeRecorder
+from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
 PLANS = 8

@@ -13,7 +13,7 @@ import torch
 
 from spillway_torch import SpillwayError, explain, make_plan
 from spillway_torch.__main__ import main
-from spillway_torch.fit.host import record_tape
+from spillway_torch.tape.tape_recorder import record_tape
 from spillway_torch.plan.curve import Row, _knee
 from stepping import MODELS, Stepping, check_schema
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cases
-from spillway_torch.fit.host import record_tape
+from spillway_torch.tape.tape_recorder import record_tape
 from spillway_torch.plan.planner import assemble
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from spillway_torch.tape.chains import saved_storages

@@ -184,7 +184,7 @@ class Fitted:
         self._gradients = self._gradient_bytes() if self._device == "cuda" else 0
         for optimizer in self._states:
             self._states[optimizer] = self._recorded_state(optimizer)
-        recorder = TapeRecorder(self._device)
+        recorder = TapeRecorder(self._device, self._model)
         recorder.begin()
         self._recorder, self._ran = recorder, False
         self._recordings += 1

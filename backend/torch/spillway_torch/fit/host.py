@@ -11,10 +11,10 @@ import torch
 
 from ..plan.plan import OFFLOAD, REBUILD, Floor, Plan
 from ..run.executor import Executor
-from ..tape import tape_recorder
 from ..tape.chains import Saved, saved_storages
 from ..tape.costs import HostCosts
 from ..tape.tape import Tape
+from ..tape.tape_recorder import record_tape
 
 BLOCKS = 8  # of the model that is measured
 REPEATS = 20  # of which the fastest counts
@@ -26,24 +26,12 @@ def host_costs(device: str) -> HostCosts:
     return measure_host(device) if device == "cuda" else HostCosts()
 
 
-def record_tape(step: Callable[[], Any], device: str | None = None) -> Tape:
-    """Runs `step`, a forward and a backward, and returns its tape, with what the host of its device takes.
-
-    device: type of the device of the planned tensors, "cuda" or "cpu"; by default a GPU if there is one.
-
-    Results are those of an ordinary step. Raises `NotRecordableError` if the step does what a recording cannot follow.
-    """
-    tape = tape_recorder.record_tape(step, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tape.costs = host_costs(tape.device)
-    return tape
-
-
 def measure_host(device: str) -> HostCosts:
     """Measures with steps of a model whose operators do almost nothing, plain, recorded, and under plans."""
     with torch.enable_grad(), torch.autocast(device, enabled=False):
         loss = _model(device)
-        tape_recorder.record_tape(lambda: loss().backward(), device)  # the first time takes longer
-        tape = tape_recorder.record_tape(lambda: loss().backward(), device)
+        record_tape(lambda: loss().backward(), device)  # the first time takes longer
+        tape = record_tape(lambda: loss().backward(), device)
         saved = [s for s in saved_storages(tape).values() if s.dies is not None]
         short = [s for s in saved if s.chain is not None and len(s.chain.ops) == 1 and not s.chain.calls]
         long = [s for s in saved if s.chain is not None and len(s.chain.ops) > 2 and not s.chain.calls]

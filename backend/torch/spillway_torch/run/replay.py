@@ -187,13 +187,13 @@ class _Step:
 
     def __init__(self, tape: Tape, op: Op) -> None:
         self.func = op.func
-        self.name = op.name
+        self.name = op.place
         self.args = list(op.args)
         self.kwargs = op.kwargs
         self.mark = op.position if op.random else None
         self.drawn = op.drawn
         self.freed: tuple[int, ...] = ()
-        if op.func._schema.name.split("::")[-1] in IGNORED:
+        if op.packet in IGNORED:
             for at, argument in enumerate(op.func._schema.arguments):
                 if argument.name in ("running_mean", "running_var") and isinstance(self.args[at], Ref):
                     ref = self.args[at]  # the program's statistics move once for each step
@@ -201,7 +201,7 @@ class _Step:
         self.tensors = [(at, a) for at, a in enumerate(self.args) if isinstance(a, Ref)]
         self.lists = [(at, a) for at, a in enumerate(self.args) if isinstance(a, list)]
         self.named = any(isinstance(a, (Ref, list)) for a in op.kwargs.values())
-        self.outputs = [(at, ref) for at, ref in enumerate(op.outputs) if ref is not None and ref.value[0] in op.fresh]
+        self.outputs = [(at, ref) for at, ref in enumerate(op.results) if ref is not None and ref.value[0] in op.fresh]
 
     def arguments(self, storages: Storages) -> tuple[list[Any], Any]:
         """Returns its arguments with the tensors that lie in these storages."""

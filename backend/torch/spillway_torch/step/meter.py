@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 import warnings
@@ -12,6 +11,7 @@ from typing import Any, Optional
 import torch
 
 from ..base.target import Target
+from .data import Measured
 
 _AHEAD_NS = 200_000  # the GPU waits so long before an operator; meanwhile the host launches all of it
 _TENSOR_NS = 5_000  # time that the host takes for one tensor of an operator over lists
@@ -19,16 +19,6 @@ _STEPS = (3, 10)  # the least and the most plain steps that are timed
 _STEPS_NS = 2_000_000_000  # after this time no further step is timed
 
 Mark = Any  # the events before and behind an operator
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A step as it ran without the recorder: medians in ns. A time is 0 if it is not known."""
-
-    device: str = ""  # the GPU as its driver calls it
-    step_ns: int = 0  # from the GPU's first to its last instruction
-    host_ns: int = 0  # until the step returned; 0 also if the host waited for the GPU
-    reserved: int = 0  # bytes: the most that PyTorch's allocator has held so far
 
 
 class Meter:

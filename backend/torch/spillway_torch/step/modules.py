@@ -48,16 +48,12 @@ class Modules:
         self.blocks |= {prefix + name for name, _ in find_blocks(root)}
 
     def path(self) -> str:
+        """Returns the path of the module that runs in this thread; empty if none."""
         calls = self._calls()
-        return self._names.get(id(calls[-1]), "") if calls else ""
+        return self.path_of(calls[-1]) if calls else ""
 
-    def block_of(self, path: str) -> str:
-        """Returns the block that a module belongs to; empty if none."""
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            if ".".join(parts[:end]) in self.blocks:
-                return ".".join(parts[:end])
-        return ""
+    def path_of(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module), "")
 
     def _calls(self) -> list[torch.nn.Module]:
         if not hasattr(self._stack, "calls"):
@@ -67,6 +63,7 @@ class Modules:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """Follows calls until the context ends."""
         def enter(module: torch.nn.Module, _: Any) -> None:
             if id(module) not in self._names:
                 self.add_root(module)

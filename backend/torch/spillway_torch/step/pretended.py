@@ -25,7 +25,7 @@ from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.target import Target, parse_target
 from .interpose import Interposer
-from .recorder import META, Watch
+from .recorder import META, Recorder
 
 _Tensor: Any = torch.Tensor
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -55,9 +55,9 @@ class NoValue(float):
 class Names(TorchFunctionMode):
     """Translates the device in Python's calls."""
 
-    def __init__(self, target: Target, watch: Watch) -> None:
+    def __init__(self, target: Target, recorder: Recorder) -> None:
         super().__init__()
-        self.target, self.watch = target, watch
+        self.target, self.recorder = target, recorder
         self.constructors = _device_constructors()
         self.named: dict[Any, Callable[..., Any]] = {
             _Tensor.device.__get__: self.device,
@@ -93,8 +93,8 @@ class Names(TorchFunctionMode):
         tensor[index] = value
 
     def item(self, tensor: torch.Tensor) -> Any:
-        if tensor.numel() == 1 and self.watch.values.of(tensor) is None and not tensor.dtype == torch.bool:
-            with self.watch.reading(tensor):
+        if tensor.numel() == 1 and self.recorder.values.of(tensor) is None and not tensor.dtype == torch.bool:
+            with self.recorder.reading(tensor):
                 return NoValue()
         return tensor.item()
 
@@ -242,7 +242,7 @@ class Pretended:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.watch = Watch("meta", target)
+        self.recorder = Recorder("meta", target)
 
 
 @contextlib.contextmanager
@@ -264,7 +264,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
     with contextlib.ExitStack() as stack:
         _active.append(pretended)
         stack.callback(_active.clear)
-        names = Names(wanted, pretended.watch)
+        names = Names(wanted, pretended.recorder)
         if wanted.cuda:
             stack.enter_context(mock.patch.object(torch, "Generator", _generator(names)))
             interposer = Interposer(wanted)
@@ -289,7 +289,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         stack.enter_context(mock.patch.dict(checks, {"default": _plainly(checks["default"])}))
         stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _empty_weights()))
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
-        stack.enter_context(pretended.watch)
+        stack.enter_context(pretended.recorder)
         stack.enter_context(names)
         yield pretended
 

@@ -1,4 +1,4 @@
-"""Sees each operator of a program through a dispatch mode, below autograd and autocast."""
+"""The recorder of steps: a dispatch mode, which sees each operator of a program below autograd and autocast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..base.ledger import Ledger, Storage
 from ..base.target import Target
 from ..base.values import Values
 from .attributes import attributes_of, grouped_flops
+from .data import Operand, Operator, Saved, StepData, in_module
 from .meter import Mark, Meter
 from .modules import Modules
 from .scratch import scratch_of
@@ -34,66 +35,35 @@ aten = torch.ops.aten
 META = torch.device("meta")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor as an operator used it. `offset` and `size` are bytes in its storage; a strided tensor counts as one piece."""
+class Take:
+    """A step while it is recorded."""
 
-    storage: Storage
-    offset: int
-    size: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclasses.dataclass(slots=True)
-class Operator:
-    """One operator of the program, in the order in which the host ran it."""
-
-    name: str  # "aten::addmm"
-    module: str  # path of the module in whose forward it ran, or that its backward belongs to; empty if none
-    phase: str  # forward, backward or update
-    inputs: list[Operand]
-    outputs: list[Operand]
-    flops: int
-    random: bool
-    layer: int  # number of the forward operator whose backward it is, otherwise its own
-    scratch: int = 0  # bytes that it held in addition to its operands, as far as they are known
-    attributes: dict[str, int] = dataclasses.field(default_factory=dict)  # its shape (attributes.py)
-    tf32: bool = False  # its products of numbers in float32 may run in TF32
-    time_ns: int = 0  # of the GPU, if it was measured
-
-    @property
-    def packet(self) -> str:
-        """The name without namespace: "addmm"."""
-        return self.name.split("::")[-1]
-
-
-@dataclasses.dataclass(slots=True)
-class Saved:
-    """A tensor that autograd kept for backward. Positions are numbers of operators that had run."""
-
-    operand: Operand
-    packed: int
-    unpacked: list[int] = dataclasses.field(default_factory=list)
-
-    @property
-    def storage(self) -> Storage:
-        return self.operand.storage
-
-
-class Tape:
-    """The operators of one step."""
-
-    def __init__(self) -> None:
-        self.operators: list[Operator] = []
+    def __init__(self, step: StepData) -> None:
+        self.step = step
+        self.operators = step.operators
         self.marks: list[Mark] = []  # of the operators, if they are timed
-        self.saved: list[Saved] = []
-        self.storages: dict[int, Storage] = {}  # by number: all that existed during the step
         self.modules = Modules()
         self.updating = False
         self.made_by: dict[int, int] = {}  # number of the operator that made an autograd node, by the node's number
         self.thread = threading.get_ident()
         self.next_node = torch._C._autograd._get_sequence_nr()
+
+    def place(self) -> tuple[str, str, int]:
+        """Returns the module, the phase and the layer of the next operator. REQUIRES: it is appended then."""
+        number, node = len(self.operators), torch._C._current_autograd_node()
+        path, phase, layer = self.modules.path(), "update" if self.updating else "forward", number
+        if node is not None and not self.updating:
+            phase = "backward"
+            maker = self.made_by.get(node._sequence_nr())
+            if maker is not None:
+                layer = self.operators[maker].layer  # a recomputed operator has a layer of its own
+                path = path or self.operators[maker].module
+        if threading.get_ident() == self.thread:  # each thread counts its nodes
+            made = torch._C._autograd._get_sequence_nr()
+            for sequence in range(self.next_node, made):  # the nodes that autograd made since the last operator
+                self.made_by[sequence] = number
+            self.next_node = made
+        return path, phase, layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +101,25 @@ def facts_of(func: Any) -> _Facts:
                   tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"))
 
 
+class Call:
+    """A call of an operator."""
+
+    __slots__ = "func", "facts", "args", "kwargs", "inputs", "written"
+
+    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.facts = facts_of(func)
+        self.inputs = tensors_in(args, [])
+        for value in kwargs.values():
+            tensors_in(value, self.inputs)
+        self.written = self.arguments(self.facts.writes)
+
+    def arguments(self, which: Iterable[int | str]) -> list[torch.Tensor]:
+        """Returns the tensors in the arguments with these positions and names."""
+        return [t for i in which for t in tensors_in(
+            self.args[i] if isinstance(i, int) and i < len(self.args) else self.kwargs.get(i) if isinstance(i, str) else None, [])]
+
+
 def take_apart(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs an operator that is made of others by these, as PyTorch's C++ code does. REQUIRES: it is composite."""
     return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
@@ -144,6 +133,9 @@ def tensors_in(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
         for item in value:
             tensors_in(item, found)
     return found
+
+
+_TENSORS = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)}
 
 
 class _HeldByAutograd(TorchDispatchMode):
@@ -183,8 +175,8 @@ def _adds_in_place(func: Any, args: Any) -> bool:
             args[0].dtype == args[1].dtype and args[0].is_contiguous() and _references(args[0]) == _held_by_autograd())
 
 
-class Watch(TorchDispatchMode):
-    """Follows the storages of one device and, while `tape` is set, records the operators that compute."""
+class Recorder(TorchDispatchMode):
+    """Follows the storages of one device and, while there is a `take`, records the operators that compute."""
 
     def __init__(self, device: str, target: Target, meter: Meter | None = None) -> None:
         super().__init__()
@@ -194,49 +186,39 @@ class Watch(TorchDispatchMode):
         self.meter = meter  # measures the operators; None: nothing is measured
         self.mark: Mark | None = None  # of the last operator
         self.values = Values()
-        self.tape: Tape | None = None
+        self.take: Take | None = None
         self.scratch = 0  # of the last operator
-        self.ledger.clock = lambda: len(self.tape.operators) if self.tape is not None else -1
+        self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # devices are those of PyTorch, not those that the program sees
-            return self.dispatch(func, types, args, kwargs or {})
+            call = self.call(torch.ops.aten.add_.Tensor if _adds_in_place(func, args) else func, types, args, kwargs or {})
+            if call.facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
+                with self:
+                    return take_apart(func, *args, **call.kwargs)
+            result = self.run(call)
+            self.note(call, result)
+            return result
 
-    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if _adds_in_place(func, args):
-            func = torch.ops.aten.add_.Tensor
+    def call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Call:
+        """Returns the call. Raises `NotRecordableError` for tensors that no recording follows."""
         for kind in types:
-            if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
-                raise NotRecordableError(
-                    f"{func} on {kind.__name__}{self.place()}: tensors of special types are not recorded")
-        facts = facts_of(func)
-        if facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
-            with self:
-                return take_apart(func, *args, **kwargs)
-        inputs = tensors_in(args, [])
-        for value in kwargs.values():
-            tensors_in(value, inputs)
-        written = [t for i in facts.writes
-                   for t in tensors_in(args[i] if isinstance(i, int) and i < len(args) else
-                                       kwargs.get(i) if isinstance(i, str) else None, [])]
-        result = self.run(func, facts, args, kwargs, inputs, written)
-        outputs = tensors_in(result, [])
-        self.note(func, facts, args, kwargs, inputs, written, outputs, result)
-        return result
+            if kind not in _TENSORS:
+                raise NotRecordableError(f"{func} on {kind.__name__}{self.place()}: tensors of special types are not recorded")
+        return Call(func, args, kwargs)
 
     # ---- running ----
 
-    def run(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
-            written: list[torch.Tensor]) -> Any:
+    def run(self, call: Call) -> Any:
         if self.meter is not None:
-            result, self.scratch, self.mark = self.meter.run(func, args, kwargs, self.tape is not None)
+            result, self.scratch, self.mark = self.meter.run(call.func, call.args, call.kwargs, self.take is not None)
             return result
         if self.target.real:
-            return func(*args, **kwargs)
-        return self.run_without_data(func, facts, args, kwargs, inputs, written)
+            return call.func(*call.args, **call.kwargs)
+        return self.run_without_data(call)
 
-    def run_without_data(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
-                         written: list[torch.Tensor]) -> Any:
+    def run_without_data(self, call: Call) -> Any:
+        func, facts, args, kwargs, inputs = call.func, call.facts, call.args, call.kwargs, call.inputs
         on_device = any(t.device.type == "meta" for t in inputs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}  # the host has no GPU for which to pin memory
@@ -272,7 +254,7 @@ class Watch(TorchDispatchMode):
             at, value = table.ASSUMED[facts.packet]
             self.values.learn(args[at], value)
         else:
-            self.values.follow(func, args, kwargs, inputs, written, result, facts.random or facts.allocates)
+            self.values.follow(func, args, kwargs, inputs, call.written, result, facts.random or facts.allocates)
         return result
 
     def look(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Any:
@@ -329,13 +311,13 @@ class Watch(TorchDispatchMode):
                                  f"{torch.__version__} does not know the shape of its result without running it") from error
 
     def place(self) -> str:
-        path = self.tape.modules.path() if self.tape is not None else ""
-        return f" in module '{path}'" if path else ""
+        """Returns the part of a message that names the module that runs."""
+        return in_module(self.take.modules.path() if self.take is not None else "")
 
     @contextlib.contextmanager
     def reading(self, tensor: torch.Tensor) -> Iterator[None]:
         """Notes that the host reads a number from the device."""
-        if self.tape is not None:
+        if self.take is not None:
             self.scratch = 0
             self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False,
                         {"elements": 1, "operands": 1, "row": 1, "strided": 0})
@@ -346,90 +328,79 @@ class Watch(TorchDispatchMode):
     def here(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.ledger.device
 
-    def operand(self, tensor: torch.Tensor, born: int | None = None) -> Operand:
+    def storage(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
+        """Returns the storage of a tensor of the device; see `Ledger.find`."""
         storage = self.ledger.find(tensor, born)
-        if self.tape is not None:
-            self.tape.storages.setdefault(storage.number, storage)
-        item = tensor.element_size()
+        if self.take is not None:
+            self.take.step.storages.setdefault(storage.number, storage)
+        return storage
+
+    def operand(self, tensor: torch.Tensor, born: int | None = None) -> Operand:
+        storage, item = self.storage(tensor, born), tensor.element_size()
         return Operand(storage, min(int(tensor.storage_offset()) * item, storage.size), tensor.numel() * item,
                        tuple(tensor.shape), tensor.dtype)
 
-    def note(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor],
-             written: list[torch.Tensor], outputs: list[torch.Tensor], result: Any) -> None:
-        tape = self.tape
-        now = len(tape.operators) if tape is not None else -1
-        read = [self.operand(t) for t in inputs if self.here(t)]
+    def operands(self, call: Call, outputs: list[torch.Tensor]) -> tuple[list[Operand], list[Operand], list[Operand], list[torch.Tensor]]:
+        """Returns what an operator read, the new ones among its results, what it wrote, and the tensors of the new ones."""
+        now = len(self.take.operators) if self.take is not None else -1
+        read = [self.operand(t) for t in call.inputs if self.here(t)]
         given = {operand.storage.number for operand in read}
-        writes = [self.operand(t) for t in written if self.here(t)]
-        fresh = []
-        made = []
-        for tensor in outputs:
-            if self.here(tensor):
-                operand = self.operand(tensor, now)
-                if operand.storage.number not in given:
-                    fresh.append(operand)
-                    made.append(tensor)
-        if tape is None or facts.allocates:
+        writes = [self.operand(t) for t in call.written if self.here(t)]
+        made = [(self.operand(t, now), t) for t in outputs if self.here(t)]
+        fresh = [(operand, t) for operand, t in made if operand.storage.number not in given]
+        return read, [operand for operand, _ in fresh], writes, [t for _, t in fresh]
+
+    def note(self, call: Call, result: Any) -> None:
+        facts, outputs = call.facts, tensors_in(result, [])
+        read, fresh, writes, made = self.operands(call, outputs)
+        if self.take is None or facts.allocates:
             return
         to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
         if not (fresh or writes or facts.kind == "number" and read or to_host):
             return
         if self.target.cuda and not self.target.real:
-            self.scratch = scratch_of(facts.packet, args, self.target.capability)
-        out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
-        named = {**facts.defaults, **dict(zip(facts.arguments, args)), **kwargs}
-        attributes = attributes_of(facts.packet, named, facts.lists, inputs, [*made, *written])
-        flops = grouped_flops(facts.packet, attributes)
-        if flops is None:
-            flops = _flops(func, args, kwargs, out)
-        self.append(func._schema.name, read, [*fresh, *writes], flops, facts.random, attributes)
+            self.scratch = scratch_of(facts.packet, call.args, self.target.capability)
+        self.append(call.func._schema.name, read, [*fresh, *writes], *measures(call, made, result))
 
     def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
                attributes: dict[str, int]) -> None:
-        tape = self.tape
-        assert tape is not None
-        number = len(tape.operators)
-        node = torch._C._current_autograd_node()
-        path = tape.modules.path()
-        layer = number
-        if node is not None and not tape.updating:
-            phase = "backward"
-            maker = tape.made_by.get(node._sequence_nr())
-            if maker is not None:
-                layer = tape.operators[maker].layer  # a recomputed operator has a layer of its own
-                path = path or tape.operators[maker].module
-        else:
-            phase = "update" if tape.updating else "forward"
-        if threading.get_ident() == tape.thread:  # each thread counts its nodes
-            made = torch._C._autograd._get_sequence_nr()
-            for sequence in range(tape.next_node, made):  # the nodes that autograd made since the last operator
-                tape.made_by[sequence] = number
-            tape.next_node = made
+        assert self.take is not None
         flags = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
-        tape.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
-                                       flags.allow_tf32))
+        path, phase, layer = self.take.place()
+        self.take.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
+                                            flags.allow_tf32))
         if self.mark is not None:
-            tape.marks.append(self.mark)
+            self.take.marks.append(self.mark)
 
     # ---- saved tensors ----
 
     def pack(self, tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            tape = self.tape
-            if tape is None or not self.here(tensor):
+            take = self.take
+            if take is None or not self.here(tensor):
                 return tensor.detach(), None
-            saved = Saved(self.operand(tensor), len(tape.operators))
-            tape.saved.append(saved)
+            saved = Saved(self.operand(tensor), len(take.operators))
+            take.step.saved.append(saved)
             return tensor.detach(), saved
 
     def unpack(self, packed: Any) -> torch.Tensor:
         tensor, saved = packed
-        if saved is not None and self.tape is not None:
-            saved.unpacked.append(len(self.tape.operators))
+        if saved is not None and self.take is not None:
+            saved.unpacked.append(len(self.take.operators))
         return tensor
 
 
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+def measures(call: Call, made: list[torch.Tensor], result: Any) -> tuple[int, bool, dict[str, int]]:
+    """Returns the floating-point operations of a call, whether it draws random numbers, and its attributes."""
+    facts, args, kwargs = call.facts, call.args, call.kwargs
+    named = {**facts.defaults, **dict(zip(facts.arguments, args)), **kwargs}
+    attributes = attributes_of(facts.packet, named, facts.lists, call.inputs, [*made, *call.written])
+    flops = grouped_flops(facts.packet, attributes)
+    out = result if not isinstance(result, (tuple, list)) or len(result) != 1 else result[0]
+    return flops_of(call.func, args, kwargs, out) if flops is None else flops, facts.random, attributes
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     count = flop_registry.get(func._overloadpacket)
     if count is None:
         return 0

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..base.ledger import BEFORE, Storage
-from .recorded import Recorded
-from .recorder import Operand, Operator
+from .data import Operand, Operator, StepData
 
 MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation", "_scaled_mm", "_grouped_mm", "_int_mm"))
 
@@ -58,11 +57,11 @@ class _Use:
 
 
 class _Writer:
-    def __init__(self, recording: Recorded) -> None:
-        self.recording = recording
-        self.operators = recording.operators
+    def __init__(self, step: StepData) -> None:
+        self.step = step
+        self.operators = step.operators
         self.phases = _phases(self.operators)
-        self.uses = {s.number: _Use(s) for s in recording.storages}
+        self.uses = {s.number: _Use(s) for s in step.lives()}
         self.tensors: list[dict[str, Any]] = []
         self.layers: list[dict[str, str]] = []
         self.ops: list[dict[str, Any]] = []
@@ -70,7 +69,7 @@ class _Writer:
         self.written: set[int] = set()
         self.op_names: list[str] = []  # of the recorded operators
         self.places: list[int] = []  # of the recorded operators in `ops`, and the number of ops
-        self.requests = recording.requests  # before the first step
+        self.requests = step.requests  # before the first step
 
     def trace(self) -> dict[str, Any]:
         self.find_uses()
@@ -82,7 +81,7 @@ class _Writer:
                 self.written.add(use.storage.number)
                 if use.first is None:
                     use.last = number - 1
-            for place, (first, size) in enumerate(self.recording.workspaces):
+            for place, (first, size) in enumerate(self.step.workspaces):
                 if first == number:
                     name = f"workspace.{place}"
                     self.tensors.append({"name": name, "kind": "optimizer_state", **_form((), size, torch.uint8)})
@@ -92,13 +91,13 @@ class _Writer:
                 self.make_op(number)
         self.hold()
         saved = self.saved()
-        recording, measured = self.recording, self.recording.measured
+        step, measured = self.step, self.step.measured
         requests = {"requests": self.requests} if self.requests else {}
-        return {"format": "spillway-trace", "version": 6 if saved else 5 if requests else 4, "name": f"{recording.network}:{recording.batch}",
-                "network": recording.network, "batch": recording.batch, "preset": "recorded",
+        return {"format": "spillway-trace", "version": 6 if saved else 5 if requests else 4, "name": f"{step.network}:{step.batch}",
+                "network": step.network, "batch": step.batch, "preset": "recorded",
                 "training": any(phase != "forward" for phase in self.phases),
-                "recording": {"framework": recording.framework, "device": measured.device, "step_ns": measured.step_ns,
-                              "plain_step_ns": measured.step_ns, "allocated": recording.peak_allocated,
+                "recording": {"framework": step.framework, "device": measured.device, "step_ns": measured.step_ns,
+                              "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated,
                               "reserved": measured.reserved, **requests},
                 "layers": self.layers, "tensors": self.tensors, "ops": self.ops, **({"saved": saved} if saved else {})}
 
@@ -156,7 +155,7 @@ class _Writer:
     def op_name(self, number: int) -> str:
         op = self.operators[number]
         short = op.packet
-        block = self.recording.block_of(op.module)
+        block = self.step.block_of(op.module)
         rest = op.module[len(block):].lstrip(".")
         return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + f"{short}.{number}"
 
@@ -234,12 +233,12 @@ class _Writer:
             self.layers.append({"name": layer, "type": type_})
         made: dict[str, Any] = {
             "name": name, "layer": layer, "type": type_, "phase": phase,
-            "batch": 1 if phase == "update" else self.recording.batch, "inputs": inputs, "outputs": outputs,
+            "batch": 1 if phase == "update" else self.step.batch, "inputs": inputs, "outputs": outputs,
             "slots": [{"name": "op", "signature": f"{op.name}{shapes} traffic={traffic}", "flops": op.flops,
                        "traffic": traffic}]}
         if arithmetic := arithmetic_of(op):
             made["slots"][0]["arithmetic"] = arithmetic
-        measured = self.recording.measured
+        measured = self.step.measured
         made["attributes"] = {"operators": 1, **op.attributes} if measured.device else op.attributes
         if repeatable:
             made["recomputable"] = True
@@ -252,14 +251,14 @@ class _Writer:
         phase = self.phases[min(number, len(self.operators) - 1)]
         self.layers.append({"name": name, "type": "other"})
         self.ops.append({"name": name, "layer": name, "type": "other", "phase": phase,
-                         "batch": 1 if phase == "update" else self.recording.batch, "inputs": [], "outputs": [tensor],
+                         "batch": 1 if phase == "update" else self.step.batch, "inputs": [], "outputs": [tensor],
                          "slots": [{"name": "op", "signature": "aten::empty", "flops": 0, "traffic": 0}],
                          "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}})
 
     def saved(self) -> list[dict[str, Any]]:
         """Returns what autograd kept for backward. A tensor that it kept several times at one position counts once."""
         return saved_tensors((self.tensor_of(saved.operand), self.places[saved.packed], [self.places[at] for at in saved.unpacked])
-                             for saved in self.recording.saved if self.uses[saved.storage.number].name)
+                             for saved in self.step.saved if self.uses[saved.storage.number].name)
 
     def hold(self) -> None:
         """Says when the program gave back what it held beyond its last use."""
@@ -299,6 +298,6 @@ def _phases(operators: list[Operator]) -> list[str]:
     return ["update" if op.phase == "forward" and i >= end else op.phase for i, op in enumerate(operators)]
 
 
-def to_trace(recording: Recorded) -> dict[str, Any]:
+def to_trace(step: StepData) -> dict[str, Any]:
     """Returns the trace as the object that its JSON file has."""
-    return _Writer(recording).trace()
+    return _Writer(step).trace()

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from ..base.document import write_document
 from ..base.program import run_program
-from .recorded import Recorded
+from .data import StepData
 from .trace import to_trace
 
 
@@ -81,9 +81,9 @@ class LargestRow:
     samples_per_second: float
 
 
-def ask_fit(recording: Recorded, device: str | Sequence[str] = (), *, memory: int | str | None = None,
+def ask_fit(recording: StepData, device: str | Sequence[str] = (), *, memory: int | str | None = None,
             outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
-    """See `Recording.fit`."""
+    """See `Step.fit`."""
     # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
     arguments = [*_machine(device, memory, outside), "--policy", "as-recorded"]
     if batch is not None:
@@ -91,9 +91,9 @@ def ask_fit(recording: Recorded, device: str | Sequence[str] = (), *, memory: in
     return [_fit_row(row) for row in _ask([recording], arguments)]
 
 
-def ask_largest(quantity: str, recordings: Sequence[Recorded], device: str | Sequence[str] = (), *,
+def ask_largest(quantity: str, recordings: Sequence[StepData], device: str | Sequence[str] = (), *,
                 memory: int | str | None = None, outside: int | str = 0) -> list[LargestRow]:
-    """See `Recording.largest`."""
+    """See `Step.largest`."""
     names = [field.name for field in dataclasses.fields(LargestRow)]
     rows = _ask(recordings, [*_machine(device, memory, outside), "--vary", quantity])
     return [LargestRow(**{name: row[name] for name in names}) for row in rows]
@@ -109,7 +109,7 @@ def _machine(device: str | Sequence[str], memory: int | str | None, outside: int
             "--outside", size(outside)]
 
 
-def _ask(recordings: Sequence[Recorded], arguments: list[str]) -> list[dict[str, Any]]:
+def _ask(recordings: Sequence[StepData], arguments: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder) / f"step{number}.json" for number in range(len(recordings))]
         for path, recording in zip(paths, recordings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..base.errors import SpillwayError
 from .graph import TYPES, Edge, Walk
 from .tape import IGNORED, Op, Pack, Ref, Tape, Value
 
@@ -52,9 +53,11 @@ def saved_storages(tape: Tape) -> dict[int, Saved]:
 
     Storages that existed before the step, such as parameters, may be sources, and do not die.
     """
-    if tape.saved is None:
-        tape.saved = _saved_storages(tape)
-    return tape.saved
+    if not isinstance(tape, Tape):
+        raise SpillwayError("the step was recorded without the values of its tensors, which a plan needs: record it with values=True")
+    if tape.movable is None:
+        tape.movable = _saved_storages(tape)
+    return tape.movable
 
 
 def _saved_storages(tape: Tape) -> dict[int, Saved]:
@@ -119,11 +122,11 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int
             other = found.get(ref.value[0])
             if ref.value[0] in tape.parameters:
                 if any(write >= made for write in tape.writes.get(ref.value[0], ()) if write < tape.unpacks[-1].op):
-                    raise _Refused(f"{op.name} reads a parameter that the step changes")
+                    raise _Refused(f"{op.place} reads a parameter that the step changes")
                 parameters[ref.value[0]] = None
             elif other is not None and other.value == ref.value and other is not saved and other.packs[0].position < position:
                 if not edge_walk(tape, other).complete:
-                    raise _Refused(f"the autograd graph does not show how a source of {op.name} was made")
+                    raise _Refused(f"the autograd graph does not show how a source of {op.place} was made")
                 sources[ref.value] = None
             else:
                 waiting.append(ref.value)
@@ -142,12 +145,12 @@ def _needed_calls(tape: Tape, op: Op) -> list[int]:
     """Returns the call that shows arguments which the graph does not show; raises `_Refused` if nothing shows them."""
     node = tape.graph.nodes.get(op.node) if op.node is not None else None
     if node is None or node.opaque:
-        raise _Refused(f"{op.name} ran without gradient or in a function of the program")
+        raise _Refused(f"{op.place} ran without gradient or in a function of the program")
     if op.backward:
         raise _Refused("backward made it")
-    packet = op.func._schema.name.split("::")[-1]
+    packet = op.packet
     if packet in IGNORED and not _argument(op, "training"):
-        raise _Refused(f"{op.name} reads running statistics")
+        raise _Refused(f"{op.place} reads running statistics")
     ignored = IGNORED.get(packet, frozenset()) | LAYOUT
     hidden = [a.name for a in op.func._schema.arguments if a.name not in ignored and not _has_tensor(_argument(op, a.name))
               and not node.shows(a.name, _argument(op, a.name))]
@@ -156,7 +159,7 @@ def _needed_calls(tape: Tape, op: Op) -> list[int]:
     if not hidden:
         return []
     if op.call is None or tape.compiled:  # torch.compile makes other code where calls are watched
-        raise _Refused(f"nothing shows the argument {hidden[0]} of {op.name}")
+        raise _Refused(f"nothing shows the argument {hidden[0]} of {op.place}")
     return [op.call]
 
 
@@ -164,7 +167,7 @@ def _argument(op: Op, name: str) -> Any:
     for at, argument in enumerate(op.func._schema.arguments):
         if argument.name == name:
             return op.kwargs.get(name, op.args[at] if at < len(op.args) else argument.default_value)
-    raise _Refused(f"{op.name} has no argument {name}")
+    raise _Refused(f"{op.place} has no argument {name}")
 
 
 def _has_tensor(value: Any) -> bool:
@@ -173,8 +176,7 @@ def _has_tensor(value: Any) -> bool:
 
 def _read(op: Op) -> list[Ref]:
     """Returns the tensors that an operator reads, without running statistics."""
-    packet = op.func._schema.name.split("::")[-1]
-    hidden = IGNORED.get(packet) is not None
+    hidden = op.packet in IGNORED
     found: list[Ref] = []
     for at, argument in enumerate(op.args):
         if not (hidden and op.func._schema.arguments[at].name in ("running_mean", "running_var")):
@@ -190,7 +192,7 @@ def _refs_in(value: Any, found: list[Ref], op: Op) -> None:
         for item in value:
             _refs_in(item, found, op)
     elif hasattr(value, "untyped_storage"):
-        raise _Refused(f"{op.name} reads a tensor of the host")
+        raise _Refused(f"{op.place} reads a tensor of the host")
 
 
 def _confirm(tape: Tape, op: Op, ref: Ref, saved: Saved | None) -> None:
@@ -202,7 +204,7 @@ def _confirm(tape: Tape, op: Op, ref: Ref, saved: Saved | None) -> None:
     elif saved is not None and any(pack.node == op.node + 1 and pack.value == ref.value and pack.geometry == ref.geometry
                                    for pack in saved.packs):
         return
-    raise _Refused(f"nothing shows which tensor {op.name} reads")
+    raise _Refused(f"nothing shows which tensor {op.place} reads")
 
 
 def _temporary(tape: Tape, ops: list[int], saved: Saved) -> int:

@@ -12,15 +12,7 @@ from unittest import mock
 import torch
 import torch.utils._pytree
 
-from ..step.recording import _refuse_compiled
-
-
-class Name:
-    """Stands for the operator of a compiled part, which only has a name."""
-
-    def __init__(self, name: str) -> None:
-        self._schema = self
-        self.name = name
+from ..step.recording import refuse_compiled
 
 
 class CompiledCalls:
@@ -36,7 +28,7 @@ class CompiledCalls:
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
-        self._patches.enter_context(_refuse_compiled())
+        self._patches.enter_context(refuse_compiled())
         plain = torch.nn.Module.__call__
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

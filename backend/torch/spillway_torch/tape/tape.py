@@ -13,6 +13,9 @@ import torch
 
 from ..base import table
 from ..base.ledger import Storage
+from ..base.target import parse_target
+from ..step.data import Operator, Saved
+from ..step.step import Step
 from .calls import Call
 from .costs import HostCosts
 from .graph import Edge, Graph
@@ -42,40 +45,33 @@ class Ref:
     edge: Edge  # how the autograd graph refers to it
 
 
-@dataclasses.dataclass
-class Op:
-    """An operator that made or wrote storages."""
+@dataclasses.dataclass(kw_only=True)
+class Op(Operator):
+    """An operator that made or wrote storages, with what it takes to run it again."""
 
-    func: Any
-    args: Any  # with `Ref` in the place of tensors of the device
-    kwargs: Any
-    outputs: list[Optional[Ref]]  # its results, in order; None for other values than tensors
-    fresh: frozenset[int]  # storages that it allocated
-    written: tuple[Value, ...]  # as they are afterwards
-    node: int | None  # number of the node that autograd made for it
-    call: int | None  # the call of one of PyTorch's functions that ran it
-    reads: tuple[int, ...]  # storages; a saved tensor that came back counts as the one that was saved
-    random: bool
+    func: Any = None
+    args: Any = None  # with `Ref` in the place of tensors of the device
+    kwargs: Any = None
+    results: list[Optional[Ref]] = dataclasses.field(default_factory=list)  # in order; None for other values than tensors
+    fresh: frozenset[int] = frozenset()  # storages that it allocated
+    written: tuple[Value, ...] = ()  # as they are afterwards
+    node: int | None = None  # number of the node that autograd made for it
+    call: int | None = None  # the call of one of PyTorch's functions that ran it
+    reads: tuple[int, ...] = ()  # storages; a saved tensor that came back counts as the one that was saved
     position: int  # of the program, before it
-    backward: bool
-    seconds: float
-    used: int = 0  # bytes of the device while it ran
-    scratch: int = 0  # bytes of them that neither existed before nor after
+    backward: bool  # it ran in a backward, also if that updates the model
+    seconds: float = 0.0
+    used: int = 0  # bytes of the device while it ran; `scratch` of them neither existed before nor after
     host: float = 0.0  # seconds of the host since the operator before
     entries: int = 1  # operators since then that the recorder saw, with those that only made views
     drawn: int | None = None  # random numbers, if the device can say
 
-    @property
-    def name(self) -> str:
-        return self.func._schema.name
 
-
-@dataclasses.dataclass
-class Pack:
+@dataclasses.dataclass(kw_only=True)
+class Pack(Saved):
     """A tensor that autograd saved."""
 
     position: int
-    op: int  # operators that had run
     value: Value
     geometry: Geometry
     edge: Edge
@@ -83,6 +79,11 @@ class Pack:
     calls: int  # calls of PyTorch's functions that had begun
     leaf: bool
     changes: int  # of its storage, before
+
+    @property
+    def op(self) -> int:
+        """Returns how many operators had run."""
+        return self.packed
 
 
 @dataclasses.dataclass
@@ -95,20 +96,25 @@ class Unpack:
     last: int = 0
 
 
-class Tape:
-    """One recorded step. A position counts the tensors that autograd has packed and unpacked."""
+class Tape(Step):
+    """A step that was recorded with the values of its tensors and the edges of its autograd graph, so that it can be planned.
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    A position counts the tensors that autograd has packed and unpacked.
+    """
+
+    operators: list[Op]  # type: ignore[assignment]
+    saved: list[Pack]  # type: ignore[assignment]
+
+    def __init__(self, device: str, network: str = "step", batch: int = 1) -> None:
+        super().__init__(network, batch, parse_target(device))
         self.name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.graph = Graph()
-        self.ops: list[Op] = []
-        self.packs: list[Pack] = []
+        self.ops = self.operators
+        self.packs = self.saved
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
-        self.storages: dict[int, Storage] = {}
         self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
         self.producer: dict[Value, int] = {}  # the operator that made a value
         self.version: dict[int, int] = {}  # how many operators wrote a storage
@@ -117,11 +123,19 @@ class Tape:
         self.calls: list[Call] = []
         self.compiled = False  # parts of it ran under torch.compile
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
-        self.saved: Any = None  # what `saved_storages` found
+        self.movable: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
         self.costs = HostCosts()  # of the host, once they are measured
         self.host_share = 1.0  # of the recorded time of the host that it takes in steps
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
+
+    def lives(self) -> list[Storage]:
+        ends: dict[int, int] = {}  # by storage: operators that have run when backward has read it
+        for unpack in self.unpacks:
+            storage = unpack.pack.value[0]
+            ends[storage] = max(ends.get(storage, 0), unpack.last)
+        return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
+                for s in super().lives() if s.number not in self.origin]
 
     def gradients(self) -> list[int]:
         """Returns, for each operator, the bytes that backward made before it and that stay after the step."""

@@ -13,20 +13,21 @@ import dataclasses
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..base import table
 from ..base.device import Device, Host, Memory, bytes_of, device_of
 from ..base.errors import NotRecordableError, SpillwayError
-from ..base.ledger import Ledger, Storage
-from ..step.recorder import _flops, facts_of, tensors_in
+from ..base.ledger import Storage
+from ..step.data import Operand
+from ..step.recorder import Call, Recorder, Take, flops_of, measures, tensors_in
 from .calls import RecordedCalls
 from .graph import Graph, current_number
-from .regions import CompiledCalls, Name, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
+from .regions import CompiledCalls, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 from .tape import Geometry, Op, Pack, Ref, Tape, Unpack, Value, geometry_of, has_sign, overlap, view_of
 
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
@@ -42,16 +43,17 @@ class _Packed:
     tensor: torch.Tensor  # itself, or a copy of its storage's bytes on the host if it was made in the step
 
 
-class TapeRecorder(TorchDispatchMode):
+class TapeRecorder(Recorder):
     """Records between `begin` and `finish`; saved tensors only until `end_forward`."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__()
+    def __init__(self, device: str, model: torch.nn.Module | None = None, name: str = "step", batch: int = 1) -> None:
+        self.tape = Tape(device, name, batch)
+        super().__init__(device, self.tape.target)
         self.device: Device = device_of(device)
-        self.tape = Tape(device)
         self.tape.block = self.device.block
-        self._ledger = Ledger(device)
-        self._ledger.clock = lambda: len(self.tape.ops)
+        self.ledger.started = True
+        self.ledger.clock = lambda: len(self.tape.ops)  # also after the recording
+        self._model = model
         self._quiet = False
         self._ended = False
         self._node = 0  # number of the node that autograd makes next
@@ -69,6 +71,7 @@ class TapeRecorder(TorchDispatchMode):
         self._events: list[tuple[Op, Any, Any]] = []
         self._loaded: set[Any] = set()  # kinds of operators whose kernels are loaded
         self._closing = contextlib.ExitStack()
+        self._watching = contextlib.ExitStack()  # the calls of modules
         self._hooks: Any = None
         self._calls: RecordedCalls | None = None
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
@@ -97,6 +100,10 @@ class TapeRecorder(TorchDispatchMode):
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
         self.tape.graph = Graph()
+        self.take = Take(self.tape)
+        if self._model is not None:
+            self.take.modules.add_root(self._model)
+        self._watching.enter_context(self.take.modules.watched())
         self._hooks = torch.autograd.graph.saved_tensors_hooks(*without_compilation(self._pack, self._unpack))
         self._calls = RecordedCalls(self.tape.graph.base)
         self.__enter__()
@@ -120,6 +127,7 @@ class TapeRecorder(TorchDispatchMode):
             raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
         self.__exit__(None, None, None)
         self._ended = True
+        self._watching.close()
         self._closing.close()
         self._copies.clear()
         for host, _ in self._hosts:
@@ -132,12 +140,17 @@ class TapeRecorder(TorchDispatchMode):
             raise NotRecordableError("backward failed")
         if compiled_graphs() != self._graphs:
             raise NotRecordableError("parts of the model were compiled in it, which takes time and memory; a later step can be recorded")
-        tape = self.tape
+        tape, take = self.tape, self.take
+        assert take is not None
+        tape.blocks = take.modules.blocks
+        self.take = None
         if self._events:
             torch.cuda.synchronize()
             for op, before, after in self._events:
                 op.seconds += before.elapsed_time(after) / 1e3  # with 2.5 us of the events, about what lies between two operators
             self._smooth()
+            for op in tape.ops:
+                op.time_ns = round(1e9 * op.seconds)
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
         tape.used = self._profile()
@@ -154,7 +167,7 @@ class TapeRecorder(TorchDispatchMode):
         named: dict[Any, list[Op]] = {}
         for op in self.tape.ops:
             sizes = tuple(self.tape.storages[s].size for s in op.reads)
-            made = tuple((ref.geometry.size, ref.geometry.dtype) for ref in op.outputs if ref is not None)
+            made = tuple((ref.geometry.size, ref.geometry.dtype) for ref in op.results if ref is not None)
             equal.setdefault((op.name, sizes, made), []).append(op)
             named.setdefault(op.name, []).append(op)
         for ops in equal.values():
@@ -199,12 +212,9 @@ class TapeRecorder(TorchDispatchMode):
         if self._quiet:
             return func(*args, **kwargs)
         self._enter()
-        for kind in types:
-            if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else None):
-                raise NotRecordableError(f"{func} on {kind.__name__}: tensors of special types are not recorded")
         try:
             with self._silence():
-                return self._record(func, args, kwargs)
+                return self._record(self.call(func, types, args, kwargs))
         finally:
             self._leave()
 
@@ -219,64 +229,65 @@ class TapeRecorder(TorchDispatchMode):
             self._began = _busy_event()
         self._left = time.perf_counter()
 
-    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tape, facts = self.tape, facts_of(func)
+    def _record(self, call: Call) -> Any:
+        tape, facts, take = self.tape, call.facts, self.take
+        assert take is not None and self._calls is not None
         backward = torch._C._current_graph_task_id() != -1
         number = current_number() - tape.graph.base
         made = number > self._node and not backward and torch.is_grad_enabled()
         node = number - 1 if made else None
         if not backward:
             self._node = number
-        refs = self._refs(args), self._refs(kwargs)
-        inputs = tensors_in(args, tensors_in(list(kwargs.values()), []))
-        given = {t.untyped_storage()._cdata for t in inputs if self._here(t)}
-        writes = [t for i in facts.writes for t in tensors_in(
-            args[i] if isinstance(i, int) and i < len(args) else kwargs.get(i) if isinstance(i, str) else None, [])
-            if self._here(t)]
+        refs = self._refs(call.args), self._refs(call.kwargs)
         drawn = self.device.random_state() if facts.random else None
         before = self.device.memory()
-        if self.device.loads_late and not (facts.writes or facts.random or facts.allocates) and func.namespace == "aten":
-            self._load(func, args, kwargs, inputs)
-        result, timed = self._run(func, args, kwargs)
+        if self.device.loads_late and not (facts.writes or facts.random or facts.allocates) and call.func.namespace == "aten":
+            self._load(call)
+        result, timed = self._timed(call)
         memory = self.device.memory()
         after = self.device.random_state() if facts.random else None
-        random = facts.random and not self.device.same_random_state(drawn, after)
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
-        fresh: set[int] = set()
-        for value in tensors_in(listed, []):
-            if self._here(value) and value.untyped_storage()._cdata not in given:
-                fresh.add(self._storage(value, len(tape.ops)))
-        if not fresh and not writes:
+        read, new, writes, tensors = self.operands(call, tensors_in(listed, []))
+        if not new and not writes:
             return result
-        hidden = table.HIDDEN_WRITES.get(func._schema.name.split("::")[-1], ())  # autograd does not see these either
-        for tensor in (t for i in facts.writes if i not in hidden for t in tensors_in(
-                args[i] if isinstance(i, int) and i < len(args) else [], [])):
-            if self._here(tensor):
-                self._changes[self._storage(tensor)].append(geometry_of(tensor))
-        written = []
-        for storage in dict.fromkeys(self._storage(t) for t in writes):
-            tape.version[storage] += 1
-            tape.writes.setdefault(storage, []).append(len(tape.ops))
-            written.append((storage, tape.version[storage]))
+        fresh = frozenset(operand.storage.number for operand in new)
+        hidden = table.HIDDEN_WRITES.get(facts.packet, ())  # autograd does not see these either
+        for tensor in call.arguments(i for i in facts.writes if i not in hidden and isinstance(i, int)):
+            if self.here(tensor):
+                self._changes[self._number(tensor)].append(geometry_of(tensor))
+        written = self._write(map(self._number, filter(self.here, call.written)), len(tape.ops))
         for produced in (*((s, tape.version[s]) for s in fresh), *written):
             tape.producer[produced] = len(tape.ops)
-        outputs = [self._ref(v) if isinstance(v, torch.Tensor) and self._here(v) else None for v in listed]
-        if facts.allocates:
-            node = None  # its values are not determined
-        assert self._calls is not None
-        op = Op(func, *refs, outputs, frozenset(fresh), tuple(written), node, self._calls.running, self._read(inputs), random,
-                self._position, backward, 0.0, drawn=self.device.drawn(drawn, after) if random else None)
+        flops, _, attributes = measures(call, tensors, result)
+        module, phase, layer = take.place()
+        op = Op(call.func._schema.name, module, phase, read, [*new, *writes], flops,
+                facts.random and not self.device.same_random_state(drawn, after), layer, attributes=attributes,
+                results=[self._ref(v) if isinstance(v, torch.Tensor) and self.here(v) else None for v in listed],
+                fresh=fresh, written=written, node=None if facts.allocates else node,  # otherwise its values are not determined
+                call=self._calls.running, reads=tuple(dict.fromkeys(operand.storage.number for operand in read)),
+                position=self._position, backward=backward)
+        if op.random:
+            op.drawn = self.device.drawn(drawn, after)
         self._grown.append(self._count_memory(op, before, memory))
         op.host, op.entries = self._program, self._entries
         self._program, self._entries = 0.0, 0
-        if backward:
-            op.args = op.kwargs = None  # it never runs again
+        if not backward:  # otherwise it never runs again
+            op.func, (op.args, op.kwargs) = call.func, refs
         if timed is None:
-            op.seconds = _estimate(func, args, kwargs, result)
+            op.seconds = _moving(tensors_in([call.args, result], [])) + flops_of(call.func, call.args, call.kwargs, result) / 10e12
         else:
             self._events.append((op, *timed))
         tape.ops.append(op)
         return result
+
+    def _write(self, storages: Iterable[int], at: int) -> tuple[Value, ...]:
+        """Notes that the operator `at` writes these storages; returns their values afterwards."""
+        tape, written = self.tape, []
+        for storage in dict.fromkeys(storages):
+            tape.version[storage] += 1
+            tape.writes.setdefault(storage, []).append(at)
+            written.append((storage, tape.version[storage]))
+        return tuple(written)
 
     # ---- compiled parts ----
 
@@ -291,13 +302,14 @@ class TapeRecorder(TorchDispatchMode):
         self._enter()
         tape = self.tape
         tape.compiled = True
-        given = [t for t in (*module.parameters(), *module.buffers(), *all_tensors(inputs)) if self._here(t)]
-        reads = tuple(dict.fromkeys(map(self._storage, given)))
+        given = [t for t in (*module.parameters(), *module.buffers(), *all_tensors(inputs)) if self.here(t)]
+        reads = tuple(dict.fromkeys(map(self._number, given)))
         versions = [t._version for t in given]
         known, packed, at, node = set(tape.storages), len(tape.packs), len(tape.ops), current_number()
         drawn = self.device.random_state()
         self._outset = self.device.memory()
-        op = _part(region_name(module), reads, self._position, False)
+        op = self._part(region_name(module), reads, False)
+        op.module = self.take.modules.path_of(module) if self.take is not None else ""
         tape.ops.append(op)  # what it saves, it saves at its end
         self._region = op
         try:
@@ -305,21 +317,17 @@ class TapeRecorder(TorchDispatchMode):
                 self._leave()
                 result = call()
                 self._enter()
-            made = [t for t in all_tensors(result) if self._here(t)]
+            made = [t for t in all_tensors(result) if self.here(t)]
             for tensor in made:
-                self._storage(tensor)
+                self._number(tensor)
         finally:
             self._region = None
         op.fresh = frozenset(tape.storages.keys() - known)
         op.random = not self.device.same_random_state(drawn, self.device.random_state())
         changed = [t for t, version in zip(given, versions) if t._version != version]
         for tensor in changed:
-            self._changes[self._storage(tensor)].append(geometry_of(tensor))
-        written = dict.fromkeys(map(self._storage, changed))
-        for storage in written:
-            tape.version[storage] += 1
-            tape.writes.setdefault(storage, []).append(at)
-        op.written = tuple((storage, tape.version[storage]) for storage in written)
+            self._changes[self._number(tensor)].append(geometry_of(tensor))
+        op.written = self._write(map(self._number, changed), at)
         if len({pack.node for pack in tape.packs[packed:]}) > 1:  # several graphs: what the first one saves exists while others run
             for saved in (tape.storages[s] for s in op.fresh):
                 saved.died = at if saved.died == at + 1 else saved.died
@@ -346,8 +354,10 @@ class TapeRecorder(TorchDispatchMode):
         if _get_current_dispatch_mode() is not self:
             raise NotRecordableError("a dispatch mode is active while a compiled module runs")
         calls = self._calls if self._hooks is not None else None
+        assert self.take is not None
         with self._compiled.paused():
             self.__exit__(None, None, None)
+            self._watching.close()  # torch.compile makes other code where calls are watched
             if calls is not None:
                 calls.__exit__(None, None, None)
             try:
@@ -355,13 +365,15 @@ class TapeRecorder(TorchDispatchMode):
             finally:
                 if calls is not None:
                     calls.__enter__()
+                self._watching.enter_context(self.take.modules.watched())
                 self.__enter__()
 
     def _begin_backward(self, forward: Op) -> None:
         """Starts the backward of a compiled part; the operators in it are not recorded."""
         self._enter()
         self._outset = self.device.memory()
-        self._region = _part(f"{forward.name}_backward", (), self._position, True)
+        self._region = self._part(f"{forward.name}_backward", (), True)
+        self._region.module = forward.module
         self._silent.enter_context(self._silence())
         self._unread = len(self.tape.unpacks)
         self._leave()
@@ -370,10 +382,10 @@ class TapeRecorder(TorchDispatchMode):
         self._enter()
         op, self._region = self._region, None
         assert op is not None
-        tape, made = self.tape, [t for t in all_tensors(gradients) if self._here(t)]
+        tape, made = self.tape, [t for t in all_tensors(gradients) if self.here(t)]
         known = set(tape.storages)
         for tensor in made:
-            self._storage(tensor, len(tape.ops))
+            self._number(tensor, len(tape.ops))
         op.fresh = frozenset(tape.storages.keys() - known)
         op.reads = tuple(dict.fromkeys(unpack.pack.value[0] for unpack in tape.unpacks[self._unread:]))
         tape.ops.append(op)
@@ -383,6 +395,11 @@ class TapeRecorder(TorchDispatchMode):
         op.scratch = max(0, op.scratch - came)
         self._silent.close()
         self._leave()
+
+    def _part(self, name: str, reads: tuple[int, ...], backward: bool) -> Op:
+        """Returns an operator that stands for a compiled part, and that nobody runs again."""
+        phase, number = "backward" if backward else "forward", len(self.tape.ops)
+        return Op(name, "", phase, [], [], 0, False, number, reads=reads, position=self._position, backward=backward)
 
     def _count_memory(self, op: Op, before: Memory | None, after: Memory | None) -> int:
         """Notes the memory of an operator; returns the bytes that it took without a tensor, and that stay."""
@@ -395,41 +412,44 @@ class TapeRecorder(TorchDispatchMode):
         op.scratch = max(0, after.most_requested - before.requested - made - grown)
         return grown
 
-    def _read(self, inputs: list[torch.Tensor]) -> tuple[int, ...]:
-        numbers = dict.fromkeys(self._storage(t) for t in inputs if self._here(t))
-        return tuple(dict.fromkeys(self.tape.origin.get(number, number) for number in numbers))
-
-    def _load(self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+    def _load(self, call: Call) -> None:
         """Runs an operator once without its time, if it did not run yet. REQUIRES: nothing else than its result follows from it."""
-        kind = func, *((t.shape, t.stride(), t.dtype) for t in inputs)
+        kind = call.func, *((t.shape, t.stride(), t.dtype) for t in call.inputs)
         if kind not in self._loaded:
             self._loaded.add(kind)
-            func(*args, **kwargs)
+            call.func(*call.args, **call.kwargs)
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _timed(self, call: Call) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
         self._entries += 1
         if self.tape.device == "cpu":
-            return func(*args, **kwargs), None
+            return self.run(call), None
         before = _busy_event()
         began = time.perf_counter()
-        result = func(*args, **kwargs)
+        result = self.run(call)
         self._program += time.perf_counter() - began
         return result, (before, _event())
 
-    def _here(self, tensor: torch.Tensor) -> bool:
+    def here(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device.place and tensor.layout == torch.strided
 
-    def _storage(self, tensor: torch.Tensor, born: int | None = None) -> int:
+    def storage(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
         if born is None and self._region is not None and not self._region.backward:
             born = len(self.tape.ops) - 1  # it was not seen before
-        storage = self._ledger.find(tensor, born)
-        self.tape.storages[storage.number] = storage
+        storage = super().storage(tensor, born)
         self.tape.version.setdefault(storage.number, 0)
-        return storage.number
+        return storage
+
+    def operand(self, tensor: torch.Tensor, born: int | None = None) -> Operand:
+        operand = super().operand(tensor, born)
+        saved = self.tape.origin.get(operand.storage.number)
+        return operand if saved is None else dataclasses.replace(operand, storage=self.tape.storages[saved])
+
+    def _number(self, tensor: torch.Tensor, born: int | None = None) -> int:
+        return self.storage(tensor, born).number
 
     def _ref(self, tensor: torch.Tensor) -> Ref:
-        storage = self._storage(tensor)
+        storage = self._number(tensor)
         edge = self.tape.graph.edge(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             self.tape.parameters[storage] = weakref.ref(tensor)
@@ -439,7 +459,7 @@ class TapeRecorder(TorchDispatchMode):
     def _refs(self, value: Any) -> Any:
         """Returns an argument with `Ref` in the place of tensors. Tensors of the host stay as they are."""
         if isinstance(value, torch.Tensor):
-            return self._ref(value) if self._here(value) else value
+            return self._ref(value) if self.here(value) else value
         if isinstance(value, (tuple, list)):
             return [self._refs(item) for item in value]
         if isinstance(value, dict):
@@ -472,14 +492,15 @@ class TapeRecorder(TorchDispatchMode):
             if torch._C._current_graph_task_id() != -1:
                 return tensor.detach()
             tape = self.tape
-            ours = self._here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
+            ours = self.here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
                 return self._packed(None, tensor.detach())
             ref = self._ref(tensor)
             tape.graph.learn(tensor.grad_fn)
-            pack = Pack(self._position, len(tape.ops), ref.value, ref.geometry, ref.edge, current_number() - tape.graph.base,
-                        len(self._calls.made), tensor.requires_grad and tensor.grad_fn is None, len(self._changes[ref.value[0]]))
+            pack = Pack(self.operand(tensor), len(tape.ops), position=self._position, value=ref.value, geometry=ref.geometry,
+                        edge=ref.edge, node=current_number() - tape.graph.base, calls=len(self._calls.made),
+                        leaf=tensor.requires_grad and tensor.grad_fn is None, changes=len(self._changes[ref.value[0]]))
             tape.packs.append(pack)
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
@@ -530,11 +551,17 @@ class TapeRecorder(TorchDispatchMode):
                 return tensor
             if any(overlap(pack.geometry, change) for change in self._changes[pack.value[0]][pack.changes:]):
                 raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
-                                         "before backward read it")
+                                         f"before backward read it{self._maker(pack)}")
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
             self.tape.unpacks.append(unpack)
+            pack.unpacked.append(len(self.tape.ops))
             self._count(0)
             return tensor if self.tape.storages[pack.value[0]].born < 0 else self._bring_back(unpack, tensor)
+
+    def _maker(self, pack: Pack) -> str:
+        """Returns the part of a message that names the operator that made a saved tensor."""
+        made = self.tape.producer.get(pack.value)
+        return f"; {self.tape.ops[made].place} made it" if made is not None else ""
 
     def _end_backward(self, number: int) -> None:
         self._backwards[number] = True
@@ -552,18 +579,13 @@ class TapeRecorder(TorchDispatchMode):
             copy.copy_(source)
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
-            came = self._ledger.find(copy, len(self.tape.ops))
+            came = self.ledger.find(copy, len(self.tape.ops))
             self.tape.origin[came.number] = value[0]
             self._returned.append((came, known[1], size))
             if self._region is not None:
                 self._held.append(storage)
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
-
-
-def _part(name: str, reads: tuple[int, ...], position: int, backward: bool) -> Op:
-    """Returns an operator that stands for a compiled part, and that nobody runs again."""
-    return Op(Name(name), None, None, [], frozenset(), (), None, None, reads, False, position, backward, 0.0)
 
 
 def _event() -> Any:
@@ -582,11 +604,6 @@ def _busy_event() -> Any:
 def _moving(tensors: list[torch.Tensor]) -> float:
     """Returns the seconds for reading or writing tensors once, on a CPU that is like no other."""
     return 1e-6 + sum(t.numel() * t.element_size() for t in tensors) / 100e9
-
-
-def _estimate(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Returns a time in seconds that depends on nothing but sizes, so that plans on a CPU are the same in each run."""
-    return _moving(tensors_in([args, result], [])) + _flops(func, args, kwargs, result) / 10e12
 
 
 def _refuse_transforms(message: str) -> Any:
@@ -609,9 +626,9 @@ def refuse_hooks() -> None:
                             "use them inside the step or leave them out")
 
 
-def record_tape(step: Callable[[], Any], device: str) -> Tape:
+def record_tape(step: Callable[[], Any], device: str, model: torch.nn.Module | None = None, name: str = "step", batch: int = 1) -> Tape:
     """Runs `step` and returns its tape, without the costs of the host."""
-    recorder = TapeRecorder(device)
+    recorder = TapeRecorder(device, model, name, batch)
     recorder.begin()
     try:
         step()
