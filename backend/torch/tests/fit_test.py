@@ -299,7 +299,7 @@ class FitTest(unittest.TestCase):
     def test_the_step_of_the_optimizer_has_to_fit(self):
         script = Script()
         fitted = fit(script.model, script.optimizer, 1 << 30)
-        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_memory", lambda: Memory(0, 1 << 31, 0, 0)))
+        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted._state.device, "memory", lambda: Memory(0, 1 << 31, 0, 0)))
         with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes; another optimizer"):
             script.run(1)
         fitted.remove()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, Optional, Union
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..base.device import Memory
+from ..base.device import Device
 from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.plan import Plan, parse_bytes, useful_moves
 from ..plan.planner import learn_host_speed, make_plan
@@ -25,8 +25,67 @@ from .host import host_costs
 log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
+UPDATES = 2  # of the model, after which the optimizer has its state
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 MOST_RECORDINGS = 3  # a first step may do what later ones do not, such as filling caches
+
+
+@dataclasses.dataclass
+class Waiting:
+    """The next step is recorded."""
+
+
+@dataclasses.dataclass
+class Recording:
+    """A step is recorded."""
+
+    recorder: TapeRecorder
+    gradients: int  # bytes of them before the step
+    ended: bool = False  # its forward
+
+
+@dataclasses.dataclass
+class Recorded:
+    """A step was recorded, and its plan follows the next update."""
+
+    tape: Tape
+    used: list[int]  # bytes during each operator
+    gradients: int  # bytes of them before the step
+    device: Device
+    accumulated: int = 0  # most bytes of gradients before a forward
+    unforeseen: int = 0  # bytes that planned steps took and that the recording does not show
+    corrections: int = 0
+
+
+@dataclasses.dataclass
+class Settled:
+    """Steps run under a plan, which stays."""
+
+    plan: Plan
+    executor: Executor
+    open: Optional[_Run] = None
+    last: Optional[_Run] = None  # the last forward under the plan
+
+    def waits(self) -> bool:
+        """Returns whether the backward of the last forward has not run yet."""
+        return self.last is not None and self.last.holds_host()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Planned(Settled):
+    """Steps run under a plan, which another one replaces if they take more memory than predicted, or another time."""
+
+    recorded: Recorded
+    more: tuple[int, int]  # bytes of state and gradients before a forward that the plan adds to the recorded ones
+    updates: int = 0  # of the model
+    checks: int = 0  # steps whose memory was compared with the budget
+    checking: bool = False
+    update_began: float | None = None
+
+
+@dataclasses.dataclass
+class Removed:
+    """Steps are ordinary ones for good."""
 
 
 class Fitted:
@@ -36,8 +95,7 @@ class Fitted:
     loop that plans more calls them itself.
     """
 
-    plan: Optional[Plan] = None
-    last: Optional[_Run] = None  # the last forward under the plan
+    _state: Waiting | Recording | Recorded | Settled | Removed = Removed()
     _model: torch.nn.Module | None = None  # a copy of the model has the hooks of a `Fitted` without one: they do nothing
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
@@ -46,25 +104,9 @@ class Fitted:
         self._budget = budget
         self._policy = policy
         self._device = device
-        self._recorder: TapeRecorder | None = None
-        self._ran = False  # the forward of the recording has ended
+        self._state = Waiting()
         self._recordings = 0
-        self._open: _Run | None = None
-        self._executor: Executor | None = None  # of the plan
-        self._tape: Tape | None = None  # waits for a plan
-        self._recorded: list[int] = []  # bytes during each operator
-        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # bytes in `_recorded`
-        self._gradients = 0  # bytes in `_recorded`
-        self._accumulated = 0  # most bytes of gradients before a forward
-        self._more = (0, 0)  # bytes of state and gradients before a forward that the plan adds to `_recorded`
-        self._updates = 0  # of the model since there is a plan
-        self._memory: Callable[[], Memory | None] = lambda: None  # of the device
-        self._now: Callable[[], float | None] = lambda: None  # of the device
-        self._checks = 0  # steps of the plan whose memory was compared with the budget
-        self._checking = False
-        self._unforeseen = 0  # bytes that planned steps took and that no recording shows
-        self._corrections = 0
-        self._update_began: float | None = None
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # bytes of recorded state
         self._handles: list[Any] = []
         if hook_forward:
             self._handles += [model.register_forward_pre_hook(self._before, prepend=True),
@@ -76,92 +118,114 @@ class Fitted:
     def __getstate__(self) -> dict[str, Any]:
         return {}  # copies and files of the model have no plan
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the steps, once there is one."""
+        return self._state.plan if isinstance(self._state, Settled) else None
+
+    @property
+    def last(self) -> _Run | None:
+        """The last forward under the plan."""
+        return self._state.last if isinstance(self._state, Settled) else None
+
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back."""
         for handle in self._handles:
             handle.remove()
         self._cancel()
         self.end()
-        self._forget()
+        self._become(Removed())
 
     def begin(self) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part."""
-        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._open is not None:
+        if not torch.is_grad_enabled() or _in_backward():
             return
-        if self._recorder is not None and self._ran and not self._recorder.waits():  # no optimizer ran: gradients add up
-            self._end_recording()
-            if self._tape is not None:
-                self._make_plan(self._more_bytes())
-        if self._tape is not None or self._recorder is not None:
-            return
-        again = self.last is not None and self.last.deviation is not None and self._recordings < MOST_RECORDINGS
-        if self.plan is None or again and not self.last_waits():
+        if isinstance(self._state, Recording) and self._state.ended and not self._state.recorder.waits():
+            self._end_recording()  # no optimizer ran: gradients add up
+            if isinstance(self._state, Recorded):
+                self._make_plan(self._state, self._more_bytes(self._state))
+        state = self._state
+        if isinstance(state, Settled):
+            again = state.last is not None and state.last.deviation is not None and self._recordings < MOST_RECORDINGS
+            if state.open is not None:
+                return
+            if not again or state.waits():
+                self._run()
+                return
+        if isinstance(state, (Waiting, Settled)):
             self._record()
-            return
-        self._check()
-        if self._updates < 2 and not self.last_waits():  # gradients and the optimizer's state may come later
-            more = self._more_bytes()
-            if sum(more) > sum(self._more):
-                self._make_plan(more)
-        if self._executor is not None:
-            self._checking = self._checks < CHECKED and self._memory() is not None
-            self._open = self._executor.begin()
 
     def end(self) -> None:
         """Ends the part that `begin` started, if it did."""
-        if self._open is not None:
-            self._open.end()
-            self.last, self._open = self._open, None
-        elif self._recorder is not None and torch._C._current_graph_task_id() == -1:
-            self._recorder.end_forward()
-            self._ran = True
-
-    def last_waits(self) -> bool:
-        """Returns whether the backward of the last forward under the plan has not run yet."""
-        return self.last is not None and self.last.holds_host()
+        state = self._state
+        if isinstance(state, Settled) and state.open is not None:
+            state.open.end()
+            state.last, state.open = state.open, None
+        elif isinstance(state, Recording) and not _in_backward():
+            state.recorder.end_forward()
+            state.ended = True
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a recording before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
-        inside = torch._C._current_graph_task_id() != -1  # backward updates the model: the next forward ends a recording
-        if inside and optimizer in self._states or not self._concerns(optimizer):
+        inside = _in_backward()  # backward updates the model: the next forward ends a recording
+        if inside and optimizer in self._optimizers or not self._concerns(optimizer):
             return
-        if optimizer not in self._states:
-            self._states[optimizer] = self._recorded_state(optimizer)
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = self._recorded_state(optimizer)
         if inside:
             return
-        if self._recorder is not None and self._ran:
+        if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
-        self._check()
-        if self.plan is not None and not self.plan.update_seconds:
-            self._update_began = self._now()
+        if isinstance(self._state, Planned):
+            state = self._check(self._state)
+            if not state.plan.update_seconds:
+                state.update_began = state.recorded.device.now()
 
-    def _check(self) -> None:
-        """Compares a planned step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
-        if not self._checking or self.last_waits() or self.plan is None:
-            return
-        self._checking = False
-        memory = self._memory()
-        if memory is None or self.last is None or self.last.deviation is not None:
-            return
-        self._checks += 1
-        if self._corrections >= MOST_CORRECTIONS:
-            return
-        before, over = self._unforeseen, memory.most - self._budget
+    def _run(self) -> None:
+        """Starts a forward under the plan. It is checked first: gradients and the optimizer's state may come later."""
+        state = self._state
+        assert isinstance(state, Settled)
+        if isinstance(state, Planned):
+            state = self._check(state)
+            if state.updates < UPDATES and not state.waits():
+                more = self._more_bytes(state.recorded)
+                if sum(more) > sum(state.more):
+                    state = self._make_plan(state.recorded, more, f"{sum(more) - sum(state.more):,} bytes of gradients or of the "
+                                                                  "optimizer's state came")
+            state.checking = state.checks < CHECKED and state.recorded.device.memory() is not None
+            if state.updates >= UPDATES and not state.checking:
+                self._state = state = Settled(state.plan, state.executor, last=state.last)
+        state.open = state.executor.begin()
+
+    def _check(self, state: Planned) -> Planned:
+        """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
+        if not state.checking or state.waits():
+            return state
+        state.checking = False
+        recorded = state.recorded
+        memory = recorded.device.memory()
+        if memory is None or state.last is None or state.last.deviation is not None:
+            return state
+        state.checks += 1
+        if recorded.corrections >= MOST_CORRECTIONS:
+            return state
+        before, over = recorded.unforeseen, memory.most - self._budget
         if over > 0:
-            self._unforeseen += memory.most - self.plan.peak
+            recorded.unforeseen += memory.most - state.plan.peak
             why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
-        elif self._checks == CHECKED and self._executor is not None and learn_host_speed(self.plan, self._executor.forward_seconds):
-            why = f"the host takes {self.plan.tape.host_share:.0%} of its recorded time"
+        elif state.checks == CHECKED and learn_host_speed(state.plan, state.executor.forward_seconds):
+            why = f"the host takes {state.plan.tape.host_share:.0%} of its recorded time"
         else:
-            return
-        self._corrections += 1
+            return state
+        recorded.corrections += 1
         try:
-            self._make_plan(self._more, why)
+            return self._make_plan(recorded, state.more, why)
         except SpillwayError as error:
-            self._unforeseen = before
+            recorded.unforeseen = before
             if over > 0:
                 log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
                             f"{over:,}", error)
+            return state
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
         if module is self._model:
@@ -171,40 +235,42 @@ class Fitted:
         if module is not self._model:
             return
         failed = result is None and sys.exc_info()[1] is not None
-        if failed and self._open is not None:
-            self._open.deviation = "its forward failed"
         if failed:
             self._cancel()
+            if isinstance(self._state, Settled) and self._state.open is not None:
+                self._state.open.deviation = "its forward failed"
         self.end()
-        if failed:
-            self.last = None  # what it lacks is no reason to record again
+        if failed and isinstance(self._state, Settled):
+            self._state.last = None  # what it lacks is no reason to record again
 
     def _record(self) -> None:
-        self._forget()
-        self._gradients = self._gradient_bytes() if self._device == "cuda" else 0
-        for optimizer in self._states:
-            self._states[optimizer] = self._recorded_state(optimizer)
+        self._become(Waiting())
+        for optimizer in self._optimizers:
+            self._optimizers[optimizer] = self._recorded_state(optimizer)
         recorder = TapeRecorder(self._device, self._model)
         recorder.begin()
-        self._recorder, self._ran = recorder, False
+        self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0)
         self._recordings += 1
 
     def _cancel(self) -> None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
+        """Ends a recording without a result."""
+        if isinstance(self._state, Recording):
+            recorder, self._state = self._state.recorder, Waiting()
             recorder.cancel()
 
-    def _forget(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
-        self.plan = self.last = self._executor = None
-        self._updates = 0
+    def _become(self, state: Waiting | Removed) -> None:
+        """Leaves a plan, if there is one, for another state."""
+        if isinstance(self._state, Settled):
+            self._state.executor.close()
+        self._state = state
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an update by the optimizer matters: it has parameters of the model, and the plan is not settled."""
-        if self._recorder is None and self._tape is None and self._updates >= 2:
+        state = self._state
+        settled = isinstance(state, Settled) and not (isinstance(state, Planned) and state.updates < UPDATES)
+        if settled or self._model is None:
             return False
-        ours = {id(p) for p in self._model.parameters()} if self._model is not None else set()
+        ours = {id(p) for p in self._model.parameters()}
         return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
@@ -220,71 +286,74 @@ class Fitted:
         return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None) if self._model is not None else 0
 
     def _new_state(self) -> int:
-        return sum(self._state_bytes(optimizer) - known for optimizer, known in self._states.items())
+        return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
 
-    def _more_bytes(self) -> tuple[int, int]:
+    def _more_bytes(self, recorded: Recorded) -> tuple[int, int]:
         """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
-        self._accumulated = max(self._accumulated, self._gradient_bytes())
-        return self._new_state(), max(0, self._accumulated - self._gradients)
+        recorded.accumulated = max(recorded.accumulated, self._gradient_bytes())
+        return self._new_state(), max(0, recorded.accumulated - recorded.gradients)
 
     def _end_recording(self) -> None:
-        assert self._recorder is not None
-        recorder, self._recorder = self._recorder, None
+        state = self._state
+        assert isinstance(state, Recording)
+        self._state = Waiting()
         try:
-            self._tape = recorder.finish()
-            self._recorded = self._tape.used
-            self._memory, self._now = recorder.device.memory, recorder.device.now
-            self._memory()
+            tape = state.recorder.finish()
         except NotRecordableError as error:
             log.warning("spillway: this step was not recorded: %s", error)
             if self._recordings >= MOST_RECORDINGS:
                 raise
+            return
+        state.recorder.device.memory()
+        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
-        if torch._C._current_graph_task_id() != -1 or not self._concerns(optimizer):
+        if _in_backward() or not self._concerns(optimizer):
             return
-        if self._update_began is not None and self.plan is not None:
-            began, self._update_began = self._update_began, None
-            self.plan.add_update((self._now() or began) - began)
-            log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", self.plan.update_seconds * 1e3,
-                     self.plan.seconds * 1e3)
-        if self._recorder is not None and self._ran:  # the optimizer ran the step in a closure, and then its update
+        state = self._state
+        if isinstance(state, Planned) and state.update_began is not None:
+            state.plan.add_update((state.recorded.device.now() or state.update_began) - state.update_began)
+            state.update_began = None
+            log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", state.plan.update_seconds * 1e3,
+                     state.plan.seconds * 1e3)
+        if isinstance(state, Recording) and state.ended:  # the optimizer ran the step in a closure, and then its update
             self._end_recording()
-            if self._tape is not None:
-                after = len(self._recorded) - self._tape.ended
-                self._recorded[self._tape.ended:] = self._recorded[self._tape.ended - 1:self._tape.ended] * after
-        if self._tape is not None:
-            memory = self._memory()
+            state = self._state
+            if isinstance(state, Recorded):
+                ended = state.tape.ended
+                state.used[ended:] = state.used[ended - 1:ended] * (len(state.used) - ended)
+        if isinstance(state, Recorded):
+            memory = state.device.memory()
             update = memory.most if memory is not None else 0
             if update > self._budget:
-                self._tape = None
+                self._state = Waiting()
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
                                     f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
-            self._make_plan((self._new_state(), 0))
-        self._updates += self.plan is not None
+            state = self._make_plan(state, (self._new_state(), 0))
+        if isinstance(state, Planned):
+            state.updates += 1
 
-    def _make_plan(self, more: tuple[int, int], why: str | None = None) -> None:
+    def _make_plan(self, recorded: Recorded, more: tuple[int, int], why: str | None = None) -> Planned:
         """Plans the recorded step with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
-        tape = self._tape or (self.plan.tape if self.plan is not None else None)
-        assert tape is not None
-        if why is None:
-            why = (f"recorded {len(tape.ops)} operators" if self._tape is not None else
-                   f"{sum(more) - sum(self._more):,} bytes of gradients or of the optimizer's state came")
-        self._tape = None
-        state, gradients = more  # the step adds to the gradients where it made others while it was recorded
-        tape.used = [used + state + max(0, gradients - made) for used, made in zip(self._recorded, tape.gradients())]
-        update = self.plan.update_seconds if self.plan is not None else 0.0
+        tape, (state, gradients) = recorded.tape, more
+        if self._state is recorded:
+            self._state = Waiting()
+        # The step adds to the gradients where it made others while it was recorded.
+        tape.used = [used + state + max(0, gradients - made) for used, made in zip(recorded.used, tape.gradients())]
         began = time.perf_counter()
         tape.costs = host_costs(self._device)
-        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), policy=self._policy,
-                         unforeseen=self._unforeseen)
-        plan.add_update(update)
-        self._forget()
-        self._more, self._checks = more, 0
-        self._executor = Executor(plan)
-        self.plan = plan
-        log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why, time.perf_counter() - began, plan.summary())
+        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), policy=self._policy, unforeseen=recorded.unforeseen)
+        plan.add_update(self.plan.update_seconds if self.plan is not None else 0.0)
+        self._become(Waiting())  # the memory of the host is free for the next one
+        planned = self._state = Planned(plan, Executor(plan), recorded=recorded, more=more)
+        log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why or f"recorded {len(tape.ops)} operators",
+                 time.perf_counter() - began, plan.summary())
+        return planned
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB",
