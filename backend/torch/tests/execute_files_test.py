@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from spillway_torch import ProgramError, SpillwayError, find_program, read_plan, write_plan, write_step
+from spillway_torch import ProgramError, SpillwayError, read_plan, write_plan, write_step
+from spillway_torch.base.program import find_program
 from spillway_torch.plan.ask import ask
 from spillway_torch.plan.clock import host_clock
 from spillway_torch.plan.files import plan_object

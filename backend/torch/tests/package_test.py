@@ -11,7 +11,8 @@ import unittest
 import zipfile
 from unittest import mock
 
-from spillway_torch import ProgramError, find_program, run_program
+from spillway_torch import ProgramError
+from spillway_torch.base.program import find_program, run_program
 from spillway_torch.run.replay import library_path
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]

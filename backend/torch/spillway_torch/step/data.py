@@ -104,6 +104,11 @@ class StepData:
         return f"PyTorch {torch.__version__}"
 
     @property
+    def workspace(self) -> int:
+        """The bytes of all workspaces of libraries."""
+        return sum(size for _, size in self.workspaces)
+
+    @property
     def peak_requested(self) -> int:
         """The most bytes that storages, scratch memory of operators as far as it is known (`scratch.py`) and workspaces take."""
         return self._peak(1)
@@ -142,4 +147,4 @@ class StepData:
             held += allocated - released
             scratch = self.operators[time].scratch if time < len(self.operators) else 0
             peak = max(peak, held + -(-scratch // granule) * granule)
-        return peak + sum(size for _, size in self.workspaces)
+        return peak + self.workspace
