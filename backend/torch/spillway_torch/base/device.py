@@ -21,7 +21,7 @@ from .errors import SpillwayError
 MEASURED = 128 << 20  # bytes of a copy whose time is measured
 MIB = 1 << 20
 GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
-BESIDE = 0.95  # of the bandwidth of a copy alone, reached beside operators
+BESIDE = 0.95  # copies beside operators reach this share of their bandwidth alone
 
 
 class Queue(enum.Enum):
@@ -41,9 +41,9 @@ class Memory:
 
 
 class Device(abc.ABC):
-    """What the executor asks of a device. Bytes are tensors of uint8."""
+    """A device as the executor uses it. Bytes are tensors of uint8."""
 
-    type: str  # of its tensors: "cuda" or "cpu"
+    type: str  # the type of its tensors: "cuda" or "cpu"
     place: torch.device  # where its tensors are
     loads_late = False  # an operator takes longer at first, because its kernels are loaded then
 

@@ -28,7 +28,7 @@ def write_document(document: dict[str, Any], path: str | os.PathLike[str]) -> No
         part.unlink(missing_ok=True)
 
 
-_LEVEL = 9  # of compression: small files, in about as much time as writing the JSON takes
+_LEVEL = 9  # the level of compression: files are small, in about as much time as writing the JSON takes
 
 
 def _write_zstd(data: bytes, path: pathlib.Path) -> None:

@@ -22,8 +22,8 @@ class Storage:
     size: int  # bytes
     born: int = BEFORE
     died: int | None = None  # None: it outlives the recording
-    dtype: torch.dtype | None = None  # of the first tensor in it
-    shape: tuple[int, ...] = ()  # of the first tensor that covers all of it
+    dtype: torch.dtype | None = None  # the type of the first tensor in it
+    shape: tuple[int, ...] = ()  # the shape of the first tensor that covers all of it
     request: int | None = None  # index in `Ledger.requests`
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import SpillwayError
 
-NAME = "spillway_step"  # of the file as a module
+NAME = "spillway_step"  # the name of the file as a module
 
 
 def load_step(named: str) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""What a CUDA device does differently from tensors without data, as tables.
+"""Tables of what a CUDA device does differently from tensors without data.
 
 Names are those of the operators of PyTorch, without "aten::". Each table says where its rows come from. An operator
 that behaves differently on a GPU and stands in no table is a defect of this file; operators in `REFUSED` are known to
@@ -93,10 +93,10 @@ ALLOCATIONS = frozenset(("empty", "empty_strided", "empty_like", "empty_permuted
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation",
                       "_scaled_mm", "_int_mm"))
 
-# Those among them whose first argument is added to the product.
+# The products to which the first argument is added.
 SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"))
 
-# Those among them that run in cuBLASLt, which adds a bias while it multiplies.
+# The products that run in cuBLASLt, which adds a bias while it multiplies.
 BIASED_PRODUCTS = frozenset(("addmm", "_addmm_activation", "_scaled_mm"))
 
 # Bytes that PyTorch allocates for cuBLASLt at the first such product of each thread. Measured with PyTorch 2.11 on an H200: the

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-MOST_BYTES = 4 << 20  # of integers and truth values
+MOST_BYTES = 4 << 20  # the most bytes of integers and truth values that are known
 MOST_FLOAT_BYTES = 64 << 10
 
 

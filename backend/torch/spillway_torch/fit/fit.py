@@ -25,7 +25,7 @@ from .host import host_costs
 log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
-UPDATES = 2  # of the model, after which the optimizer has its state
+UPDATES = 2  # after so many updates of the model, the optimizer has its state
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 MOST_RECORDINGS = 3  # a first step may do what later ones do not, such as filling caches
 
@@ -77,7 +77,7 @@ class Planned(Settled):
 
     recorded: Recorded
     more: tuple[int, int]  # bytes of state and gradients before a forward that the plan adds to the recorded ones
-    updates: int = 0  # of the model
+    updates: int = 0  # how often the model was updated
     checks: int = 0  # steps whose memory was compared with the budget
     checking: bool = False
     update_began: float | None = None
@@ -106,7 +106,7 @@ class Fitted:
         self._device = device
         self._state = Waiting()
         self._recordings = 0
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # bytes of recorded state
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._handles: list[Any] = []
         if hook_forward:
             self._handles += [model.register_forward_pre_hook(self._before, prepend=True),
@@ -360,8 +360,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
         hook_forward: bool = True, policy: str | None = None) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
-    The first step records, its optimizer's step plans, and later forwards run under the plan. What a forward saves outside the
-    model, such as a loss function applied to its result, is not planned.
+    The first step records, its optimizer's step plans, and later forwards run under the plan. Tensors that a forward saves outside
+    the model, such as those of a loss function applied to its result, are not planned.
 
     optimizer: the one that updates the model; by default any that has parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".

@@ -16,8 +16,8 @@ from ..tape.costs import HostCosts
 from ..tape.tape import Tape
 from ..tape.tape_recorder import record_tape
 
-BLOCKS = 8  # of the model that is measured
-REPEATS = 20  # of which the fastest counts
+BLOCKS = 8  # the model that is measured has so many
+REPEATS = 20  # the fastest one counts
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def measure_host(device: str) -> HostCosts:
     left, came = (all_[0] - some[0]) / more, (all_[1] - some[1]) / more
     packed, unpacked = (some[0] - plain[0] - left) / len(tape.packs), (some[1] - plain[1] - came) / len(tape.unpacks)
     compared = (shorter[0] + longer[0] - 2 * some[0] + 2 * left) / (len(short) + len(long))
-    again = [(took[1] - some[1] + came) / len(of) for took, of in ((shorter, short), (longer, long))]  # of a chain
+    again = [(took[1] - some[1] + came) / len(of) for took, of in ((shorter, short), (longer, long))]  # the seconds for each chain
     length = sum(len(s.chain.ops) for s in long if s.chain is not None) / len(long)
     replayed = max(0.0, again[1] - again[0]) / (length - 1)
     ahead, back = ((sum(op.host for op in tape.ops if op.backward == backward), sum(op.entries for op in tape.ops if op.backward == backward))

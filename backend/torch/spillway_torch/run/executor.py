@@ -39,10 +39,10 @@ class Executor:
     def __init__(self, plan: Plan, device: Device | None = None) -> None:
         """Raises `SpillwayError` if the plan asks for what its tape does not allow."""
         tape = plan.tape
-        self.plan = dataclasses.replace(plan)  # of its own: `EXECUTORS` holds executors as long as their plans
+        self.plan = dataclasses.replace(plan)  # a copy, because `EXECUTORS` holds an executor as long as its plan lives
         self.device = device if device is not None else device_of(tape.device)
         self.entries: list[Optional[Entry]] = [None] * len(tape.positions)
-        self.deviations: list[str] = []  # of all steps
+        self.deviations: list[str] = []  # the reasons of all steps
         self.forward_seconds = float("inf")  # the least that the host took for a forward that Python did not compare
         self._recipes = self._make_recipes(saved_storages(tape))
         self._host: Host = self.device.host(self._place())
@@ -53,7 +53,7 @@ class Executor:
         self.parameters = [tape.parameters[p] for p in parameters]
         table = Table(self.plan, self.device, self.entries, self._recipes, self.hashes, parameters)
         self._library = None if tape.compiled else library_table(table, self.region)
-        self.make_saved: Callable[..., Any] = functools.partial(SavedTensors, table, self.region)  # of a step
+        self.make_saved: Callable[..., Any] = functools.partial(SavedTensors, table, self.region)  # makes those of a step
         if self._library is not None:
             self.make_saved = functools.partial(replay.steps_library().Run, self._library)
 
@@ -205,7 +205,7 @@ class _Run:
             self.saved.give_up()
 
     def deviate(self, reason: str) -> None:
-        """Keeps all tensors from now on. Those that were given up before come back as planned."""
+        """Keeps all tensors from now on. Tensors that were given up before come back as planned."""
         self.saved.deviated = True
         if self.deviation is None:
             self.deviation = reason

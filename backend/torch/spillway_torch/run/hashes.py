@@ -16,7 +16,7 @@ from . import replay
 
 log = logging.getLogger("spillway_torch")
 LAYOUT, MADE, AGAIN = range(3)  # how a saved tensor is compared: by how it lies in memory, and how it was made, or is saved again
-MOST_MISSES = 2  # of steps that follow one another
+MOST_MISSES = 2  # after so many steps in a row that differ, Python compares all
 
 
 class Hashes:

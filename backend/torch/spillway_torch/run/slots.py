@@ -54,7 +54,7 @@ class Entry:
 
 @dataclasses.dataclass
 class Table:
-    """What all steps of a plan share."""
+    """The data that all steps of a plan share."""
 
     plan: Plan
     device: Device
@@ -75,7 +75,7 @@ def changed(tensor: torch.Tensor | None, expected: int, version: int | None = No
 
 
 class _Calls:
-    """What the library asks of a device that it does not know. Each wait has a name of its own, so that tests can leave out one."""
+    """The calls with which the library uses a device that it does not know. Each wait has its own name, so that tests can leave out one."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -37,7 +37,7 @@ class Operator:
     scratch: int = 0  # bytes that it held in addition to its operands, as far as they are known
     attributes: dict[str, int] = dataclasses.field(default_factory=dict)  # its shape (attributes.py)
     tf32: bool = False  # its products of numbers in float32 may run in TF32
-    time_ns: int = 0  # of the GPU, if it was measured
+    time_ns: int = 0  # the time of the GPU, if it was measured
 
     @property
     def packet(self) -> str:

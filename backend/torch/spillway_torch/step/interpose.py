@@ -274,7 +274,7 @@ class Interposer:
             return bool(args) and isinstance(args[0], torch.Tensor) and args[0].device.type == "meta"
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            # As autocast's own wrappers, this runs the operator with all casts off.
+            # This runs the operator with all casts off, as autocast's own wrappers do.
             with torch._C._ExcludeDispatchKeyGuard(_KEYS), torch._C.DisableTorchFunction():
                 run = op
                 if policy is not None and torch.is_autocast_enabled("cuda"):

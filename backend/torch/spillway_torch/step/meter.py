@@ -28,7 +28,7 @@ class Meter:
         self.device = device
         self.name = torch.cuda.get_device_name(device)
         self.empty = 0  # ns between two events with nothing between them
-        self.cycles = 0  # of the GPU's clock in `_AHEAD_NS`
+        self.cycles = 0  # cycles of the GPU's clock in `_AHEAD_NS`
         for _ in range(20):  # the clock rises meanwhile
             mark = self._begin(0)
             torch.cuda._sleep(1 << 20)

@@ -109,7 +109,7 @@ class Names(TorchFunctionMode):
 
     def default(self) -> Any:
         """Returns the device of tensors for which the program names none; None for the host."""
-        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # of set_default_device
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # set_default_device sets it
         return self.translated(context.device if context is not None else "cpu" if not self.target.cuda else None)
 
     def translated(self, device: Any) -> Any:

@@ -41,7 +41,7 @@ class Take:
     def __init__(self, step: StepData) -> None:
         self.step = step
         self.operators = step.operators
-        self.marks: list[Mark] = []  # of the operators, if they are timed
+        self.marks: list[Mark] = []  # one for each operator, if they are timed
         self.modules = Modules()
         self.updating = False
         self.made_by: dict[int, int] = {}  # number of the operator that made an autograd node, by the node's number
@@ -68,7 +68,7 @@ class Take:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the schema of an operator says."""
+    """The facts that the schema of an operator states."""
 
     name: str  # without namespace: "add_.Tensor", and "relu" for the overload "default"
     packet: str  # "add_"
@@ -184,10 +184,10 @@ class Recorder(TorchDispatchMode):
         self.ledger = Ledger(device)
         self.target = target
         self.meter = meter  # measures the operators; None: nothing is measured
-        self.mark: Mark | None = None  # of the last operator
+        self.mark: Mark | None = None  # the mark of the last operator
         self.values = Values()
         self.take: Take | None = None
-        self.scratch = 0  # of the last operator
+        self.scratch = 0  # the scratch bytes of the last operator
         self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

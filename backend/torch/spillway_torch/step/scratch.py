@@ -16,7 +16,7 @@ REDUCTIONS = frozenset(("sum", "mean", "prod", "amax", "amin", "linalg_vector_no
 # Operators that first copy these arguments if they are not contiguous (expect_contiguous in layer_norm_kernel.cu), until they end.
 COPIED = {"native_layer_norm": (0,), "native_layer_norm_backward": (0, 1)}
 
-_THREADS = 512  # of a block
+_THREADS = 512  # a block has so many
 _VALUES = (16, 256)  # the least and the most values per thread
 
 

@@ -67,8 +67,8 @@ class _Writer:
         self.ops: list[dict[str, Any]] = []
         self.parts: dict[tuple[int, int, int], str] = {}
         self.written: set[int] = set()
-        self.op_names: list[str] = []  # of the recorded operators
-        self.places: list[int] = []  # of the recorded operators in `ops`, and the number of ops
+        self.op_names: list[str] = []  # the names of the recorded operators
+        self.places: list[int] = []  # the places of the recorded operators in `ops`, and the number of ops
         self.requests = step.requests  # before the first step
 
     def trace(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def arithmetic_of(op: Operator) -> str:
 
 
 def _phases(operators: list[Operator]) -> list[str]:
-    """Returns the phases. What runs behind the last operator of backward is update, not forward."""
+    """Returns the phases. Operators behind the last one of backward belong to the update, not to forward."""
     backward = [i for i, op in enumerate(operators) if op.phase == "backward"]
     end = backward[-1] + 1 if backward else len(operators)
     return ["update" if op.phase == "forward" and i >= end else op.phase for i, op in enumerate(operators)]

@@ -17,7 +17,7 @@ from .trace import to_trace
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """What holds memory at the peak: a block or layer of the model, or if it has no name, all tensors of a kind of no block."""
+    """A holder of memory at the peak: a block or layer of the model, or if it has no name, all tensors of a kind of no block."""
 
     name: Optional[str]
     kind: Optional[str]

@@ -9,7 +9,7 @@ from ..base.errors import SpillwayError
 from .graph import TYPES, Edge, Walk
 from .tape import IGNORED, Op, Pack, Ref, Tape, Value
 
-MOST_OPS = 64  # of a chain
+MOST_OPS = 64  # a chain has at most so many
 LAYOUT = frozenset(("layout", "memory_format", "device", "pin_memory", "non_blocking"))  # arguments that do not change values
 
 

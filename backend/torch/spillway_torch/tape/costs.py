@@ -1,4 +1,4 @@
-"""What the host of a GPU takes for the parts of a plan and of a recording."""
+"""The time that the host of a GPU takes for the parts of a plan and of a recording."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class HostCosts:
     replayed: float = 0.0  # an operator that runs again
     left: float = 0.0  # a copy to the host
     came: float = 0.0  # a copy from it
-    recorded: float = 0.0  # of the recorder, for an operator, in what it takes for the program's time
+    recorded: float = 0.0  # the recorder itself, for an operator, in what it takes for the program's time
     called: float = 0.0  # the same, for a call of PyTorch's functions

@@ -17,7 +17,7 @@ Edge = Union[tuple[int, int], int, None]  # (number of a node, number of its out
 _PLAIN = (bool, int, float, complex, str, tuple, list, type(None), torch.dtype, torch.device, torch.layout,
           torch.memory_format)
 TYPES = ("dtype", "half_to_float")  # arguments that the type of a node's result shows
-current_number = torch._C._autograd._get_sequence_nr  # of the next node that this thread makes
+current_number = torch._C._autograd._get_sequence_nr  # returns the number of the next node that this thread makes
 _FUNCTION = torch.autograd.function.BackwardCFunction
 _SAME = {"ReshapeAliasBackward0": "ViewBackward0"}  # PyTorch's reshape makes the second one while a recording runs
 
@@ -30,7 +30,7 @@ class Node:
     name: str
     numbers: tuple[tuple[str, Any], ...]  # its arguments that are no tensors, by attribute ("_saved_eps")
     saved: frozenset[str]  # names of all that it saves
-    made: torch.dtype  # of its operator's first result
+    made: torch.dtype  # the type of its operator's first result
     edges: tuple[Edge, ...]
     opaque: bool  # it is a function of the user's
 
@@ -108,7 +108,7 @@ def _numbers(function: Any) -> tuple[tuple[str, Any], ...]:
         return ()
     attributes = dir(function)
     raw = {a[len("_raw"):] for a in attributes if a.startswith("_raw_saved_")}  # tensors, which reading would unpack
-    sizes = "_sym_argsize_"  # of saved tensors, which are compared; not known while the node is being made
+    sizes = "_sym_argsize_"  # the sizes of saved tensors are compared, and not known while the node is being made
     values = [(a, getattr(function, a)) for a in attributes if a.startswith("_saved_") and a not in raw and sizes not in a]
     return tuple((a, v) for a, v in values if isinstance(v, _PLAIN))
 

@@ -58,7 +58,7 @@ class Op(Operator):
     node: int | None = None  # number of the node that autograd made for it
     call: int | None = None  # the call of one of PyTorch's functions that ran it
     reads: tuple[int, ...] = ()  # storages; a saved tensor that came back counts as the one that was saved
-    position: int  # of the program, before it
+    position: int  # the position of the program before it
     backward: bool  # it ran in a backward, also if that updates the model
     seconds: float = 0.0
     used: int = 0  # bytes of the device while it ran; `scratch` of them neither existed before nor after
@@ -78,7 +78,7 @@ class Pack(Saved):
     node: int  # number of the next node
     calls: int  # calls of PyTorch's functions that had begun
     leaf: bool
-    changes: int  # of its storage, before
+    changes: int  # how often its storage was changed before
 
     @property
     def op(self) -> int:
@@ -125,8 +125,8 @@ class Tape(Step):
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.movable: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
-        self.costs = HostCosts()  # of the host, once they are measured
-        self.host_share = 1.0  # of the recorded time of the host that it takes in steps
+        self.costs = HostCosts()  # they are 0 until they are measured
+        self.host_share = 1.0  # steps take the host this share of its recorded time
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:
