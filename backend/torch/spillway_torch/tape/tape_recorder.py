@@ -328,6 +328,8 @@ class TapeRecorder(Recorder):
         for tensor in changed:
             self._changes[self._number(tensor)].append(geometry_of(tensor))
         op.written = self._write(map(self._number, changed), at)
+        op.inputs = [self.operand(t) for t in given]
+        op.outputs = [*(self.operand(t) for t in (*made, *changed)), *(pack.operand for pack in tape.packs[packed:])]
         if len({pack.node for pack in tape.packs[packed:]}) > 1:  # several graphs: what the first one saves exists while others run
             for saved in (tape.storages[s] for s in op.fresh):
                 saved.died = at if saved.died == at + 1 else saved.died
@@ -387,6 +389,8 @@ class TapeRecorder(Recorder):
         for tensor in made:
             self._number(tensor, len(tape.ops))
         op.fresh = frozenset(tape.storages.keys() - known)
+        op.inputs = [unpack.pack.operand for unpack in tape.unpacks[self._unread:]]
+        op.outputs = [self.operand(t) for t in made]
         op.reads = tuple(dict.fromkeys(unpack.pack.value[0] for unpack in tape.unpacks[self._unread:]))
         tape.ops.append(op)
         came = sum(storage.nbytes() for storage in self._held)
