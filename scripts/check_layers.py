@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Checks the includes of the source tree. Files include only folders of lower layers, a library is included
-only by the folders that own it, and modules do not depend on one another in a circle. A header and its source
-are one module.
+"""Checks the includes of the source tree, and the imports inside the Python package of backend/torch. Files include
+only folders of lower layers, a library is included only by the folders that own it, and modules do not depend on one
+another in a circle. A header and its source are one module.
 
 usage: check_layers.py [ROOT]    ROOT is this repository by default
 
 Prints each violation as path:line and exits with 1 if there is any.
 """
 
+import ast
 import pathlib
 import re
 import sys
@@ -19,6 +20,8 @@ TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo"
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
 HALL = [*RUN, "experiments/run", "experiments/output"]
+TORCH = "backend/torch/spillway_torch"
+ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "fit")]
 TOOLS = ["fit", "limit", "measure", "replay", "report", "sweep"]
 LAYERS = {
     **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},
@@ -40,7 +43,10 @@ LAYERS = {
     "backend/common": CORE,
     "backend/cpu": [*CORE, "sim/compression", "backend/common"],
     "backend/cuda": [*CORE, "sim/compression", "backend/common"],
-    "backend/torch/spillway_torch/execute": [],
+    **{room: ROOMS[:i] for i, room in enumerate(ROOMS)},
+    f"{TORCH}/operators": ROOMS[:2],
+    f"{TORCH}/integrations": ROOMS,
+    TORCH: [f"{TORCH}/"],
     "backend": [*CORE, "backend/"],
     "experiments/run": RUN,
     "experiments/output": [*RUN, "experiments/run"],
@@ -99,6 +105,16 @@ def module_of(path: str) -> str:
     return path.rpartition(".")[0]
 
 
+def imports(root: pathlib.Path, path: pathlib.Path):
+    """Yields the line and the file of each module of its own package that a Python file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for name in node.names:
+                found = [f for f in (base / f"{name.name}.py", base.with_suffix(".py"), base / "__init__.py") if f.exists()]
+                yield node.lineno, found[0].relative_to(root).as_posix()
+
+
 class Tree:
     """The files of a source tree and their includes."""
 
@@ -113,6 +129,8 @@ class Tree:
                 matches = [(n, INCLUDE.match(line)) for n, line in enumerate(lines, start=1)]
                 self.note_types(path.relative_to(root).as_posix(), lines)
                 self.files[path.relative_to(root).as_posix()] = [(n, *m.groups()) for n, m in matches if m]
+        for path in sorted((root / TORCH).rglob("*.py")):
+            self.files[path.relative_to(root).as_posix()] = [(n, '"', m) for n, m in imports(root, path)]
 
     def note_types(self, path: str, lines):
         """Notes the types that a file defines for others to see; clang-format starts them in the first column."""
@@ -132,7 +150,7 @@ class Tree:
             if len(places) > 1:
                 yield f"{places[1]}: {'::'.join(spaces)}::{name} is defined in {places[0]}, too"
         stems = {}
-        for module in sorted({module_of(path) for path in self.files if not path.startswith("tests/")}):
+        for module in sorted({module_of(path) for path in self.files if not path.startswith(("tests/", f"{TORCH}/"))}):
             folder, _, stem = module.rpartition("/")
             other = stems.setdefault(stem, folder)
             if other != folder and stem not in MIRRORED:

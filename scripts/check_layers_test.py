@@ -53,6 +53,17 @@ class CheckLayersTest(unittest.TestCase):
         self.assertIn("a circle of modules: traces/logs/memory_log traces/logs/snapshot_records",
                       self.planted("traces/logs/memory_log.h", '"traces/logs/snapshot_records.h"'))
 
+    def test_an_arrow_up_in_the_python_package(self):
+        package = "backend/torch/spillway_torch"
+        self.assertRegex(self.with_line(f"{package}/plan/plan.py", "from ..run.executor import Executor"),
+                         f'{package}/plan/plan.py:[0-9]+: {package}/plan must not include "{package}/run/executor.py"')
+        self.assertIn(f"{package}/base must not", self.with_line(f"{package}/base/ledger.py", "def late():\n    from .. import step"))
+
+    def test_a_circle_in_the_python_package(self):
+        package = "backend/torch/spillway_torch"
+        self.assertIn(f"a circle of modules: {package}/tape/calls {package}/tape/graph {package}/tape/tape",
+                      self.with_line(f"{package}/tape/graph.py", "from .tape import Tape"))
+
     def test_a_library_away_from_home(self):
         self.assertIn("<simdjson.h> belongs to traces/base", self.planted("sim/cost/table_cost.h", "<simdjson.h>"))
 

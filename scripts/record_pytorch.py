@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "backend" / "torch"))
 try:
     from spillway_torch.__main__ import main
-    from spillway_torch.profile import profile as record  # noqa: F401
+    from spillway_torch.step.profile import profile as record  # noqa: F401
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise

@@ -14,7 +14,7 @@ class BuildWithLibrary(build_py):
         super().run()
         if self.editable_mode or importlib.util.find_spec("torch") is None:
             return
-        folder = pathlib.Path(self.build_lib).resolve() / "spillway_torch" / "execute"
+        folder = pathlib.Path(self.build_lib).resolve() / "spillway_torch" / "run"
         built = subprocess.run([sys.executable, "-m", "spillway_torch.build", folder], check=False, cwd=pathlib.Path(__file__).parent)
         if built.returncode == 0:
             self.get_finalized_command("bdist_wheel").plat_name_supplied = True  # other versions of Python do without it

@@ -32,15 +32,16 @@ import sys
 
 import torch
 
-from .errors import SpillwayError
-from .execute import explain, record_tape, write_step
-from .modules import find_blocks
-from .pretended import pretend
-from .profile import gpu_query, profile
-from .recording import record
-from .stepfile import guarded, load_step
-from .target import parse_target
-from .weights import main as weights_main
+from .base.errors import SpillwayError
+from .base.stepfile import guarded, load_step
+from .base.target import parse_target
+from .fit.record import record
+from .plan.curve import explain
+from .plan.files import write_step
+from .step.modules import find_blocks
+from .step.pretended import pretend
+from .step.profile import gpu_query, profile
+from .step.weights import main as weights_main
 
 
 class MissingError(Exception):
@@ -389,11 +390,10 @@ def explain_main(argv):
         step = load_step(arguments.model)
     else:
         step = functools.partial(guarded, arguments.model, build(arguments, arguments.device).step)
-    record_tape(step, arguments.device)  # the first step makes what later ones find, such as the optimizer's state
-    tape = record_tape(step, arguments.device)
+    recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
     if arguments.export_step:
-        write_step(tape, arguments.export_step)
-    curve = explain(tape)
+        write_step(recorded, arguments.export_step)
+    curve = explain(recorded)
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 

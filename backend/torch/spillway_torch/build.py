@@ -22,7 +22,7 @@ import tempfile
 
 import torch
 
-from .execute.replay import SOURCES, library_path
+from .run.replay import SOURCES, library_path
 
 WITH_PYTHON = ("devices", "run_steps")  # sources that take Python's headers
 

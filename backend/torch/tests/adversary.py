@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from spillway_torch.execute import CpuDevice, Queue
+from spillway_torch.base.device import CpuDevice, Queue
 
 
 class Event:

@@ -5,9 +5,8 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from spillway_torch.execute import CpuDevice
-from spillway_torch.execute.device import Memory
-from spillway_torch.recorder import tensors_in
+from spillway_torch.base.device import CpuDevice, Memory
+from spillway_torch.step.recorder import tensors_in
 
 
 class Counting(CpuDevice, TorchDispatchMode):

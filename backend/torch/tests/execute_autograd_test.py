@@ -13,8 +13,8 @@ import torch.utils.checkpoint as checkpointing
 from torch.nn import functional as F
 
 from spillway_torch import SpillwayError
-from spillway_torch.execute import record_tape, step
-from spillway_torch.execute.tape_recorder import refuse_hooks
+from spillway_torch.run.executor import executor_of, step
+from spillway_torch.tape.tape_recorder import record_tape, refuse_hooks
 from stepping import Case, Dropout, PlansTest, different, plan_of
 
 
@@ -40,7 +40,7 @@ class AutogradTest(PlansTest):
         tape = case.record()
         for plan in self.plans(tape):
             self.assertEqual(different(both(contextlib.nullcontext), both(lambda: step(plan))), [])
-            self.assertEqual(len(plan.executor.deviations), 1 if "offload" in plan.actions.values() else 0)
+            self.assertEqual(len(executor_of(plan).deviations), 1 if "offload" in plan.actions.values() else 0)
 
     def test_a_backward_after_the_recording(self):
         case = self.case()
@@ -65,7 +65,7 @@ class AutogradTest(PlansTest):
         for plan in self.plans(tape):
             case.forward = lambda: forward() + 2 * forward()
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertRegex(plan.executor.deviations[0], "saves more tensors")
+            self.assertRegex(executor_of(plan).deviations[0], "saves more tensors")
 
     def test_backward_twice(self):
         case = self.case()
@@ -101,7 +101,7 @@ class AutogradTest(PlansTest):
         for plan in self.plans(tape):
             for inside in (False, True):
                 self.assertEqual(different(penalty(contextlib.nullcontext, inside), penalty(lambda: step(plan), inside)), [])
-                self.assertEqual(plan.executor.deviations, [])
+                self.assertEqual(executor_of(plan).deviations, [])
 
     def test_backward_of_a_part(self):
         case = self.case()
@@ -186,7 +186,7 @@ class AutogradTest(PlansTest):
             for plan in self.plans(case.record()):
                 for _ in range(2):
                     self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-                self.assertEqual(plan.executor.deviations, [])
+                self.assertEqual(executor_of(plan).deviations, [])
 
     def test_inference_in_between(self):
         def forward(s):
@@ -282,7 +282,7 @@ class AutogradTest(PlansTest):
                 thread.join()
             for result in results:
                 self.assertEqual(different(want, list(result)), [])
-            self.assertEqual(len(plan.executor.deviations), 1)
+            self.assertEqual(len(executor_of(plan).deviations), 1)
 
     def test_nothing_stays_alive(self):
         made = []

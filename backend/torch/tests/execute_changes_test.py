@@ -8,8 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from spillway_torch import NotRecordableError, SpillwayError
-from spillway_torch.execute import CpuDevice, hashes, step
-from spillway_torch.execute.tape import Geometry, overlap
+from spillway_torch.base.device import CpuDevice
+from spillway_torch.run import hashes
+from spillway_torch.run.executor import executor_of, step
+from spillway_torch.tape.tape import Geometry, overlap
 from stepping import SEEN, Case, Dropout, PlansTest, different
 
 
@@ -66,7 +68,7 @@ class ChangesTest(PlansTest):
         case = Case(forward)
         for plan in self.plans(case.record()):
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(executor_of(plan).deviations, [])
 
     def test_parts_of_a_storage_that_share_bytes(self):
         def part(size, stride, offset, dtype=torch.float32):
@@ -165,7 +167,7 @@ class ChangesTest(PlansTest):
             case.now = True
             with contextlib.suppress(RuntimeError):
                 case.run(lambda: step(plan))
-            self.assertRegex(plan.executor.deviations[0], "changed between two times")
+            self.assertRegex(executor_of(plan).deviations[0], "changed between two times")
             case.now = False
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
@@ -205,7 +207,7 @@ class ChangesTest(PlansTest):
                 for case.now in (False, True, False):
                     self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
                 if "offload" not in plan.actions.values():
-                    self.assertEqual(plan.executor.deviations, ["other random numbers are drawn"])
+                    self.assertEqual(executor_of(plan).deviations, ["other random numbers are drawn"])
         case.now = False
         tape = case.record()
         for plan in self.plans(tape):

@@ -10,12 +10,15 @@ from unittest import mock
 import torch
 from torch import nn
 
-from spillway_torch import ProgramError, SpillwayError, find_program, read_plan, write_plan, write_step
-from spillway_torch.execute import assemble, make_plan, step_trace
-from spillway_torch.execute.ask import ask
-from spillway_torch.execute.files import plan_object
-from spillway_torch.execute.host import HostCosts, host_clock
-from spillway_torch.execute.step_trace import StepTrace
+from spillway_torch import ProgramError, SpillwayError, read_plan, write_plan, write_step
+from spillway_torch.base.program import find_program
+from spillway_torch.plan.ask import ask
+from spillway_torch.plan.clock import host_clock
+from spillway_torch.plan.files import plan_object
+from spillway_torch.plan.planner import assemble, make_plan
+from spillway_torch.plan.step_trace import StepTrace
+from spillway_torch.tape.costs import HostCosts
+from spillway_torch.run.executor import executor_of
 from stepping import MODELS, Stepping, candidates, check_schema, different, random_plan
 
 
@@ -69,7 +72,7 @@ class TraceTest(unittest.TestCase):
         costs = HostCosts(packed=1e-6, unpacked=2e-6)
         for op in self.tape.ops:
             op.host, op.entries = 5e-6, 1
-        with mock.patch.object(step_trace, "host_costs", lambda _: costs), mock.patch.object(self.tape, "device", "cuda"):
+        with mock.patch.object(self.tape, "costs", costs), mock.patch.object(self.tape, "device", "cuda"):
             ops = StepTrace(self.tape, candidates(self.tape)).object()["ops"]
             ends = host_clock(self.tape, costs)[-1]
         packed, unpacked = len(self.tape.packs), len(self.tape.positions) - len(self.tape.packs)
@@ -135,7 +138,7 @@ class FilesTest(unittest.TestCase):
         self.assertLessEqual(plan.peak, self.budget)
         self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.05)
         self.assertEqual(different(want, self.stepping.steps(plan)), [])
-        self.assertEqual(plan.executor.deviations, [])
+        self.assertEqual(executor_of(plan).deviations, [])
 
     def test_the_package_runs_the_decisions_of_any_policy(self):
         want = self.stepping.steps()
@@ -198,7 +201,7 @@ class FilesTest(unittest.TestCase):
 
     def test_storages_that_the_trace_does_not_let_move_are_named(self):
         plan = random_plan(self.tape, 3)
-        with mock.patch.object(self.tape, "device", "cuda"), mock.patch("spillway_torch.execute.planner.host_costs", lambda _: HostCosts()), \
+        with mock.patch.object(self.tape, "device", "cuda"), \
                 self.assertRaisesRegex(SpillwayError, "lets only storages from 1,048,576 bytes on move"):
             plan_object(plan)
 

@@ -25,8 +25,9 @@ import execute_steps_test
 import execute_test as equality
 import fit_test as fitting
 from spillway_torch import NotRecordableError, SpillwayError, fit
-from spillway_torch.execute import CudaDevice, record_tape, step
-from spillway_torch.execute.tape_recorder import TapeRecorder
+from spillway_torch.base.device import CudaDevice
+from spillway_torch.run.executor import step
+from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
 from stepping import Case, different, plan_of
 
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"

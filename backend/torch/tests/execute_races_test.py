@@ -5,7 +5,9 @@ import unittest
 import torch
 
 from adversary import Adversary
-from spillway_torch.execute import Executor, Queue, make_plan, step
+from spillway_torch.base.device import Queue
+from spillway_torch.plan.planner import make_plan
+from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from stepping import MODELS, Stepping, different, random_plan
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
@@ -30,14 +32,14 @@ class RacesTest(unittest.TestCase):
         """Runs steps, one of them without a whole backward; returns whether all went well, and the device."""
         plan = random_plan(self.tape, seed)
         device = Adversary(seed, omit)
-        plan.executor = Executor(plan, device)
+        EXECUTORS[plan] = Executor(plan, device)
         self.stepping.reset()
         with step(plan):
             loss = self.stepping.loss()
         torch.autograd.grad(loss, list(self.stepping.model.parameters())[-2:], retain_graph=True)
         del loss
         good = different(self.want, self.stepping.steps(plan, count=2)) == []
-        self.assertEqual(plan.executor.deviations, [])
+        self.assertEqual(executor_of(plan).deviations, [])
         for queue in (OUT, IN):
             while device.run(queue):
                 pass
@@ -76,7 +78,7 @@ class RacesTest(unittest.TestCase):
                     plan = make_plan(tape, budget, moves=("offload",))
                     device = Adversary(seed)
                     self.assertEqual(different(want, stepping.steps(plan, device=device)), [])
-                    self.assertEqual((device.violations, plan.executor.deviations), ([], []))
+                    self.assertEqual((device.violations, executor_of(plan).deviations), ([], []))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spillway_torch.execute import CpuDevice, Executor, hashes, step
+from spillway_torch.base.device import CpuDevice
+from spillway_torch.run import hashes
+from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from stepping import Case, PlansTest, different, plan_of
 
 
@@ -124,7 +126,7 @@ class StepsTest(PlansTest):
         for plan in self.plans(case.record()):
             for case.now in (False, True, False):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(executor_of(plan).deviations, [])
 
     def test_a_number_before_a_saved_tensor_is_no_deviation(self):
         case = Case(lambda s: s.c(torch.tanh(s.norm(torch.exp(s.a(s.x * s.now)) * 2.0))).pow(2).sum(), 1.0)
@@ -140,7 +142,7 @@ class StepsTest(PlansTest):
         known = []
         for case.now in (0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0):
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            known.append(plan.executor.hashes.known)
+            known.append(executor_of(plan).hashes.known)
         self.assertEqual(known, [True, False, True, True, False, True, False, False])
 
     def test_a_mask_that_is_another_one(self):
@@ -195,7 +197,7 @@ class StepsTest(PlansTest):
                 with self.subTest(name):
                     for _ in range(2):
                         self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-                    self.assertEqual(plan.executor.deviations, [])
+                    self.assertEqual(executor_of(plan).deviations, [])
 
     def test_complex_numbers(self):
         def forward(s):
@@ -206,14 +208,14 @@ class StepsTest(PlansTest):
         case = Case(forward)
         for plan in self.plans(case.record()):
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(executor_of(plan).deviations, [])
 
     def test_sparse_gradients(self):
         case = Case(lambda s: s.c(torch.tanh(s.norm(F.embedding(s.now, s.table, sparse=True)))).pow(2).sum(), torch.tensor([0, 2, 1, 2]))
         case.table = nn.Parameter(torch.randn(4, 8))
         for plan in self.plans(case.record()):
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(executor_of(plan).deviations, [])
             self.assertTrue(case.table.grad.is_sparse)
 
     def test_another_stream(self):
@@ -223,9 +225,9 @@ class StepsTest(PlansTest):
 
         case = self.case()
         for plan in self.plans(case.record()):
-            plan.executor = Executor(plan, Device())
+            EXECUTORS[plan] = Executor(plan, Device())
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertRegex(plan.executor.deviations[0], "another stream")
+            self.assertRegex(executor_of(plan).deviations[0], "another stream")
 
     def test_in_evaluation(self):
         def forward(s):

@@ -15,12 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
-from spillway_torch.execute import Executor, assemble, learn_host_speed, make_plan, planner, record_tape, step, step_trace
-from spillway_torch.execute.ask import Moments
-from spillway_torch.execute.device import CpuDevice, block_of
-from spillway_torch.execute.host import HostCosts, host_costs, measure_host
-from spillway_torch.execute.tape_recorder import TapeRecorder
-from spillway_torch.recorder import tensors_in
+from spillway_torch.base.device import CpuDevice, block_of
+from spillway_torch.fit.host import host_costs, measure_host
+from spillway_torch.plan import planner
+from spillway_torch.plan.ask import Moments
+from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan
+from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
+from spillway_torch.step.recorder import tensors_in
+from spillway_torch.tape.costs import HostCosts
+from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
 from stepping import MODELS, Stepping, candidates, different, random_plan
 
 PLANS = 8
@@ -66,7 +69,7 @@ class EqualityTest(unittest.TestCase):
                 with self.subTest(name, seed=seed):
                     plan = random_plan(tape, seed)
                     self.assertEqual(different(want, stepping.steps(plan)), [])
-                    self.assertEqual(plan.executor.deviations, [])
+                    self.assertEqual(executor_of(plan).deviations, [])
 
     def test_random_moments_change_nothing(self):
         for name, make in MODELS.items():
@@ -77,7 +80,7 @@ class EqualityTest(unittest.TestCase):
                 with self.subTest(name, seed=seed):
                     plan = assemble(tape, random_plan(tape, seed).actions, 1 << 40, random_moments(tape, random.Random(seed)))
                     self.assertEqual(different(want, stepping.steps(plan)), [])
-                    self.assertEqual(plan.executor.deviations, [])
+                    self.assertEqual(executor_of(plan).deviations, [])
 
     def test_ten_steps_have_the_results_of_ordinary_ones(self):
         for name, make in MODELS.items():
@@ -86,14 +89,14 @@ class EqualityTest(unittest.TestCase):
                 want = stepping.steps(count=10)
                 plan = random_plan(stepping.record(), 1)
                 self.assertEqual(different(want, stepping.steps(plan, count=10)), [])
-                self.assertEqual(plan.executor.deviations, [])
+                self.assertEqual(executor_of(plan).deviations, [])
 
     def test_the_host_is_timed_where_the_library_compares_steps(self):
         stepping = Stepping(MODELS["gpt"])
         plan = random_plan(stepping.record(), 0)
         for known in (False, True):
             stepping.steps(plan, count=1)
-            self.assertEqual(plan.executor.forward_seconds < 60, known and plan.executor.hashes is not None)
+            self.assertEqual(executor_of(plan).forward_seconds < 60, known and executor_of(plan).hashes is not None)
 
     def test_the_memory_of_the_host_is_what_the_plan_says(self):
         stepping = Stepping(MODELS["gpt"])
@@ -102,12 +105,12 @@ class EqualityTest(unittest.TestCase):
             plan = random_plan(tape, seed)
             stepping.steps(plan)
             sizes = [tape.storages[s].size for s, action in plan.actions.items() if action == "offload"]
-            self.assertEqual(plan.executor._host.bytes.numel(), plan.host_bytes)
+            self.assertEqual(executor_of(plan)._host.bytes.numel(), plan.host_bytes)
             self.assertLessEqual(sum(sizes), plan.host_bytes)
             self.assertLess(plan.host_bytes, sum(sizes) + 4096 * len(sizes) + 1)
             self.assertEqual("(which keeps" in plan.summary(), bool(sizes))
-            plan.executor.close()
-            self.assertEqual(plan.executor._host.bytes.numel(), 0)
+            executor_of(plan).close()
+            self.assertEqual(executor_of(plan)._host.bytes.numel(), 0)
 
     def test_random_deviations_and_exceptions_change_nothing(self):
         class Mine(Exception):
@@ -143,9 +146,9 @@ class EqualityTest(unittest.TestCase):
             for seed in range(4):
                 with self.subTest(name, seed=seed):
                     plan = random_plan(tape, seed)
-                    plan.executor = Executor(plan, Adversary(seed))
+                    EXECUTORS[plan] = Executor(plan, Adversary(seed))
                     self.assertEqual(different(script(stepping, None, seed), script(stepping, plan, seed)), [])
-                    self.assertEqual(plan.executor.device.violations, [])
+                    self.assertEqual(executor_of(plan).device.violations, [])
 
     def test_most_of_what_is_saved_can_be_rebuilt(self):
         for name, make in MODELS.items():
@@ -180,7 +183,7 @@ class Live(TorchDispatchMode):
 class MemoryTest(unittest.TestCase):
     def live(self, stepping, plan):
         stepping.reset()
-        executor = plan.executor = Executor(plan)
+        executor = EXECUTORS[plan] = Executor(plan)
         mode = Live({executor._host.bytes.untyped_storage()._cdata})
         with mode:
             with step(plan):
@@ -267,7 +270,7 @@ class PlanTest(unittest.TestCase):
             self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})  # nobody is asked for a CPU
             with self.assertRaisesRegex(ProgramError, "/no/program"):
                 planner._chosen(model, 1, ("offload", "rebuild"), "joint")
-            with mock.patch.object(self.tape, "device", "cuda"), mock.patch.object(step_trace, "host_costs", lambda _: HostCosts()), \
+            with mock.patch.object(self.tape, "device", "cuda"), \
                     self.assertLogs("spillway_torch", "WARNING") as logs:
                 self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})
         self.assertRegex(logs.output[0], "the program was not asked for a plan: .*/no/program")
@@ -301,7 +304,7 @@ class PlanTest(unittest.TestCase):
                      and all(t.storage != v[0] for v in s.chain.sources for t in candidates(tape)))
         for op in tape.ops:
             op.host, op.entries, op.seconds = 3.0, 1, 0.0
-        with mock.patch.object(planner, "host_costs", lambda _: costs), mock.patch.object(tape, "device", "cuda"):
+        with mock.patch.object(tape, "costs", costs), mock.patch.object(tape, "device", "cuda"):
             def seconds(actions, least=0.0):
                 for op in tape.ops:
                     op.seconds = least
@@ -319,14 +322,11 @@ class PlanTest(unittest.TestCase):
             slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)
             self.assertAlmostEqual(slow.forward_seconds, 2 * tape.unpacks[0].op + len(tape.packs) + 3)
             for near in (0.9, 1.2, float("inf")):  # the last one was not measured
-                slow.executor = mock.Mock(forward_seconds=near * slow.forward_seconds)
-                self.assertFalse(learn_host_speed(slow))
-            slow.executor.forward_seconds = slow.forward_seconds / 2
+                self.assertFalse(learn_host_speed(slow, near * slow.forward_seconds))
             with mock.patch.object(tape, "host_share", 1.0):
-                self.assertTrue(learn_host_speed(slow))
+                self.assertTrue(learn_host_speed(slow, slow.forward_seconds / 2))
                 self.assertAlmostEqual(seconds({}), eager / 2)
-                slow.executor.forward_seconds = 2 * slow.forward_seconds
-                self.assertTrue(learn_host_speed(slow))
+                self.assertTrue(learn_host_speed(slow, 2 * slow.forward_seconds))
                 self.assertAlmostEqual(seconds({}), eager)
 
     def test_operators_of_a_gpu_take_longer_beside_copies(self):
@@ -335,11 +335,10 @@ class PlanTest(unittest.TestCase):
         tape.bandwidth = float(tape.rounded(saved.storage))  # a copy takes a second
         for op in tape.ops:
             op.host, op.seconds = 0.0, 1.0
-        with mock.patch.object(planner, "host_costs", lambda _: HostCosts()):
-            for device, beside in (("cuda", 0.03), ("cpu", 0.0)):
-                with mock.patch.object(tape, "device", device):
-                    took = assemble(tape, {saved.storage: "offload"}, 1 << 40).seconds - assemble(tape, {}, 1 << 40).seconds
-                    self.assertAlmostEqual(took, 2 * beside)
+        for device, beside in (("cuda", 0.03), ("cpu", 0.0)):
+            with mock.patch.object(tape, "device", device):
+                took = assemble(tape, {saved.storage: "offload"}, 1 << 40).seconds - assemble(tape, {}, 1 << 40).seconds
+                self.assertAlmostEqual(took, 2 * beside)
 
     def test_the_cost_of_the_host_is_measured(self):
         costs = dataclasses.asdict(measure_host("cpu"))
@@ -379,7 +378,7 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(tried, [1000, 1000, 250, 60])
 
     def test_a_plan_of_a_gpu_leaves_a_little_of_its_budget(self):
-        with mock.patch.object(planner, "host_costs", lambda _: HostCosts()), mock.patch.object(self.tape, "device", "cuda"), \
+        with mock.patch.object(self.tape, "device", "cuda"), \
                 mock.patch.object(planner, "_chosen", lambda *_: {}):
             eager = make_plan(self.tape, 1 << 40, smallest=0)
             for budget in (eager.floor.bytes, eager.peak, (eager.floor.bytes + eager.peak) // 2):

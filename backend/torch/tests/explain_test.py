@@ -13,8 +13,8 @@ import torch
 
 from spillway_torch import SpillwayError, explain, make_plan
 from spillway_torch.__main__ import main
-from spillway_torch.execute import record_tape
-from spillway_torch.execute.curve import Row, _knee
+from spillway_torch.tape.tape_recorder import record_tape
+from spillway_torch.plan.curve import Row, _knee
 from stepping import MODELS, Stepping, check_schema
 
 FILE = """

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from counting import Counting
 from spillway_torch import ProgramError, SpillwayError, fit
-from spillway_torch.execute import planner
-from spillway_torch.execute.chains import saved_storages
-from spillway_torch.execute.device import Memory
-from spillway_torch.execute.plan import parse_bytes
+from spillway_torch.base.device import Memory
+from spillway_torch.plan import planner
+from spillway_torch.plan.plan import parse_bytes
+from spillway_torch.tape.chains import saved_storages
 from stepping import Vit, different
 
 
@@ -299,7 +299,7 @@ class FitTest(unittest.TestCase):
     def test_the_step_of_the_optimizer_has_to_fit(self):
         script = Script()
         fitted = fit(script.model, script.optimizer, 1 << 30)
-        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted, "_memory", lambda: Memory(0, 1 << 31, 0, 0)))
+        script.optimizer.register_step_pre_hook(lambda *_: setattr(fitted._state.device, "memory", lambda: Memory(0, 1 << 31, 0, 0)))
         with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes; another optimizer"):
             script.run(1)
         fitted.remove()
@@ -310,8 +310,8 @@ class FitTest(unittest.TestCase):
         script, peaks = Script(), []
         script.optimizer.register_step_pre_hook(lambda *_: peaks.append(device.peak))
         script.optimizer.register_step_post_hook(lambda *_: setattr(device, "peak", 0))
-        with mock.patch("spillway_torch.execute.tape_recorder.device_of", lambda _: device), \
-                mock.patch("spillway_torch.execute.executor.device_of", lambda _: device), device:
+        with mock.patch("spillway_torch.tape.tape_recorder.device_of", lambda _: device), \
+                mock.patch("spillway_torch.run.executor.device_of", lambda _: device), device:
             fitted = fit(script.model, script.optimizer, budget)
             script.run(steps)
             plan = fitted.plan
@@ -345,11 +345,11 @@ class FitTest(unittest.TestCase):
         plan = self.on(Counting(), 1 << 40)[0]
         budget = (plan.floor.bytes + plan.eager_peak) // 2
 
-        def faster(plan):
+        def faster(plan, _):
             plan.tape.host_share *= 0.5
             return plan.tape.host_share > 0.3
 
-        with mock.patch("spillway_torch.execute.fit.learn_host_speed", faster), self.assertLogs("spillway_torch", logging.INFO) as logs:
+        with mock.patch("spillway_torch.fit.fit.learn_host_speed", faster), self.assertLogs("spillway_torch", logging.INFO) as logs:
             plan, peaks = self.on(Counting(), budget, steps=6)
         self.assertEqual(plan.tape.host_share, 0.25)
         self.assertLessEqual(max(peaks[1:]), budget)

@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import cases
-from spillway_torch import SpillwayError, operators, pretend, record, record_operators, recording
-from spillway_torch.meter import Measured, Meter
+from spillway_torch import SpillwayError, operators, pretend, record
+from spillway_torch.operators import record_operators
 from spillway_torch.operators.__main__ import main
+from spillway_torch.step import recording
+from spillway_torch.step.meter import Measured, Meter
 
 GPU = "cuda:sm_90"
 

@@ -11,8 +11,9 @@ import unittest
 import zipfile
 from unittest import mock
 
-from spillway_torch import ProgramError, find_program, run_program
-from spillway_torch.execute.replay import library_path
+from spillway_torch import ProgramError
+from spillway_torch.base.program import find_program, run_program
+from spillway_torch.run.replay import library_path
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -33,7 +34,7 @@ class PackageTest(unittest.TestCase):
             self.assertEqual(names, [".gz", ".whl"])
             with zipfile.ZipFile(next((source / "dist").glob("*.whl"))) as wheel:
                 self.assertIn("spillway_torch/py.typed", wheel.namelist())
-                self.assertIn(f"spillway_torch/execute/{library_path().name}", wheel.namelist())
+                self.assertIn(f"spillway_torch/run/{library_path().name}", wheel.namelist())
                 self.assertRegex(wheel.filename, "-py3-none-linux_x86_64.whl$")
                 modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob("spillway_torch/**/*.py")}
                 self.assertEqual(modules - set(wheel.namelist()), set())

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from spillway_torch import __main__ as program
-from spillway_torch import modules, profile
+from spillway_torch.step import modules, profile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cases
 from spillway_torch import NotRecordableError, SpillwayError, pretend, record
-from spillway_torch.pretended import active
+from spillway_torch.step.pretended import active
 
 try:
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -54,7 +54,7 @@ def held_over_time(recording):
     """Returns the bytes alive while each operator runs, by hand."""
     held = []
     for now in range(len(recording.operators)):
-        held.append(recording.operators[now].scratch + sum(s.size for s in recording.storages
+        held.append(recording.operators[now].scratch + sum(s.size for s in recording.lives()
                         if s.born <= now and (s.died is None or s.died > now)))
     return held
 
@@ -240,7 +240,7 @@ class LifetimeTest(unittest.TestCase):
             d += 1  # 3
 
         recording = record(step, GPU)
-        lives = [(s.size, s.born, s.died) for s in recording.storages]
+        lives = [(s.size, s.born, s.died) for s in recording.lives()]
         self.assertEqual(lives, [(400, 0, 2), (400, 1, 3), (200, 2, 4)])
         self.assertEqual(recording.peak_requested, 800)
 
@@ -252,7 +252,7 @@ class LifetimeTest(unittest.TestCase):
             torch.mul(b[0], b[1], out=a[0])
 
         recording = record(step, GPU)
-        self.assertEqual([s.born for s in recording.storages], [0, 0])
+        self.assertEqual([s.born for s in recording.lives()], [0, 0])
         ops = recording.trace()["ops"]
         self.assertEqual([op["slots"][0]["signature"].split()[0] for op in ops],
                          ["aten::empty", "aten::ones", "aten::mul_", "aten::mul"])

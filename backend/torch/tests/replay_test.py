@@ -23,9 +23,11 @@ import execute_changes_test
 import execute_steps_test
 import execute_test
 from spillway_torch import SpillwayError, build
-from spillway_torch.execute import CpuDevice, CudaDevice, Executor, Queue, assemble, replay, step
-from spillway_torch.execute.device import _Event
-from spillway_torch.execute.replay import Replay
+from spillway_torch.base.device import CpuDevice, CudaDevice, Queue, _Event
+from spillway_torch.plan.planner import assemble
+from spillway_torch.run import replay
+from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
+from spillway_torch.run.replay import Replay
 from stepping import MODELS, Stepping, candidates, different
 
 LIBRARY = replay._library()
@@ -273,8 +275,8 @@ class StepsTest(unittest.TestCase):
         want = self.gradients(contextlib.nullcontext())
         plan = assemble(self.tape, self.actions, 0)
         context = step(plan)
-        executor = weakref.ref(plan.executor)
-        self.assertIsNotNone(plan.executor._library)
+        executor = weakref.ref(executor_of(plan))
+        self.assertIsNotNone(executor_of(plan)._library)
 
         def forget():
             nonlocal plan, context
@@ -289,9 +291,9 @@ class StepsTest(unittest.TestCase):
         plan = assemble(self.tape, self.actions, 0)
         with mock.patch.object(replay.Replay, "_in_library", lambda *_: None):
             context = step(plan)
-        self.assertIsNone(plan.executor._library)
+        self.assertIsNone(executor_of(plan)._library)
         self.assertEqual(different(want, self.gradients(context)), [])
-        self.assertEqual(plan.executor.deviations, [])
+        self.assertEqual(executor_of(plan).deviations, [])
 
     def test_a_profiler_sees_all_operators(self):
         def seen(context):
@@ -302,9 +304,9 @@ class StepsTest(unittest.TestCase):
         plan = assemble(self.tape, self.actions, 0)
         for _ in range(3):
             self.gradients(step(plan))
-        self.assertTrue(plan.executor.hashes.known)
+        self.assertTrue(executor_of(plan).hashes.known)
         self.assertEqual(seen(contextlib.nullcontext()) - seen(step(plan)), collections.Counter())
-        self.assertEqual(plan.executor.deviations, [])
+        self.assertEqual(executor_of(plan).deviations, [])
 
     def test_an_operator_that_runs_another_one_inside(self):
         inside = torch.exp
@@ -317,9 +319,9 @@ class StepsTest(unittest.TestCase):
         tape = self.stepping.record()
         plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
         for inside in (torch.exp, torch.exp, torch.exp, torch.sigmoid):
-            self.assertEqual(plan.executor.deviations if plan.executor else [], [])
+            self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
-        self.assertIn("spillway_inside::choose is operator", plan.executor.deviations[0])
+        self.assertIn("spillway_inside::choose is operator", executor_of(plan).deviations[0])
 
     def test_operators_after_one_that_fails(self):
         model, factor = torch.nn.Linear(4, 4), 1.0
@@ -337,9 +339,9 @@ class StepsTest(unittest.TestCase):
         tape = self.stepping.record()
         plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
         for factor in (1.0, 1.0, 1.0, 2.0):
-            self.assertEqual(plan.executor.deviations if plan.executor else [], [])
+            self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
-        self.assertIn("aten::mul is operator", plan.executor.deviations[0])
+        self.assertIn("aten::mul is operator", executor_of(plan).deviations[0])
 
     def test_the_arguments_of_plain_operators_show_what_runs_inside(self):
         x, weight, bias = torch.randn(2, 3, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4)
@@ -370,7 +372,7 @@ class StepsTest(unittest.TestCase):
 
         for Device.failing in (Queue.OUT, Queue.IN):
             plan = assemble(self.tape, dict.fromkeys(self.actions, "offload"), 0)
-            plan.executor = Executor(plan, Device())
+            EXECUTORS[plan] = Executor(plan, Device())
             with self.assertRaisesRegex(ValueError, "no copy"):
                 self.gradients(step(plan))
             Device.failing = None

@@ -7,7 +7,7 @@ import unittest
 
 import torch
 
-from spillway_torch import scratch
+from spillway_torch.step import scratch
 
 RECORDED = pathlib.Path(__file__).resolve().parents[3] / "traces" / "recorded" / "pytorch"
 

@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import cases
-from spillway_torch.execute import Executor, assemble, record_tape, step
-from spillway_torch.execute.chains import saved_storages
+from spillway_torch.tape.tape_recorder import record_tape
+from spillway_torch.plan.planner import assemble
+from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
+from spillway_torch.tape.chains import saved_storages
 
 
 torch.set_num_threads(1)  # the models are small
@@ -146,8 +148,8 @@ class Stepping:
         """Trains for some steps; returns losses, gradients, weights, buffers, and the state of random numbers."""
         self.reset()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        if plan is not None and plan.executor is None and device is not None:
-            plan.executor = Executor(plan, device)
+        if plan is not None and plan not in EXECUTORS and device is not None:
+            EXECUTORS[plan] = Executor(plan, device)
         seen = []
         for _ in range(count):
             optimizer.zero_grad()
@@ -263,12 +265,12 @@ class PlansTest(unittest.TestCase):
         for plan in self.plans(tape):
             case.now = before
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(plan.executor.deviations, [])
+            self.assertEqual(executor_of(plan).deviations, [])
             case.now = after
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
             if text is not None and "offload" not in plan.actions.values():
-                self.assertRegex("\n".join(plan.executor.deviations), f"{text}|{SEEN}" if plan.executor.hashes is not None else text)
-                self.assertEqual(len(plan.executor.deviations), 1)
+                self.assertRegex("\n".join(executor_of(plan).deviations), f"{text}|{SEEN}" if executor_of(plan).hashes is not None else text)
+                self.assertEqual(len(executor_of(plan).deviations), 1)
             case.now = before
             self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 

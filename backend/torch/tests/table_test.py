@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spillway_torch import attention, pretend, record, table
-from spillway_torch.pretended import RELEASE
+from spillway_torch import pretend, record
+from spillway_torch.base import attention, table
+from spillway_torch.step.pretended import RELEASE
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 

@@ -1,11 +1,12 @@
-"""Tests `Recording.fit`: its rows are those of the program, which has to be there."""
+"""Tests `Step.fit`: its rows are those of the program, which has to be there."""
 
 import json
 import tempfile
 import unittest
 
 import torch
-from spillway_torch import ProgramError, pretend, record, run_program
+from spillway_torch import ProgramError, pretend, record
+from spillway_torch.base.program import run_program
 
 import cases
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from spillway_torch import SpillwayError
 from spillway_torch.__main__ import main as spillway_torch
-from spillway_torch.weights import convert
+from spillway_torch.step.weights import convert
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
 import compare_pytorch  # noqa: E402

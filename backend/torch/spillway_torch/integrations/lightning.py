@@ -9,9 +9,9 @@ try:
 except ImportError:
     from pytorch_lightning import Callback
 
-from ..errors import SpillwayError
-from ..execute.fit import Fitted, fit
-from ..execute.plan import parse_bytes
+from ..base.errors import SpillwayError
+from ..fit.fit import Fitted, fit
+from ..plan.plan import parse_bytes
 
 
 class FitCallback(Callback):
@@ -48,7 +48,7 @@ class FitCallback(Callback):
             self.fitted.before_update(optimizer)  # the optimizer's own hook runs before its closure
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.on_before_backward()  # of a step without one
+        self.on_before_backward()  # a step may have none
 
     def on_train_end(self, *_: Any) -> None:
         if self.fitted is not None:

@@ -6,9 +6,9 @@ from typing import Any, Union
 
 from transformers import TrainerCallback
 
-from ..errors import SpillwayError
-from ..execute.fit import Fitted, fit
-from ..execute.plan import parse_bytes
+from ..base.errors import SpillwayError
+from ..fit.fit import Fitted, fit
+from ..plan.plan import parse_bytes
 
 
 class FitCallback(TrainerCallback):

@@ -16,13 +16,14 @@ from typing import Any, Optional
 
 import torch
 
-from ..errors import SpillwayError
-from ..ledger import BEFORE, Storage
-from ..meter import Measured, Meter, meter_of
-from ..recorder import Operand, Operator, Tape, Watch
-from ..recording import GRANULE, Recording, peak_of
-from ..target import Target, parse_target
-from ..trace import arithmetic_of
+from ..base.errors import SpillwayError
+from ..base.ledger import BEFORE, Storage
+from ..base.target import Target, parse_target
+from ..step.data import Measured, Operand, Operator
+from ..step.meter import Meter, meter_of
+from ..step.recorder import Recorder, Take
+from ..step.step import Step
+from ..step.trace import arithmetic_of
 from .families import FAMILIES
 from .grid import Entry, Grid, Maker, Stage, Stages, prepared
 from .like import entries_like, types_of
@@ -39,7 +40,7 @@ Key = tuple[Any, ...]
 
 
 def record_operators(families: Optional[Iterable[str]] = None, *, like: Iterable[str | os.PathLike[str]] = (),
-                     small: bool = False) -> Recording:
+                     small: bool = False) -> Step:
     """Runs operators of many sizes on this machine's GPU and returns them with their times.
 
     families: names in `spillway_torch.operators.FAMILIES`; by default all, or none if there is `like`.
@@ -75,7 +76,7 @@ class Runner:
 
     def __init__(self, target: Target, meter: Optional[Meter]) -> None:
         self.target, self.meter = target, meter
-        self.watch = Watch(target.shown.type, target, meter)
+        self.recorder = Recorder(target.shown.type, target, meter)
         self.operators: dict[Key, Operator] = {}
         self.refused: dict[str, tuple[int, str]] = {}  # how often, and the first reason, by the name of the entry
 
@@ -118,39 +119,40 @@ class Runner:
             sets += [entry.make(new) for _ in range(min(wanted, max(_MEMORY // max(size, 1), 1)) - 1)]
             _rotate(sets, _call)  # libraries choose their kernels, and the allocator gets its memory
             rounds = -(-_CALLS // len(sets) // (1 + (new.bytes > _LARGE)))
-        calls: list[list[Tape]] = [[] for _ in sets[0]]  # by stage
+        calls: list[list[Take]] = [[] for _ in sets[0]]  # by stage
 
         def recorded(stage: Stage, given: Any, number: int) -> Any:
             given = prepared(stage, given)
-            tape = self.watch.tape = Tape()
-            tape.updating = entry.updates
-            calls[number].append(tape)
+            take = self.recorder.take = Take(Step("operators", 1, self.target))
+            take.updating = entry.updates
+            calls[number].append(take)
             try:
-                with self.watch:
+                with self.recorder:
                     return stage(given)
             finally:
-                self.watch.tape = None
+                self.recorder.take = None
 
         for _ in range(rounds):
             _rotate(sets, recorded)
-        return [operator for tapes in calls for operator in self._median(tapes)]
+        return [operator for takes in calls for operator in self._median(takes)]
 
-    def _median(self, tapes: Sequence[Tape]) -> list[Operator]:
+    def _median(self, takes: Sequence[Take]) -> list[Operator]:
         """Returns the operators of the first call with the medians of their times over all calls."""
-        operators = tapes[0].operators
+        operators = takes[0].operators
         if self.meter is not None:
-            if any([op.name for op in tape.operators] != [op.name for op in operators] for tape in tapes):
+            if any([op.name for op in take.operators] != [op.name for op in operators] for take in takes):
                 raise SpillwayError("it does not run the same operators at each call")
-            times = [self.meter.elapsed(tape.marks) for tape in tapes]
+            times = [self.meter.elapsed(take.marks) for take in takes]
             for operator, measured in zip(operators, zip(*times)):
                 operator.time_ns = int(statistics.median(measured))
         return operators
 
-    def recording(self) -> Recording:
+    def recording(self) -> Step:
         """Returns the operators as a step in which each has operands of its own."""
-        tape = Tape()
+        measured = Measured(self.meter.name) if self.meter is not None else Measured()
+        step = Step("operators", 1, self.target, measured=measured)
         for operator in map(_joined, self.operators.values()):
-            number = len(tape.operators)
+            number = len(step.operators)
             own: dict[int, Storage] = {}
             read = {o.storage.number for o in operator.inputs}
 
@@ -158,16 +160,13 @@ class Runner:
                 old = operand.storage
                 if old.number not in own:
                     born = BEFORE if old.number in read else number
-                    own[old.number] = Storage(len(tape.storages), old.size, born, number + 1, old.dtype, old.shape)
-                    tape.storages[len(tape.storages)] = own[old.number]
+                    own[old.number] = Storage(len(step.storages), old.size, born, number + 1, old.dtype, old.shape)
+                    step.storages[len(step.storages)] = own[old.number]
                 return dataclasses.replace(operand, storage=own[old.number])
 
             inputs, outputs = ([renewed(o) for o in side] for side in (operator.inputs, operator.outputs))
-            tape.operators.append(dataclasses.replace(operator, layer=number, inputs=inputs, outputs=outputs))
-        measured = Measured(self.meter.name) if self.meter is not None else Measured()
-        return Recording("operators", 1, self.target, f"PyTorch {torch.__version__}", tape.operators,
-                         list(tape.storages.values()), [], peak_of(tape, 1), peak_of(tape, GRANULE), [], [],
-                         tape.modules.block_of, measured)
+            step.operators.append(dataclasses.replace(operator, layer=number, inputs=inputs, outputs=outputs))
+        return step
 
 
 def _joined(operator: Operator) -> Operator:

@@ -17,7 +17,7 @@ from typing import Optional
 
 import torch
 
-from ..errors import SpillwayError
+from ..base.errors import SpillwayError
 from . import record_operators
 from .families import FAMILIES
 

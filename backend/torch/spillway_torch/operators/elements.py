@@ -115,7 +115,7 @@ def _reduced(call: Callable[[torch.Tensor], Any], shape: tuple[int, ...], dtype:
 
 def copies(grid: Grid) -> Iterator[Entry]:
     """Copies of tensors whose elements do not lie side by side, and operators on such tensors."""
-    calls: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, length, heads, width)
+    calls: tuple[Callable[[torch.Tensor], Any], ...] = (  # they take a tensor (batch, length, heads, width)
         lambda x: x.transpose(1, 2).contiguous(), lambda x: x.transpose(1, 2).transpose(2, 3).contiguous(),
         lambda x: x.flatten(0, 2).t().contiguous(), lambda x: x[..., ::2].contiguous(),
         lambda x: x[:, :, ::3].contiguous(), lambda x: -x[..., x.shape[-1] // 2:],
@@ -124,7 +124,7 @@ def copies(grid: Grid) -> Iterator[Entry]:
         lambda x: x.transpose(1, 2) + x.transpose(1, 2).contiguous(),
         lambda x: x * x[:1], lambda x: x.transpose(1, 2) * x[0, :, 0],
         lambda x: x.flatten(1, 2)[..., None].transpose(1, 2).contiguous(memory_format=torch.channels_last))
-    broadcasts: tuple[Callable[[torch.Tensor], Any], ...] = (  # of a tensor (batch, heads, length, width)
+    broadcasts: tuple[Callable[[torch.Tensor], Any], ...] = (  # they take a tensor (batch, heads, length, width)
         lambda x: x * x[0, 0], lambda x: x * x[..., :1].contiguous(), lambda x: x + x[0, 0, 0],
         lambda x: x * x[0, :, :1, :1].contiguous(),
         lambda x: x.view(2, x.shape[2], x.shape[1], 64).transpose(1, 2) * x[0, 0])

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from ..attributes import REDUCTIONS
-from ..errors import SpillwayError
+from ..base.errors import SpillwayError
+from ..step.attributes import REDUCTIONS
 from .grid import Entry, Maker, Stages
 from .products import attended
 

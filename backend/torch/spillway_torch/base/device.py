@@ -1,0 +1,310 @@
+"""The devices that plans run on: three queues, events between them, copies, and the state of random numbers.
+
+Operators of the program run on the queue COMPUTE. OUT carries copies to the host and IN copies from it. A queue runs its
+work in order; between queues only events order it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+import os
+import time
+from typing import Any, Optional
+
+import torch
+
+from .errors import SpillwayError
+
+
+MEASURED = 128 << 20  # bytes of a copy whose time is measured
+MIB = 1 << 20
+GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
+BESIDE = 0.95  # copies beside operators reach this share of their bandwidth alone
+
+
+class Queue(enum.Enum):
+    COMPUTE = "compute"
+    OUT = "out"
+    IN = "in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of tensors on a device: now, and the most since the last question."""
+
+    allocated: int  # as the allocator rounds them
+    most: int
+    requested: int
+    most_requested: int
+
+
+class Device(abc.ABC):
+    """A device as the executor uses it. Bytes are tensors of uint8."""
+
+    type: str  # the type of its tensors: "cuda" or "cpu"
+    place: torch.device  # where its tensors are
+    loads_late = False  # an operator takes longer at first, because its kernels are loaded then
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Takes the calling thread's current stream for COMPUTE. Raises `SpillwayError` where copies cannot run."""
+
+    @abc.abstractmethod
+    def current(self) -> bool:
+        """Returns whether the calling thread's current stream is still the one of COMPUTE."""
+
+    @abc.abstractmethod
+    def host(self, size: int) -> Host:
+        """Returns memory of the host, from which and to which copies run beside the operators."""
+
+    @abc.abstractmethod
+    def empty(self, size: int) -> torch.Tensor:
+        """Returns memory of the device in the order of COMPUTE."""
+
+    @abc.abstractmethod
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Appends a copy of bytes to OUT or IN. The caller keeps both tensors until COMPUTE has waited for it."""
+
+    @abc.abstractmethod
+    def record(self, queue: Queue) -> Any:
+        """Returns an event that is done when all that the queue holds now is done."""
+
+    @abc.abstractmethod
+    def wait(self, queue: Queue, event: Any) -> None:
+        """Makes what is appended to the queue from now on wait for the event."""
+
+    @abc.abstractmethod
+    def random_state(self) -> Any:
+        """Returns the state of the generator of random numbers."""
+
+    @abc.abstractmethod
+    def set_random_state(self, state: Any) -> None: ...
+
+    @abc.abstractmethod
+    def same_random_state(self, one: Any, other: Any) -> bool: ...
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        """Returns how many random numbers lie between two states; None if the device cannot say."""
+        return None
+
+    def bandwidth(self) -> float:
+        """Returns the bytes per second of copies between host and device beside operators, in the slower direction."""
+        return 10e9
+
+    def memory(self) -> Memory | None:
+        """Returns what is allocated; None if the device does not count it."""
+        return None
+
+    def block(self, size: int) -> int:
+        """Returns the bytes that the allocator takes for a storage of `size` bytes."""
+        return size
+
+    def now(self) -> float | None:
+        """Returns the time in seconds once all work is done; None where times are only estimated."""
+        return None
+
+
+class Host:
+    """Memory of the host. `bytes` is one tensor of uint8."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = torch.empty(size, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Gives the memory back; no copy may be running."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+
+
+class _RegisteredHost(Host):
+    """Pages that the GPU reads and writes itself. They are registered once, in one piece, without rounding."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        if size:
+            self.bytes.zero_()  # registering pages that exist is faster
+            failed = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0))
+            if failed:
+                raise RuntimeError(f"cudaHostRegister of {size} bytes failed with code {failed}")
+
+    def close(self) -> None:
+        if self.bytes.numel():
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()  # pages that are given back while they are registered cannot be registered again
+
+
+class _Event:
+    """An event of the GPU, which another one takes over when nobody holds this one: waiting refers to the last `record` before."""
+
+    __slots__ = ("inner", "_pool")
+
+    def __init__(self, pool: list[Any]) -> None:
+        self._pool = pool
+        try:
+            self.inner = pool.pop()
+        except IndexError:
+            self.inner = torch._C._CudaEventBase()  # without the layers of torch.cuda.Event
+
+    def __del__(self) -> None:
+        self._pool.append(self.inner)
+
+
+class CudaDevice(Device):
+    """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""
+
+    type = "cuda"
+    loads_late = True
+
+    def __init__(self) -> None:
+        self.index = torch.cuda.current_device()
+        self.place = torch.device("cuda", self.index)
+        self._streams = {Queue.COMPUTE: torch.cuda.current_stream(), Queue.OUT: torch.cuda.Stream(),
+                         Queue.IN: torch.cuda.Stream()}
+        self._ids = {queue: (stream.stream_id, stream.device_index, stream.device_type) for queue, stream in self._streams.items()}
+        self.copy_streams = self._ids[Queue.OUT], self._ids[Queue.IN]
+        self._events: list[Any] = []
+        self._generator = torch.cuda.default_generators[self.index]
+        self._expandable = "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF", "")
+                                                          + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+    def begin(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it")
+        self._streams[Queue.COMPUTE] = torch.cuda.current_stream(self.index)
+        self._current = self._streams[Queue.COMPUTE].cuda_stream
+
+    def current(self) -> bool:
+        return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._current)
+
+    def host(self, size: int) -> Host:
+        return _RegisteredHost(size)
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
+
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        device, stream = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentStream(self.index)
+        torch._C._cuda_setStream(*self._ids[queue])  # without the layers of the context torch.cuda.stream
+        try:
+            into.copy_(source, non_blocking=True)
+        finally:
+            torch._C._cuda_setStream(*stream)
+            if device != self.index:
+                torch._C._cuda_setDevice(device)
+
+    def record(self, queue: Queue) -> Any:
+        event = _Event(self._events)
+        event.inner.record(self._streams[queue])
+        return event
+
+    def wait(self, queue: Queue, event: Any) -> None:
+        event.inner.wait(self._streams[queue])
+
+    def random_state(self) -> Any:
+        return self._generator.initial_seed(), self._generator.get_offset()
+
+    def set_random_state(self, state: Any) -> None:
+        if self._generator.initial_seed() != state[0]:
+            self._generator.manual_seed(state[0])
+        self._generator.set_offset(state[1])
+
+    def same_random_state(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+    def drawn(self, before: Any, after: Any) -> Optional[int]:
+        return int(after[1] - before[1]) if before[0] == after[0] else -1
+
+    def bandwidth(self) -> float:
+        host, there = self.host(MEASURED), self.empty(MEASURED)
+        least = [float("inf")] * 2  # seconds, of each direction
+        for _ in range(4):
+            for way, (queue, into, source) in enumerate(((Queue.OUT, host.bytes, there), (Queue.IN, there, host.bytes))):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                self.copy(queue, into, source)
+                torch.cuda.synchronize()
+                least[way] = min(least[way], time.perf_counter() - began)
+        host.close()
+        return BESIDE * MEASURED / max(least)
+
+    def memory(self) -> Memory | None:
+        stats = torch._C._cuda_memoryStats(self.index)
+        torch._C._cuda_resetPeakMemoryStats(self.index)
+        allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
+        return Memory(allocated["current"], allocated["peak"], requested["current"], requested["peak"])
+
+    def block(self, size: int) -> int:
+        return block_of(size, self._expandable)
+
+    def now(self) -> float | None:
+        torch.cuda.synchronize(self.index)
+        return time.perf_counter()
+
+
+def block_of(size: int, expandable: bool = False) -> int:
+    """Returns the bytes of the block that PyTorch's allocator of GPUs takes for a storage, in memory that it got for such storages.
+
+    It takes memory from the GPU in pieces, of 20 MiB, or from 10 MiB on of as many MiB as are needed, rounded up to an even number. What
+    remains of a piece goes with the last block, and counts, if it is at most 1 MiB, unless segments are expandable.
+    """
+    size = -(-size // GRANULE) * GRANULE
+    if size <= MIB or expandable:
+        return size
+    pieces = 20 * MIB // size if size < 10 * MIB else 1
+    rest = 20 * MIB - pieces * size if size < 10 * MIB else -size % (2 * MIB)
+    return size + rest // pieces if rest <= MIB else size
+
+
+class CpuDevice(Device):
+    """The CPU in the place of a GPU: a copy runs when it is appended."""
+
+    type = "cpu"
+    place = torch.device("cpu")
+
+    def begin(self) -> None:
+        pass
+
+    def current(self) -> bool:
+        return True
+
+    def host(self, size: int) -> Host:
+        return Host(size)
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
+        into.copy_(source)
+
+    def record(self, queue: Queue) -> Any:
+        return None
+
+    def wait(self, queue: Queue, event: Any) -> None:
+        pass
+
+    def random_state(self) -> Any:
+        return torch.get_rng_state()
+
+    def set_random_state(self, state: Any) -> None:
+        torch.set_rng_state(state)
+
+    def same_random_state(self, one: Any, other: Any) -> bool:
+        return torch.equal(one, other)
+
+
+def device_of(kind: str) -> Device:
+    """Returns the device for tensors of type "cuda" or "cpu"; raises `SpillwayError` for other types."""
+    if kind not in ("cuda", "cpu"):
+        raise SpillwayError(f"device '{kind}' (valid: cuda, cpu)")
+    return CudaDevice() if kind == "cuda" else CpuDevice()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the whole storage of a tensor as bytes, with a version counter of its own."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

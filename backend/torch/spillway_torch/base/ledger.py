@@ -1,0 +1,72 @@
+"""The storages of a device, from allocation to release."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+
+import torch
+
+BEFORE = -1  # the birth of a storage that existed before the recording
+
+
+@dataclasses.dataclass(eq=False)
+class Storage:
+    """Memory that tensors share.
+
+    Times are numbers of recorded operators: `born` operators had run when it was allocated, `died` when it was released.
+    """
+
+    number: int
+    size: int  # bytes
+    born: int = BEFORE
+    died: int | None = None  # None: it outlives the recording
+    dtype: torch.dtype | None = None  # the type of the first tensor in it
+    shape: tuple[int, ...] = ()  # the shape of the first tensor that covers all of it
+    request: int | None = None  # index in `Ledger.requests`
+
+
+class Ledger:
+    """Knows each storage of one device that a tensor was seen in, and learns at once when it is released."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device  # type of the device: "meta", "cpu" or "cuda"
+        self.clock: Callable[[], int] = lambda: BEFORE
+        self._alive: dict[int, tuple[Storage, weakref.ref[torch.UntypedStorage]]] = {}
+        self._seen = 0
+        # The requests until the first step begins: the size, and how many had been made when the memory was given back, or
+        # -1 if it was not.
+        self.requests: list[list[int]] = []
+        self.started = False  # whether the first step has begun
+
+    def find(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
+        """Returns the storage of a tensor; a storage never seen was born at `born`, by default before the recording."""
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        known = self._alive.get(key)
+        if known is not None:
+            storage = known[0]
+            storage.size = max(storage.size, untyped.nbytes())  # resize_
+            return storage
+        storage = Storage(self._seen, untyped.nbytes(), BEFORE if born is None else born, None, tensor.dtype)
+        if tensor.numel() * tensor.element_size() == storage.size:
+            storage.shape = tuple(tensor.shape)
+        self._seen += 1
+        if not self.started and storage.size > 0:
+            storage.request = len(self.requests)
+            self.requests.append([storage.size, -1])
+        self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
+        return storage
+
+    def _end(self, key: int) -> None:
+        storage = self._alive.pop(key)[0]
+        storage.died = self.clock()
+        if storage.request is not None and storage.died == BEFORE:
+            self.requests[storage.request][1] = len(self.requests)
+
+    def renew(self) -> list[Storage]:
+        """Returns the storages that exist now, as new objects that were born before. Others will not change any more."""
+        for key, (old, reference) in self._alive.items():
+            self._alive[key] = (dataclasses.replace(old, born=BEFORE), reference)
+        return [storage for storage, _ in self._alive.values()]

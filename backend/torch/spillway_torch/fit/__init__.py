@@ -1,0 +1,1 @@
+"""A memory budget for a training script, from its first step on."""

@@ -1,0 +1,45 @@
+"""`record`: a step as it is, or with what a plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+
+from ..base.errors import SpillwayError
+from ..base.target import parse_target
+from ..step.recording import record_plainly
+from ..step.step import Step
+from ..tape.tape_recorder import record_tape
+from .host import host_costs
+
+
+def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,
+           name: str = "step", batch: int = 1, warm_up: int = 1, values: bool = False) -> Step:
+    """Runs `step` and returns what it did on the device `target`.
+
+    step: one iteration of training or inference, its data included; takes no argument.
+    target: a pretended device ("cuda:sm_90", "cpu:pretended"), where the step runs without data and the model has to be made
+        inside `pretend`; or a device of this machine ("cuda", "cpu"), where it runs as it is.
+    model: the module whose paths name the operators; by default the first module that the step calls.
+    name, batch: what the trace says of itself.
+    warm_up: number of steps that run before the recorded one. Optimizers make their state in the first step. Unless it is 0,
+        a GPU of this machine runs up to a dozen steps more, whose times are measured, if `values` are not asked for.
+    values: records the values of tensors and the edges of the autograd graph, too, on a device of this machine, so that `make_plan`,
+        `explain` and `write_step` take the result. All saved tensors are on the host meanwhile, so that the step need not fit as it
+        is; its results are those of an ordinary step.
+
+    Raises `NotRecordableError` if the step depends on data or does what a recording cannot follow. Whatever `step` raises
+    passes through. In both cases nothing of the recorder stays active.
+    """
+    wanted = parse_target(target)
+    if not values:
+        return record_plainly(step, wanted, model, name, batch, warm_up)
+    if not wanted.real:
+        raise SpillwayError(f"target '{target}' has no values; record on 'cuda' or 'cpu' with values=True")
+    for _ in range(warm_up):
+        record_tape(step, target)
+    tape = record_tape(step, target, model, name, batch)
+    tape.costs = host_costs(target)
+    return tape

@@ -1,0 +1,28 @@
+"""When the host comes to the operators of a recorded step, and to the hooks of a plan."""
+
+from __future__ import annotations
+
+import itertools
+
+from ..tape.costs import HostCosts
+from ..tape.tape import Tape
+
+LEAST_SECONDS = 2e-6  # of the host for an operator
+
+
+def host_clock(tape: Tape, costs: HostCosts) -> list[float]:
+    """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
+    if tape.device == "cpu":
+        return [0.0] * (len(tape.ops) + 1)
+    turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
+    entries = sum(op.entries for op in tape.ops[:turn])
+    called = costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
+    each = [max(op.host - op.entries * (costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
+            for at, op in enumerate(tape.ops)]
+    return [0.0, *itertools.accumulate(tape.host_share * seconds for seconds in each)]
+
+
+def hook_clock(tape: Tape, costs: HostCosts) -> list[float]:
+    """Returns, for each position and the end of the step, the host's time in the hooks of the positions before."""
+    last = tape.packs[-1].position
+    return [0.0, *itertools.accumulate(costs.packed if at <= last else costs.unpacked for at in range(len(tape.positions)))]

@@ -1,0 +1,105 @@
+"""Plans: what happens to each saved storage, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Union
+
+from ..base.errors import SpillwayError
+from ..tape.tape import Tape
+
+KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
+GIB = 1 << 30
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+PAGE = 4096  # bytes, at which each copy on the host begins
+HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step
+
+
+def parse_bytes(text: Union[str, int]) -> int:
+    """Returns the bytes that "8GiB", "512 MB" or a whole number says. Raises `SpillwayError` for anything else."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
+    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
+    if size == 0:
+        raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
+                            "such as '8GiB'")
+    return size
+
+
+def useful_moves(device: str) -> tuple[str, ...]:
+    """Returns the actions that save memory of a device: a copy on the host saves none of the host's."""
+    return (REBUILD,) if device == "cpu" else (OFFLOAD, REBUILD)
+
+
+@dataclasses.dataclass
+class Floor:
+    """The least memory that any plan of the tape needs, and the operator that needs it."""
+
+    bytes: int
+    operator: str
+    held: list[tuple[str, int]]  # what exists then: a name and bytes
+
+    def sentence(self, budget: int) -> str:
+        """Says why a budget is too small and how the floor comes down."""
+        held = ", ".join(f"{size:,} of {name}" for name, size in self.held)
+        return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
+                f"({held} exist then), whatever is offloaded or rebuilt; a smaller batch, an optimizer with less state, or "
+                "another operator there, such as a loss in pieces, lowers it")
+
+
+@dataclasses.dataclass(eq=False)
+class Plan:
+    """A plan for the steps that follow a tape.
+
+    Positions count the tensors that autograd packs and unpacks in a step, from 0. At a position, a `release` waits for the
+    storage's copy to the host and drops it, and a `prefetch` starts to bring it back; both happen before the tensor is
+    handled. A `drop` happens after it: a storage that came back, or was rebuilt, is given up until its next use. So a
+    storage that is used twice can be absent between the uses.
+    """
+
+    budget: int
+    actions: dict[int, str]  # by storage; those not named stay
+    releases: dict[int, list[int]]  # by position: storages
+    prefetches: dict[int, list[int]]
+    drops: dict[int, list[int]]
+    peak: int  # bytes, predicted
+    eager_peak: int  # bytes, without a plan
+    seconds: float  # of a step, predicted
+    eager_seconds: float
+    floor: Floor
+    tape: Tape = dataclasses.field(repr=False)
+    host_seconds: float = 0.0  # of `seconds`, at least: the host takes them to start operators and copies for the GPU
+    forward_seconds: float = 0.0  # of `host_seconds`, until forward ends
+    unforeseen: int = 0  # bytes of `peak`, `eager_peak` and `floor` that steps took and that the tape does not show
+    update_seconds: float = 0.0  # of `seconds` and of `eager_seconds`: the optimizer's update, where it was not recorded
+
+    def add_update(self, seconds: float) -> None:
+        """Counts an update of the model that follows the recorded step."""
+        self.update_seconds += seconds
+        self.seconds += seconds
+        self.eager_seconds += seconds
+
+    @property
+    def host_bound(self) -> bool:
+        """Returns whether the host, not the GPU, is predicted to limit the step, or parts of it."""
+        return self.host_seconds >= HOST_BOUND * self.seconds > 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Returns the bytes of the host that copies take. All of them exist when forward ends, so each has a place of its own."""
+        return sum(-(-self.tape.storages[s].size // PAGE) * PAGE for s, action in self.actions.items() if action == OFFLOAD)
+
+    def summary(self) -> str:
+        """Returns what the plan is predicted to take, and what bounds it, in one line."""
+        counts = {action: sum(1 for a in self.actions.values() if a == action) for action in (OFFLOAD, REBUILD)}
+        times = ""
+        if self.tape.device == "cuda":  # the times of a CPU follow from sizes, and are good for nothing else than plans
+            over = 100 * (self.seconds / self.eager_seconds - 1)
+            times = (f", {self.seconds * 1e3:.1f} ms{' (host-bound)' if self.host_bound else ''}, {over:.1f} % over "
+                     f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
+        there = f" (which keeps {self.host_bytes / GIB:.4g} GiB for them)" if counts[OFFLOAD] else ""
+        return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
+                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[REBUILD]} are "
+                "rebuilt")

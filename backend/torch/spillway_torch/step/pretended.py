@@ -1,0 +1,298 @@
+"""Runs PyTorch programs on a device that does not exist: its tensors hold no data.
+
+Tensors of the pretended device are PyTorch's `meta` tensors. While `pretend` is active in a thread, the device's name
+in calls ("cuda", `.cuda()`) means `meta`, and `.device` of a `meta` tensor shows the pretended device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+from torch.utils._device import _device_constructors
+
+from ..base import table
+from ..base.errors import NotRecordableError, SpillwayError
+from ..base.target import Target, parse_target
+from .interpose import Interposer
+from .recorder import META, Recorder
+
+_Tensor: Any = torch.Tensor
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+class NoValue(float):
+    """The number that a tensor without data gives. It can be printed; a decision on it raises `NotRecordableError`."""
+
+    def __new__(cls) -> "NoValue":
+        return super().__new__(cls, "nan")
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NotRecordableError("the program decides by a number that is computed on the device; a recording without data "
+                                 "does not know it")
+
+    __bool__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __trunc__ = __floor__ = __ceil__ = __round__ = _refuse
+    __hash__ = float.__hash__
+
+    def _derive(self, *_: Any) -> "NoValue":
+        return NoValue()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _derive
+    __truediv__ = __rtruediv__ = __neg__ = __abs__ = __pow__ = __rpow__ = _derive
+
+
+class Names(TorchFunctionMode):
+    """Translates the device in Python's calls."""
+
+    def __init__(self, target: Target, recorder: Recorder) -> None:
+        super().__init__()
+        self.target, self.recorder = target, recorder
+        self.constructors = _device_constructors()
+        self.named: dict[Any, Callable[..., Any]] = {
+            _Tensor.device.__get__: self.device,
+            _Tensor.is_cuda.__get__: lambda t: t.is_meta and target.cuda or t.is_cuda,
+            _Tensor.is_cpu.__get__: lambda t: t.is_cpu or (t.is_meta and not target.cuda),
+            _Tensor.is_meta.__get__: lambda t: False,
+            _Tensor.get_device: lambda t: 0 if t.is_meta and target.cuda else t.get_device(),
+            _Tensor.cuda: lambda t, device=None, non_blocking=False, **kw: t.to(self.translated(device or "cuda"), **kw),
+            _Tensor.pin_memory: lambda t, device=None: t,
+            _Tensor.is_pinned: lambda t, device=None: False,
+            _Tensor.record_stream: lambda t, stream: None,
+            _Tensor.backward: self.backward,
+            _Tensor.__setitem__: self.set_item,
+            _Tensor.item: self.item,
+            _Tensor.__format__: lambda t, spec: format(self.item(t), spec) if t.dim() == 0 else t.__format__(spec),
+            torch.tensor: functools.partial(self.from_data, torch.tensor),
+            torch.as_tensor: functools.partial(self.from_data, torch.as_tensor),
+        }
+
+    def device(self, tensor: torch.Tensor) -> torch.device:
+        return self.target.shown if tensor.device.type == "meta" else tensor.device
+
+    def backward(self, tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
+                 inputs: Any = None) -> None:
+        with self:  # backward may run parts of the program again
+            torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def set_item(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
+        # A number that is written into a GPU's tensor goes there from the host, by one fill. PyTorch 2.15 fills tensors
+        # of all devices so.
+        if RELEASE < (2, 15) and isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
+            value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
+        tensor[index] = value
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        if tensor.numel() == 1 and self.recorder.values.of(tensor) is None and not tensor.dtype == torch.bool:
+            with self.recorder.reading(tensor):
+                return NoValue()
+        return tensor.item()
+
+    def from_data(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Makes a tensor of Python's numbers on the host and copies it, so that its values are known."""
+        device = self.translated(kwargs.pop("device", None))
+        if isinstance(data, torch.Tensor):
+            return make(data, *args, **kwargs, device=device)
+        device = device or self.default()
+        made = make(data, *args, **kwargs, device="cpu")
+        return made if device is None or torch.device(device).type == "cpu" else made.to(device).requires_grad_(made.requires_grad)
+
+    def default(self) -> Any:
+        """Returns the device of tensors for which the program names none; None for the host."""
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # set_default_device sets it
+        return self.translated(context.device if context is not None else "cpu" if not self.target.cuda else None)
+
+    def translated(self, device: Any) -> Any:
+        """Returns `meta` for a name of the pretended device, else the argument itself."""
+        if isinstance(device, bool) or device is None:
+            return device
+        if isinstance(device, int):
+            return META if self.target.cuda else device
+        kind = device.type if isinstance(device, torch.device) else (
+            device.split(":")[0] if isinstance(device, str) and re.fullmatch(r"\w+(:\d+)?", device) else None)
+        return META if kind == self.target.shown.type else device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = self.named.get(func)
+        if named is not None:
+            return named(*args, **(kwargs or {}))
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self.translated(kwargs["device"])}
+            kwargs.pop("pin_memory", None) if kwargs["device"] is META else None
+        elif func in self.constructors and not (args and isinstance(args[0], torch.Tensor)):
+            kwargs = {**(kwargs or {}), "device": self.default()}
+        elif func is _Tensor.to or func is _Tensor.type:
+            args = (args[0], *(self.translated(a) if isinstance(a, (str, torch.device)) or (i == 0 and type(a) is int) else a
+                               for i, a in enumerate(args[1:])))
+        if kwargs and kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **(kwargs or {}))
+
+
+def _refused(name: str, reason: str) -> Any:
+    """Returns a function that raises, or for the name of a class, a class that cannot be instantiated."""
+    def call(*_: Any, **__: Any) -> Any:
+        raise NotRecordableError(f"torch.cuda.{name} cannot be recorded without a GPU: {reason}")
+
+    original = getattr(torch.cuda, name, None)
+    return type(name, (original,), {"__new__": call}) if isinstance(original, type) else call
+
+
+def _cuda_patches(target: Target) -> dict[str, Any]:
+    major, minor = divmod(target.capability, 10)
+    properties = types.SimpleNamespace(name=target.name, major=major, minor=minor, multi_processor_count=1,
+                                       total_memory=1 << 40)
+    return {**{name: lambda *_, **__: None for name in table.CUDA_NOTHING},
+            **{name: _refused(name, reason) for name, reason in table.CUDA_REFUSED.items()},
+            "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
+            "current_device": lambda: 0, "get_device_capability": lambda device=None: (major, minor),
+            "get_device_name": lambda device=None: target.name, "get_device_properties": lambda device=None: properties,
+            "is_bf16_supported": lambda including_emulation=True: target.capability >= 80 or including_emulation,
+            "is_current_stream_capturing": lambda: False,
+            "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+            "set_rng_state": lambda *_, **__: None, "device": _NoDevice}
+
+
+def _accelerator_patches() -> dict[str, Any]:
+    """Returns replacements in torch.accelerator, which PyTorch 2.6 and later have."""
+    stream = types.SimpleNamespace(is_capturing=lambda: False)
+    return {"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0,
+            "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": lambda device=None: stream,
+            "synchronize": lambda device=None: None}
+
+
+class _GeneratorType(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__bases__[0])
+
+
+def _generator(names: Names) -> type:
+    """Returns a class for torch.Generator, whose generators of the pretended device are those of the host."""
+    original = torch.Generator
+
+    def make(_: type, device: Any = "cpu") -> torch.Generator:
+        return original("cpu" if names.translated(device) is META else device)
+
+    return _GeneratorType("Generator", (original,), {"__new__": make})
+
+
+class _NoDevice(contextlib.nullcontext):
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+
+
+def _empty_weights() -> Callable[..., None]:
+    """Modules hold no data from the start, wherever the program puts them first, so that large models are quick to make."""
+    register, thread = torch.nn.Module.register_parameter, threading.get_ident()
+
+    def register_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and type(parameter) is torch.nn.Parameter and threading.get_ident() == thread and (
+                _is_on_host(parameter)):
+            empty = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype, device="meta")
+            parameter = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    return register_parameter
+
+
+def _in_place_apply() -> Callable[..., Any]:
+    """A module that moves from the host keeps its Parameter objects, which optimizers and tied weights refer to."""
+    apply, future = torch.nn.Module._apply, torch.__future__
+
+    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        swap = future.get_swap_module_params_on_conversion()
+        moves = any(_is_on_host(p) for p in module.parameters(recurse=False))
+        future.set_swap_module_params_on_conversion(swap or moves)
+        try:
+            return apply(module, *args, **kwargs)
+        finally:
+            future.set_swap_module_params_on_conversion(swap)
+
+    return _apply
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that sees PyTorch's devices. Hooks of autograd run with and without the translation of names."""
+    def call(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args)
+    return call
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.is_cpu
+
+
+_active: list["Pretended"] = []
+
+
+class Pretended:
+    """A pretended device while it is active."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.recorder = Recorder("meta", target)
+
+
+@contextlib.contextmanager
+def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
+    """Pretends that this machine has the device `target`, in this thread, until the context ends.
+
+    Models that are made inside hold no data. Contexts of one target may be nested; another target inside raises
+    `SpillwayError`, as does a device of this machine.
+    """
+    wanted = parse_target(target)
+    if wanted.real:
+        raise SpillwayError(f"target '{target}' is a device of this machine; pretend takes cuda:sm_NN or cpu:pretended")
+    if _active:
+        if _active[0].target != wanted:
+            raise SpillwayError(f"'{_active[0].target.name}' is pretended already, so '{target}' cannot be")
+        yield _active[0]
+        return
+    pretended = Pretended(wanted)
+    with contextlib.ExitStack() as stack:
+        _active.append(pretended)
+        stack.callback(_active.clear)
+        names = Names(wanted, pretended.recorder)
+        if wanted.cuda:
+            stack.enter_context(mock.patch.object(torch, "Generator", _generator(names)))
+            interposer = Interposer(wanted)
+            stack.callback(interposer.close)
+            stack.enter_context(interposer.active())
+            for module, patches in ((torch.cuda, _cuda_patches(wanted)),
+                                    (getattr(torch, "accelerator", None), _accelerator_patches())):
+                for name, value in patches.items():
+                    if hasattr(module, name):
+                        stack.enter_context(mock.patch.object(module, name, value))
+            supported = _foreach_utils._get_foreach_kernels_supported_devices()
+            stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices",
+                                                  lambda: [*supported, "meta"]))
+            clear = torch.clear_autocast_cache
+
+            def clear_caches() -> None:
+                interposer.casts.clear()
+                clear()
+
+            stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_caches))
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        stack.enter_context(mock.patch.dict(checks, {"default": _plainly(checks["default"])}))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _empty_weights()))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
+        stack.enter_context(pretended.recorder)
+        stack.enter_context(names)
+        yield pretended
+
+
+def active() -> Pretended | None:
+    return _active[0] if _active else None

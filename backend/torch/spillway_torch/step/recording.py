@@ -1,0 +1,114 @@
+"""Records steps as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..base import table
+from ..base.errors import NotRecordableError, SpillwayError
+from ..base.target import Target
+from .meter import meter_of
+from .pretended import active, pretend
+from .data import Measured, Operator
+from .recorder import Recorder, Take
+from .step import Step
+
+def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Module | None, name: str, batch: int, warm_up: int) -> Step:
+    """See `spillway_torch.record`."""
+    if warm_up < 0 or batch < 1:
+        raise SpillwayError(f"warm_up is {warm_up} and batch is {batch}; expected at least 0 and 1")
+    if active() is not None and wanted.real:
+        raise SpillwayError(f"target '{wanted.name}' cannot be recorded inside pretend")
+    meter = meter_of(wanted)
+    measured = Measured(meter.name) if meter is not None else Measured()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(refuse_compiled())
+        if meter is not None and warm_up > 0:
+            measured = meter.steps(step)
+        if wanted.real:
+            recorder = stack.enter_context(Recorder(wanted.shown.type, wanted, meter))
+        else:
+            recorder = stack.enter_context(pretend(wanted.name)).recorder
+        recorder.ledger.started = True
+        for _ in range(warm_up):
+            step()
+        trial = Take(Step(name, batch, wanted))
+        if meter is not None and warm_up > 0:
+            _run(step, recorder, trial)
+        recorded = Step(name, batch, wanted, measured=measured)
+        take = Take(recorded)
+        if model is not None:
+            take.modules.add_root(model)
+        _run(step, recorder, take)
+    if not take.operators:
+        raise SpillwayError(f"the step ran no operator on '{wanted.name}': make the model inside spillway_torch.pretend, or move it "
+                            "there, and the step's data, too")
+    if meter is not None:
+        times = [meter.elapsed(take.marks)]
+        if [(o.name, o.attributes) for o in trial.operators] == [(o.name, o.attributes) for o in take.operators]:
+            times.append(meter.elapsed(trial.marks))  # a kernel may have been loaded, or memory allocated, in one of them
+        for operator, measured_ns in zip(take.operators, zip(*times)):
+            operator.time_ns = min(measured_ns)
+    recorded.blocks = take.modules.blocks
+    recorded.workspaces = _workspaces(take.operators, wanted.capability) if wanted.cuda else []
+    recorded.requests = [] if wanted.real else [list(request) for request in recorder.ledger.requests]
+    return recorded
+
+
+def _run(step: Callable[[], Any], recorder: Recorder, take: Take) -> None:
+    """Runs the step and records it."""
+    take.step.storages.update((storage.number, storage) for storage in recorder.ledger.renew())
+
+    def begin_update(*_: Any) -> None:
+        take.updating = True
+
+    def end_update(*_: Any) -> None:
+        take.updating = False
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(take.modules.watched())
+        for handle in (register_optimizer_step_pre_hook(begin_update), register_optimizer_step_post_hook(end_update)):
+            stack.callback(handle.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack))
+        recorder.take = take
+        stack.callback(setattr, recorder, "take", None)
+        stack.callback(recorder.ledger.renew)
+        step()
+
+
+def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, int]]:
+    """Returns the memory that cuBLAS and cuBLASLt take at an operator and keep: the operator's number and the bytes."""
+    found = []
+    for backward in (False, True):  # each thread has its own
+        for packets, size in ((table.PRODUCTS, table.cublas_workspace(capability)),
+                              (table.BIASED_PRODUCTS, table.CUBLASLT_WORKSPACE)):
+            first = next((i for i, op in enumerate(operators)
+                          if op.packet in packets and (op.phase == "backward") == backward), None)
+            if first is not None:
+                found.append((first, size))
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def refuse_compiled() -> Iterator[None]:
+    """Makes torch.compile, and compiled modules and functions that are called, raise `NotRecordableError`."""
+    def refuse(callback: Any = None, *_: Any, **__: Any) -> Any:
+        if callback is None or callback is False:  # torch.compiler.disable
+            return callback
+        raise NotRecordableError("the step runs a region of torch.compile, whose kernels and memory a recording cannot follow; "
+                                 "record it without torch.compile")
+
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # absent if nothing is compiled
+    names = [name for name in ("_callback_from_stance", "maybe_set_eval_frame", "set_eval_frame") if hasattr(frames, name)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "compile", refuse))
+        if names:
+            stack.enter_context(mock.patch.object(frames, names[0], refuse))
+        yield

@@ -1,0 +1,1 @@
+"""Recorded steps whose operators can run again, and what their autograd graphs show."""

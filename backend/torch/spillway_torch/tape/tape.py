@@ -1,0 +1,195 @@
+"""A recorded step, parts of which can run again: operators with their arguments, saved tensors, and memory over time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+
+from ..base import table
+from ..base.ledger import Storage
+from ..base.target import parse_target
+from ..step.data import Operator, Saved
+from ..step.step import Step
+from .calls import Call
+from .costs import HostCosts
+from .graph import Edge, Graph
+
+Value = tuple[int, int]  # number of a storage, and how many operators had written it
+
+# Arguments that do not change the results of an operator as the executor runs it: running statistics go to scratch memory.
+IGNORED = {name: frozenset(("momentum", "exponential_average_factor")) for name in table.HIDDEN_WRITES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Where a tensor lies in its storage, in elements."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A tensor as an argument or result of an operator."""
+
+    value: Value
+    geometry: Geometry
+    edge: Edge  # how the autograd graph refers to it
+
+
+@dataclasses.dataclass(kw_only=True)
+class Op(Operator):
+    """An operator that made or wrote storages, with what it takes to run it again."""
+
+    func: Any = None
+    args: Any = None  # with `Ref` in the place of tensors of the device
+    kwargs: Any = None
+    results: list[Optional[Ref]] = dataclasses.field(default_factory=list)  # in order; None for other values than tensors
+    fresh: frozenset[int] = frozenset()  # storages that it allocated
+    written: tuple[Value, ...] = ()  # as they are afterwards
+    node: int | None = None  # number of the node that autograd made for it
+    call: int | None = None  # the call of one of PyTorch's functions that ran it
+    reads: tuple[int, ...] = ()  # storages; a saved tensor that came back counts as the one that was saved
+    position: int  # the position of the program before it
+    backward: bool  # it ran in a backward, also if that updates the model
+    seconds: float = 0.0
+    used: int = 0  # bytes of the device while it ran; `scratch` of them neither existed before nor after
+    host: float = 0.0  # seconds of the host since the operator before
+    entries: int = 1  # operators since then that the recorder saw, with those that only made views
+    drawn: int | None = None  # random numbers, if the device can say
+
+
+@dataclasses.dataclass(kw_only=True)
+class Pack(Saved):
+    """A tensor that autograd saved."""
+
+    position: int
+    value: Value
+    geometry: Geometry
+    edge: Edge
+    node: int  # number of the next node
+    calls: int  # calls of PyTorch's functions that had begun
+    leaf: bool
+    changes: int  # how often its storage was changed before
+
+    @property
+    def op(self) -> int:
+        """Returns how many operators had run."""
+        return self.packed
+
+
+@dataclasses.dataclass
+class Unpack:
+    """A saved tensor that backward read; it was needed until `last` operators had run."""
+
+    position: int
+    op: int
+    pack: Pack
+    last: int = 0
+
+
+class Tape(Step):
+    """A step that was recorded with the values of its tensors and the edges of its autograd graph, so that it can be planned.
+
+    A position counts the tensors that autograd has packed and unpacked.
+    """
+
+    operators: list[Op]  # type: ignore[assignment]
+    saved: list[Pack]  # type: ignore[assignment]
+
+    def __init__(self, device: str, network: str = "step", batch: int = 1) -> None:
+        super().__init__(network, batch, parse_target(device))
+        self.name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        self.graph = Graph()
+        self.ops = self.operators
+        self.packs = self.saved
+        self.unpacks: list[Unpack] = []
+        self.positions: list[int] = []  # for each position, the operators that had run
+        self.ended = 0  # operators that had run when the last backward ended
+        self.packed = 0  # positions at which autograd packed a tensor, also of other devices
+        self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
+        self.producer: dict[Value, int] = {}  # the operator that made a value
+        self.version: dict[int, int] = {}  # how many operators wrote a storage
+        self.writes: dict[int, list[int]] = {}  # which ones
+        self.origin: dict[int, int] = {}  # the saved storage of one that came back
+        self.calls: list[Call] = []
+        self.compiled = False  # parts of it ran under torch.compile
+        self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
+        self.movable: Any = None  # what `saved_storages` found
+        self.bandwidth = 0.0  # bytes per second between host and device, in each direction
+        self.costs = HostCosts()  # they are 0 until they are measured
+        self.host_share = 1.0  # steps take the host this share of its recorded time
+        self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
+
+    def lives(self) -> list[Storage]:
+        ends: dict[int, int] = {}  # by storage: operators that have run when backward has read it
+        for unpack in self.unpacks:
+            storage = unpack.pack.value[0]
+            ends[storage] = max(ends.get(storage, 0), unpack.last)
+        return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
+                for s in super().lives() if s.number not in self.origin]
+
+    def gradients(self) -> list[int]:
+        """Returns, for each operator, the bytes that backward made before it and that stay after the step."""
+        made = [0] * (len(self.ops) + 1)
+        for storage in self.storages.values():
+            stays = storage.died is None or storage.died >= len(self.ops)
+            if stays and 0 <= storage.born < len(self.ops) and storage.number not in self.origin and self.ops[storage.born].backward:
+                made[storage.born + 1] += self.rounded(storage.number)
+        return list(itertools.accumulate(made))[:-1]
+
+    def rounded(self, storage: int) -> int:
+        """Returns the bytes that a storage takes."""
+        return self.block(self.storages[storage].size)
+
+
+def fingerprint(tape: Tape) -> str:
+    """Returns a text that two tapes share if the same plans fit them."""
+    parts = [(p.position, p.value, tuple(p.geometry.size), p.geometry.stride, p.geometry.offset, str(p.geometry.dtype))
+             for p in tape.packs]
+    named = [(op.name, op.position) for op in tape.ops]
+    return hashlib.sha256(repr((parts, named, [(u.position, u.pack.position) for u in tape.unpacks])).encode()).hexdigest()[:16]
+
+
+def has_sign(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor stands for the conjugate or the negative of what lies in its storage."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    return Geometry(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def overlap(one: Geometry, other: Geometry) -> bool:
+    """Returns whether two tensors of a storage share bytes; tensors of different types count as if they did."""
+    if one.dtype != other.dtype or one == other:
+        return True
+    if 0 in (*one.size, *other.size):
+        return False
+    ends = [g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride)) for g in (one, other)]
+    taken = torch.zeros(max(ends), dtype=torch.bool)
+    taken.as_strided(one.size, one.stride, one.offset).fill_(True)
+    return bool(taken.as_strided(other.size, other.stride, other.offset).any())
+
+
+def view_in(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Returns a tensor in the storage of another one; that tensor itself if it lies there."""
+    if tensor.dtype != geometry.dtype:
+        return view_of(tensor.untyped_storage(), geometry)
+    if (tensor.shape == geometry.size and tensor.stride() == geometry.stride and tensor.storage_offset() == geometry.offset):
+        return tensor
+    return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
+
+
+def view_of(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """Returns a tensor in the storage, with a version counter of its own."""
+    return torch.empty(0, dtype=geometry.dtype, device=storage.device).set_(
+        storage, geometry.offset, geometry.size, geometry.stride)
