@@ -8,7 +8,7 @@
 
 #include "experiments/run/prepare.h"
 #include "policies/plan/bound.h"
-#include "policies/saved_tensors.h"
+#include "policies/recorded/saved_tensors.h"
 
 namespace spillway {
 namespace {
