@@ -200,7 +200,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
   } else {
     changes.push_back(
         not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
-                  "Record it with model=..., see scripts/record_pytorch.py."));
+                  "Record it with model=..., see python3 -m spillway_torch."));
   }
   changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
     std::optional<Trace> made = With8BitOptimizer(one.trace(), one.device());
