@@ -39,6 +39,7 @@ LAYERS = {
     "policies/plan": [*CORE, "policies/kernels"],
     "policies/mmcnn": [*CORE, "policies", "policies/kernels", "policies/parts"],
     "policies": [*CORE, "sim/packing", "policies/kernels", "policies/parts", "policies/plan"],
+    "policies/recorded": [*CORE, "policies"],
     "policies/plugin": [*CORE, "policies"],
     "backend/common": CORE,
     "backend/cpu": [*CORE, "sim/compression", "backend/common"],

@@ -48,6 +48,8 @@ class CheckLayersTest(unittest.TestCase):
         self.assertIn("traces/base must not include", self.planted("traces/base/units.h", '"traces/trace.h"'))
         self.assertIn("experiments/run must not include",
                       self.planted("experiments/run/case.h", '"experiments/output/manifest.h"'))
+        self.assertIn("policies/recorded must not include",
+                      self.planted("policies/recorded/saved_tensors.h", '"policies/plan/plan.h"'))
 
     def test_a_circle(self):
         self.assertIn("a circle of modules: traces/logs/memory_log traces/logs/snapshot_records",

@@ -13,7 +13,7 @@ save_on_cpu   torch.autograd.graph.save_on_cpu around forward. Each operator cop
 checkpoint    torch.utils.checkpoint around blocks (all blocks, or the blocks named by --block). Tensors made within a
               block are computed again when backward reaches the block. Tensors that the block reads from outside are
               kept. The recording knows the block of each operator if it was made with `record(..., model=...)`, as
-              record_pytorch.py does for its own models.
+              spillway_torch does for its own models.
 budget        torch.compile with an activation_memory_budget. The tensors that its partitioner kept come from the
               manifest of a recording with --plan budget=SHARE. Convolutions, matrix products and attention are matched
               by their order. The compiler fuses elementwise operators, so they cannot be matched one by one: their

@@ -108,8 +108,8 @@ void BM_PackZoo(benchmark::State& state, const char* effort) {
     for (const auto& [workload, policy] : kRuns) {
       const Trace trace = LoadTrace({workload, "torch", true});
       const AllocatorChoice planned(std::string("planned:effort=") + effort);
-      Prepared run{Borrow(trace),       device, Borrow(cost), Bytes::Unlimited(),
-                   planned.Undecided(), policy};
+      Draft run{Borrow(trace),       device, Borrow(cost), Bytes::Unlimited(),
+                planned.Undecided(), policy};
       run.memory = MemoryBudget("30%").In(run);
       const AllocationPlan plan = PlanFor(run, *planned.planned());
       const double ratio =

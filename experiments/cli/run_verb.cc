@@ -68,7 +68,7 @@ constexpr Bytes kLargestMemory(288'000'000'000);
 RemedyTrial TrialOf(const LoadedCase& loaded, const Outcome& outcome, ProgressBar& progress) {
   Case asked = loaded.asked;
   asked.allocator = outcome.allocator;
-  Prepared run = loaded.inputs->Undecided(asked);
+  Draft run = loaded.inputs->DraftOf(loaded.asked);
   run.policy = outcome.policy;
   run.policy_plan = outcome.report.plan;
   return [asked, run, &progress](const StallRemedy& remedy) -> std::optional<Duration> {

@@ -250,10 +250,10 @@ void AddImport(Command& trace, Session& session) {
                    "--execution-trace gpt2.et.json.zst --batch 4 -o t.json"};
   verb.footer =
       "The files are those of torch.profiler (profile_memory=True, record_shapes=True) and of its "
-      "ExecutionTraceObserver for one and the same step; scripts/record_pytorch.py makes them, "
+      "ExecutionTraceObserver for one and the same step; python3 -m spillway_torch makes them, "
       "with a manifest that names them. Plain, .gz or .zst.";
   auto& options = verb.Keep<Options>();
-  verb.File("manifest", options.manifest, "Manifest of scripts/record_pytorch.py");
+  verb.File("manifest", options.manifest, "Manifest of python3 -m spillway_torch");
   verb.File("--kineto", options.kineto, "Trace of torch.profiler");
   verb.File("--execution-trace", options.execution_trace, "Execution trace of the same step");
   verb.File("--snapshot", options.snapshot,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -52,6 +53,41 @@ void Manifest::AddInput(std::string_view role, std::string_view source, std::str
   ManifestInput input{std::string(role), std::string(source), std::move(name), {}};
   input.sha256 = HashInput(input, configuration);
   inputs.push_back(std::move(input));
+}
+
+void DescribeFiles(const std::vector<InputFile>& files, Manifest& manifest) {
+  std::vector<std::string_view> roles;
+  for (const InputFile& file : files) {
+    if (std::ranges::count(roles, file.role) == 0) roles.push_back(file.role);
+  }
+  for (const std::string_view role : roles) {
+    for (const InputFile& file : files) {
+      if (file.role == role) manifest.AddInput(file.role, file.source, file.name);
+    }
+  }
+}
+
+void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest) {
+  std::vector<Case> resolved;
+  std::vector<InputFile> files;
+  for (const LoadedCase& loaded : cases) {
+    resolved.push_back(Resolved(loaded));
+    std::ranges::move(FilesOf(loaded), std::back_inserter(files));
+  }
+  for (const CaseKey& key : CaseKeys()) {
+    if (!key.described) continue;
+    std::vector<std::string> values;  // equal values stand once
+    for (const Case& asked : resolved) {
+      std::string value = key.get(asked);
+      if (value.empty() && key.kind == CaseKey::Kind::kFlag) value = "false";
+      if (!value.empty() && std::ranges::count(values, value) == 0) {
+        values.push_back(std::move(value));
+      }
+    }
+    if (values.empty()) continue;
+    manifest.configuration.emplace_back(key.name, fmt::format("{}", fmt::join(values, " ")));
+  }
+  DescribeFiles(files, manifest);
 }
 
 std::string RunSha256(const Manifest& manifest) {

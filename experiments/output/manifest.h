@@ -20,6 +20,9 @@
 
 namespace spillway {
 
+struct InputFile;
+struct LoadedCase;
+
 // Pairs of name and value, in the order of the document.
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
@@ -55,6 +58,12 @@ struct Manifest {
   // REQUIRES: `configuration` is set. Throws the errors of `HashInput`.
   void AddInput(std::string_view role, std::string_view source, std::string name);
 };
+
+// Adds the files to the manifest, role by role in the order in which roles first appear. Throws the
+// errors of `HashInput`.
+void DescribeFiles(const std::vector<InputFile>& files, Manifest& manifest);
+// Adds the configuration and the files of the cases: for each key the values of `Resolved` cases.
+void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest);
 
 // Returns a hash that identifies a run by its configuration, its inputs and the program's version.
 // It does not depend on the paths of outputs. Exported files contain it.

@@ -8,7 +8,7 @@
 
 #include "experiments/run/prepare.h"
 #include "policies/plan/bound.h"
-#include "policies/saved_tensors.h"
+#include "policies/recorded/saved_tensors.h"
 
 namespace spillway {
 namespace {
@@ -242,7 +242,7 @@ Standing StandingOfResult(const RunResult& result) {
 
 RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outcome,
                    Certificate certificate) {
-  const Report& ideal = inputs.ideal();
+  const Report& ideal = inputs.IdealOf(asked);
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   RunResult result;
@@ -300,7 +300,7 @@ RunResult RunForRow(const Case& asked, const Inputs& inputs,
     Outcome nothing;
     nothing.trace = inputs.trace();
     nothing.allocator = asked.allocator.name();
-    nothing.report.bounds.layer = inputs.ideal().bounds.layer;
+    nothing.report.bounds.layer = inputs.IdealOf(asked).bounds.layer;
     RunResult result = ResultOf(asked, inputs, nothing);
     result.failure = error.what();
     return result;

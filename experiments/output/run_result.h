@@ -46,7 +46,7 @@ struct RunResult : RowCase {
   Report report;            // without its logs
   Duration iteration = {};  // on a GPU the typical one: time stamps slow the one in the report
   Bytes floor = {}, in_core_peak = {};  // the memory of 0 % and of 100 %
-  Duration ideal = {};                  // iteration of the ideal run (`Inputs::ideal`)
+  Duration ideal = {};                  // iteration of the ideal run (`Inputs::IdealOf`)
   std::optional<Duration> bound_joint;  // `JointBound`, if it holds for the run
   bool planned = false;                 // true if the run has a `Report::plan`
   Bytes pinned_peak = {};               // most pinned host memory, after compression

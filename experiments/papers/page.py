@@ -4,9 +4,9 @@
 usage: experiments/papers/page.py [-o FILE]
 
 The numbers come from the CSVs in figures/, which `spillway reproduce all --figures` writes. The sentences come from
-items.toml, in which [[ITEM]] stands for our number of that item, [[h200 ITEM]] for the one in figures/h200, [[off: A, B]] for
-the largest difference from a printed number, in percent, and [[computed: A, B]] for how many numbers there are, among the
-items whose names match the patterns A and B. An `order` says which policies need no more than others in the paper; the page
+items.toml, in which [[ITEM]] stands for our number of that item, [[off: A, B]] for the largest difference from a printed
+number, in percent, and [[computed: A, B]] for how many numbers there are, among the items whose names match the patterns A
+and B. An `order` says which policies need no more than others in the paper; the page
 says where ours do. Without -o the page is printed.
 """
 
@@ -87,8 +87,6 @@ class Numbers:
         self.paper = paper
         self.rows = {row["item"]: row for path in sorted(FIGURES.glob(f"{paper}-*.csv")) for row in rows_of(path.stem)}
         self.known = {item: row["ours"] for item, row in self.rows.items()}
-        for path in sorted(FIGURES.glob(f"h200/{paper}-*.csv")):
-            self.known.update({f"h200 {row['item']}": row["ours"] for row in rows_of(f"h200/{path.stem}")})
 
     def matching(self, patterns):
         rows = [self.rows[item] for pattern in patterns.split(",") for item in fnmatch.filter(self.rows, pattern.strip())]

@@ -165,14 +165,14 @@ Bytes WorkspaceOf(const Inputs& inputs, const Op& op) {
   return workspace;
 }
 
-Report ReportOf(Prepared run, const std::string& policy) {
+Report ReportOf(Draft run, const std::string& policy) {
   run.policy = policy;
-  return Run(run).report;
+  return Predict(run).report;
 }
 
 Report ReportOf(const Inputs& inputs, const std::string& policy, Bytes memory,
                 const std::string& allocator) {
-  Prepared run = inputs.Undecided({});
+  Draft run = inputs.DraftOf({});
   run.memory = memory;
   run.arena = allocator;
   return ReportOf(std::move(run), policy);

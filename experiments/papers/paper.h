@@ -172,7 +172,7 @@ struct PaperKey {
 Bytes WorkspaceOf(const Inputs& inputs, const Op& op);
 
 // Returns the report of the run under a built-in policy.
-Report ReportOf(Prepared run, const std::string& policy);
+Report ReportOf(Draft run, const std::string& policy);
 // Returns the report of a simulated iteration with these inputs under a built-in policy.
 Report ReportOf(const Inputs& inputs, const std::string& policy, Bytes memory = Bytes::Unlimited(),
                 const std::string& allocator = "best-fit");

@@ -21,6 +21,8 @@
 namespace spillway::cli {
 namespace {
 
+constexpr const char* kPaperValues = "experiments/papers/paper-values.csv";
+
 struct ReproduceOptions {
   std::string item;
   FormatOption format;
@@ -138,16 +140,16 @@ std::filesystem::path FigureScript() {
   return *path;
 }
 
-// Adds the inputs on which another GPU's numbers depend. With cost "auto" these are all recorded
+// Returns the files on which numbers depend. On another GPU with cost "auto" these are all recorded
 // tables of the GPU.
-void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
-  manifest.configuration.emplace_back("device", options.device);
-  manifest.configuration.emplace_back("cost", options.cost);
-  const std::string device = DeviceBase(options.device);
-  if (device.ends_with(".toml")) manifest.AddInput("device", "file", device);
+std::vector<InputFile> FilesOf(const ReproduceOptions& options) {
+  std::vector<InputFile> files{{"paper_values", "data", kPaperValues}};
+  for (const std::string& device : DeviceNames()) files.push_back(DeviceFileOf(device));
+  if (options.device.empty()) return files;
+  files.push_back(DeviceFileOf(options.device));
   if (options.cost == "auto") {
     const std::filesystem::path folder =
-        RecordedTablePath(LoadDevice(device).name, "", 0).parent_path();
+        RecordedTablePath(LoadDevice(options.device).name, "", 0).parent_path();
     std::set<std::string> names;
     for (const std::filesystem::path& directory : DataDirectories()) {
       std::error_code ignored;
@@ -155,20 +157,18 @@ void AddMachine(const ReproduceOptions& options, Manifest& manifest) {
         names.insert(entry.path().filename());
       }
     }
-    for (const std::string& name : names) {
-      manifest.AddInput("cost_table", "data", folder / name);
-    }
+    for (const std::string& name : names) files.push_back({"cost_table", "data", folder / name});
   } else if (options.cost != "roofline") {
-    manifest.AddInput("cost_table", "file", options.cost);
+    files.push_back({"cost_table", "file", options.cost});
   }
+  return files;
 }
 
 int Execute(const ReproduceOptions& options, Session& session) {
   const View view = options.format.view();
   CheckView(view, ReproductionColumns());
-  const std::string list = "experiments/papers/paper-values.csv";
-  const auto path = FindDataFile(list);
-  if (!path) throw InputError(list + ": not found");
+  const auto path = FindDataFile(kPaperValues);
+  if (!path) throw InputError(fmt::format("{}: not found", kPaperValues));
   const PaperValues printed = ReadPaperValues(*path);
   if (options.on()) LoadDevice(options.device);  // throws before the first item is computed
   const std::vector<PaperItem> items = SelectItems(printed, options.item, options.on());
@@ -205,11 +205,11 @@ int Execute(const ReproduceOptions& options, Session& session) {
   const int exit_code = session.Finish(
       text, options.output, files, all_pass ? kOk : kNegative, [&](Manifest& manifest) {
         manifest.configuration = {{"item", options.item}};
-        manifest.AddInput("paper_values", "data", list);
-        for (const std::string& device : DeviceNames()) {
-          manifest.AddInput("device", "data", fmt::format("sim/devices/{}.toml", device));
+        if (options.on()) {
+          manifest.configuration.emplace_back("device", options.device);
+          manifest.configuration.emplace_back("cost", options.cost);
         }
-        if (options.on()) AddMachine(options, manifest);
+        DescribeFiles(FilesOf(options), manifest);
       });
   if (!sheets.empty() && !session.captures()) DrawFigures(script, options.figures);
   return exit_code;

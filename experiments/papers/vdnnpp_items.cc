@@ -143,7 +143,7 @@ Computed TableFiveAuto(const Inputs& inputs, const Mode& mode) {
   }
   Case asked;
   asked.allocator = "auto";
-  Prepared run = CountedRun(inputs, mode);
+  Draft run = CountedRun(inputs, mode);
   run.arena = asked.allocator.Undecided();
   run.policy = PolicyChoice::OneOf(std::move(policies));
   const Report report = Run(Decide(asked, std::move(run))).report;
@@ -205,14 +205,14 @@ double BaseMemory(const Inputs& inputs) {
 }
 
 // Returns the milliseconds of an iteration; nullopt if it does not fit.
-Computed IterationTime(const Prepared& run, const std::string& policy) {
+Computed IterationTime(const Draft& run, const std::string& policy) {
   const Report report = ReportOf(run, policy);
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration.milliseconds();
 }
 
 Computed TableFour(const Inputs& inputs, const Mode& mode, std::string (Mode::*policy)() const) {
-  return IterationTime(inputs.Undecided({}), (mode.*policy)());
+  return IterationTime(inputs.DraftOf({}), (mode.*policy)());
 }
 
 // Milliseconds of iterations: the base's in unlimited memory, the policies' in the memory that vDNN
@@ -224,7 +224,7 @@ struct Times {
 // Returns the times of a mode, the base with the algorithms `base_algo`; nullopt if one of the
 // three runs does not fit.
 std::optional<Times> TimesOf(const Inputs& inputs, const Mode& mode, const std::string& base_algo) {
-  Prepared run = inputs.Undecided({});
+  Draft run = inputs.DraftOf({});
   run.memory = run.device.memory = run.device.host_memory = Bytes::Unlimited();
   const auto base = IterationTime(run, "network-wide:algo=" + base_algo);
   run.memory = mode.dynamic() ? inputs.device().memory : MemoryBudget(mode.Vdnn()).In(run);

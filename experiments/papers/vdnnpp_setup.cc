@@ -86,14 +86,14 @@ std::string Mode::Eager(std::string_view order, std::string_view hint) const {
                      order, hint);
 }
 
-Prepared CountedRun(const Inputs& inputs, const Mode& mode) {
+Draft CountedRun(const Inputs& inputs, const Mode& mode) {
   const DocumentedAlgorithms* of_totals = nullptr;
   for (const DocumentedAlgorithms& documented : Documented()) {
     const bool known =
         documented.network == inputs.trace()->network && documented.device == inputs.device().name;
     if (mode.fastest && known) of_totals = &documented;
   }
-  Prepared run = inputs.Undecided({});
+  Draft run = inputs.DraftOf({});
   run.memory = Bytes::Unlimited();
   if (of_totals != nullptr) run.cost = std::make_shared<PaperCostModel>(run.cost, *of_totals);
   return run;

@@ -37,7 +37,7 @@ struct Mode {
 // Returns the run whose requests Tables II and V count, before its policy is chosen. Memory is
 // unlimited. The run has only the documented algorithms, if the mode wants the fastest algorithms
 // and some are documented for network and GPU; otherwise it has all algorithms.
-Prepared CountedRun(const Inputs& inputs, const Mode& mode);
+Draft CountedRun(const Inputs& inputs, const Mode& mode);
 
 // Returns the report of that run under a policy of vDNN++ that releases when vDNN does.
 Report EagerRun(const Inputs& inputs, const Mode& mode, std::string_view order = "prefetch-first",

@@ -41,15 +41,15 @@ void RequireTypes(const Trace& trace) {
 
 // Returns the memory that the run needs on a peer GPU; nullopt if it has no peer. Throws
 // `UsageError` for a pool that can only be simulated.
-std::optional<CudaPeer> PeerOf(const Prepared& prepared) {
+std::optional<CudaPeer> PeerOf(const Draft& draft) {
   std::optional<CudaPeer> peer;
-  for (size_t i = 0; i < prepared.device.pools.size(); ++i) {
-    const ExternalPool& pool = prepared.device.pools[i];
+  for (size_t i = 0; i < draft.device.pools.size(); ++i) {
+    const ExternalPool& pool = draft.device.pools[i];
     if (pool.kind != ExternalPool::Kind::kPeer) {
       throw UsageError(
           fmt::format("backend 'cuda' has no pool '{}' (valid: host, peer)", Name(pool.kind)));
     }
-    peer = CudaPeer{OutsidePool(i + 1), pool.gpu, prepared.footprint->outside[i + 1]};
+    peer = CudaPeer{OutsidePool(i + 1), pool.gpu, draft.footprint->outside[i + 1]};
   }
   return peer;
 }
@@ -92,21 +92,21 @@ BackendFactory CpuFactory(const CpuRun& options) {
 
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options) {
   const auto make = [machine = std::move(machine), options](const BackendRequest& request) {
-    const Prepared& prepared = request.run;
-    SPILLWAY_CHECK(prepared.footprint && prepared.options.iterations > 0);
+    const Draft& draft = request.run;
+    SPILLWAY_CHECK(draft.footprint && draft.options.iterations > 0);
     CudaRunOptions run;
-    run.memory = prepared.footprint->device;
-    run.host_memory = prepared.footprint->outside[NumberOf(PoolId::kHost)];
-    run.peer = PeerOf(prepared);
+    run.memory = draft.footprint->device;
+    run.host_memory = draft.footprint->outside[NumberOf(PoolId::kHost)];
+    run.peer = PeerOf(draft);
     run.work = options.work;
     run.backing = request.backing;
     run.timeline = options.timeline;
-    if (prepared.device.launch_ahead > 0) run.launch_ahead = prepared.device.launch_ahead;
-    run.stamped_iteration = prepared.options.iterations;
+    if (draft.device.launch_ahead > 0) run.launch_ahead = draft.device.launch_ahead;
+    run.stamped_iteration = draft.options.iterations;
     run.seed = options.seed;
     run.given = GivenDataOf(options.given, request.trace);
     run.compression = request.compression;
-    RunBackend made = Executing(machine->Open(request.trace, *prepared.cost, run));
+    RunBackend made = Executing(machine->Open(request.trace, *draft.cost, run));
     made.digest = options.digest && options.work == CudaWork::kKernels;
     made.keep_weights = options.keep_weights;
     made.complete = [pinned = run.host_memory](CompressionSummary& summary) {

@@ -74,6 +74,16 @@ void AdaptTo(const Trace& trace, Device& device) {
   device.duplex = {2 * trace.hooks->copies.bytes_per_second};
 }
 
+// Returns the values of the keys that the ideal run of inputs depends on.
+std::string IdealKeyOf(const Case& asked) { return TextOf(asked, {"allocator", "charge-input"}); }
+
+// Returns the value of a key, which `make` makes unless the map has it.
+template <typename Key, typename Value, typename Make>
+const Value& Kept(std::map<Key, Value>& values, const Key& key, const Make& make) {
+  const auto known = values.find(key);
+  return known != values.end() ? known->second : values.emplace(key, make()).first->second;
+}
+
 }  // namespace
 
 Trace WithHostTimes(Trace trace, const HostTimes& host) {
@@ -111,61 +121,43 @@ Trace LoadTrace(const Case& asked) {
 Device LoadMachine(const Case& asked) {
   Device device = LoadDevice(asked.device);
   for (const std::string& pool : asked.pools) AddPool(device, pool);
-  asked.allocator.Undecided().Make(Bytes(0),
-                                   device.alignment);  // fails early if parameters are bad
+  // Bad parameters and files fail early.
+  asked.allocator.Undecided().Make(Bytes(0), device.alignment);
+  if (asked.compress) CompressionPlan(*asked.compress, device);
   return device;
 }
 
+InputFile DeviceFileOf(const std::string& specification) {
+  const std::string base = DeviceBase(specification);
+  if (base.ends_with(".toml")) return {"device", "file", base};
+  return {"device", "data", fmt::format("sim/devices/{}.toml", base)};
+}
+
 Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
-               std::unique_ptr<const CostModel> cost) {
-  plain_.device = LoadMachine(asked);
-  plain_.memory = plain_.device.memory;
-  plain_.arena = asked.allocator.Undecided();
-  plain_.options.charge_input = asked.charge_input;
-  plain_.trace = trace ? std::move(trace) : std::make_shared<const Trace>(LoadTrace(asked));
+               std::unique_ptr<const CostModel> cost)
+    : trace_(std::move(trace)), device_(LoadMachine(asked)) {
+  if (!trace_) trace_ = std::make_shared<const Trace>(LoadTrace(asked));
   read_.push_back({"trace", IsTraceFile(asked.workload) ? "file" : "generated", asked.workload});
-  const std::string base = DeviceBase(asked.device);
-  const bool is_file = base.ends_with(".toml");
-  read_.push_back({"device", is_file ? "file" : "data",
-                   is_file ? base : fmt::format("sim/devices/{}.toml", base)});
+  read_.push_back(DeviceFileOf(asked.device));
   if (!cost) {
-    LoadedCost loaded = LoadCost(asked.cost, *plain_.trace, plain_.device);
+    LoadedCost loaded = LoadCost(asked.cost, *trace_, device_);
     cost = std::move(loaded.model);
-    if (loaded.timed) plain_.trace = std::move(loaded.timed);
+    if (loaded.timed) trace_ = std::move(loaded.timed);
     std::ranges::move(loaded.read, std::back_inserter(read_));
   }
-  if (plain_.trace->hooks) AdaptTo(*plain_.trace, plain_.device);
+  if (trace_->hooks) AdaptTo(*trace_, device_);
   if (asked.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
-  plain_.cost = std::move(cost);
-  if (asked.compress) {
-    const CompressionPlan plan(*asked.compress, plain_.device);  // fails early if the file is bad
-    if (plan.densities) read_.push_back({"densities", "file", plan.densities_file});
-  }
+  cost_ = std::move(cost);
 }
 
-const Report& Inputs::ideal() const {
-  std::call_once(ideal_once_, [this] { ideal_ = Run(Ideal(plain_)).report; });
-  return ideal_;
+Draft Inputs::DraftInAllMemory(const Case& asked) const {
+  Draft run{trace_, device_, cost_, device_.memory, asked.allocator.Undecided()};
+  run.options.charge_input = asked.charge_input;
+  return run;
 }
 
-Bytes Inputs::MemoryOf(const Case& asked) const {
-  if (!asked.memory) return device().memory;
-  if (const Bytes* size = asked.memory->bytes()) return *size;
-  const std::lock_guard lock(mutex_);
-  const auto [known, is_new] = memories_.try_emplace(asked.memory->text());
-  if (is_new) known->second = asked.memory->In(plain_, &ideal());
-  return known->second;
-}
-
-Duration Inputs::JointBoundIn(Bytes memory) const {
-  const std::lock_guard lock(mutex_);
-  const auto [known, is_new] = bounds_.try_emplace(memory);
-  if (is_new) known->second = JointBound(*trace(), *cost(), memory);
-  return known->second;
-}
-
-Prepared Inputs::Undecided(const Case& asked) const {
-  Prepared run = plain_;
+Draft Inputs::DraftOf(const Case& asked) const {
+  Draft run = DraftInAllMemory(asked);
   run.memory = MemoryOf(asked);
   run.policy = asked.policy;
   run.backend = asked.backend;
@@ -173,12 +165,53 @@ Prepared Inputs::Undecided(const Case& asked) const {
   return run;
 }
 
+const Report& Inputs::IdealOf(const Case& asked) const {
+  const std::lock_guard lock(ideal_mutex_);
+  return Kept(ideals_, IdealKeyOf(asked),
+              [&] { return Predict(Ideal(DraftInAllMemory(asked))).report; });
+}
+
+Bytes Inputs::MemoryOf(const Case& asked) const {
+  if (!asked.memory) return device().memory;
+  if (const Bytes* size = asked.memory->bytes()) return *size;
+  const std::lock_guard lock(mutex_);
+  return Kept(memories_, IdealKeyOf(asked) + asked.memory->text(),
+              [&] { return asked.memory->In(DraftInAllMemory(asked), &IdealOf(asked)); });
+}
+
+Duration Inputs::JointBoundIn(Bytes memory) const {
+  const std::lock_guard lock(mutex_);
+  return Kept(bounds_, memory, [&] { return JointBound(*trace(), *cost(), memory); });
+}
+
+Case Resolved(const LoadedCase& loaded) {
+  Case asked = loaded.asked;
+  const Inputs& inputs = *loaded.inputs;
+  const Bytes memory = inputs.MemoryOf(asked);
+  asked.memory = memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
+  asked.cost = inputs.cost()->Provenance();
+  if (IsTraceFile(asked.workload)) return asked;
+  asked.preset = inputs.trace()->preset;
+  asked.training = inputs.trace()->training;
+  return asked;
+}
+
+std::vector<InputFile> FilesOf(const LoadedCase& loaded) {
+  std::vector<InputFile> files = loaded.inputs->read();
+  const auto& [asked, inputs] = loaded;
+  if (asked.compress && !asked.compress->densities_file.empty()) {
+    files.push_back({"densities", "file", asked.compress->densities_file});
+  }
+  const std::string& plugin = asked.policy.spec().plugin;
+  if (!plugin.empty()) files.push_back({"policy", "file", plugin});
+  return files;
+}
+
 std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
   const std::string trace_key =
       TextOf(asked, {"workload", "preset", "mode", "attention", "optimizer", "precision",
                      "accumulate", "clip-norm", "loss-chunks", "host"});
-  const std::string inputs_key = TextOf(
-      asked, {"device", "pool", "cost", "allocator", "compress", "deterministic", "charge-input"});
+  const std::string inputs_key = TextOf(asked, {"device", "pool", "cost", "deterministic"});
   if (!trace_ || trace_key != trace_key_) {
     trace_ = std::make_shared<Lazy<Trace>>(
         [asked] { return std::make_shared<const Trace>(LoadTrace(asked)); });

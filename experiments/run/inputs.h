@@ -1,6 +1,7 @@
 // Loads the trace, the device and the kernel times that a case names.
 //
-// Cases that differ in memory, policy and backend share their inputs.
+// Cases that differ in other keys, such as memory, allocator, policy and backend, share their
+// inputs.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_INPUTS_H_
 #define SPILLWAY_EXPERIMENTS_RUN_INPUTS_H_
@@ -34,10 +35,16 @@ Trace WithHostTimes(Trace trace, const HostTimes& host);
 Trace LoadTrace(const Case& asked);
 
 // Returns the device that the case names, with the pools that it adds. Throws `UsageError` or
-// `InputError` if their specifications, that of the allocator or the device file are invalid.
+// `InputError` if their specifications, that of the allocator, the device file or the file of
+// densities are invalid.
 Device LoadMachine(const Case& asked);
 
+// Returns the file of the device that the specification names.
+InputFile DeviceFileOf(const std::string& specification);
+
 // The trace, device and kernel times of a case.
+//
+// Results of runs with the inputs that several cases need are kept for later calls.
 class Inputs {
  public:
   // Loads the device, the trace unless `trace` is given, and the kernel times unless `cost` is
@@ -45,34 +52,52 @@ class Inputs {
   explicit Inputs(const Case& asked, std::shared_ptr<const Trace> trace = nullptr,
                   std::unique_ptr<const CostModel> cost = nullptr);
 
-  const std::shared_ptr<const Trace>& trace() const { return plain_.trace; }
-  const Device& device() const { return plain_.device; }
-  const std::shared_ptr<const CostModel>& cost() const { return plain_.cost; }
+  const std::shared_ptr<const Trace>& trace() const { return trace_; }
+  const Device& device() const { return device_; }
+  const std::shared_ptr<const CostModel>& cost() const { return cost_; }
   // The files that the inputs depend on.
   const std::vector<InputFile>& read() const { return read_; }
 
-  // Returns the report of the ideal run (`Ideal`), which is simulated at the first call.
-  const Report& ideal() const;
-  // Returns the device memory that a case with these inputs gets. Throws `UsageError` if its budget
-  // names a policy that cannot be made.
-  Bytes MemoryOf(const Case& asked) const;
-  // Returns `JointBound` for `memory` bytes. The bound is kept for later calls, because computing
-  // it takes about a tenth of a second, longer than a run.
-  Duration JointBoundIn(Bytes memory) const;
-
+  // Each takes a case with these inputs.
+  //
   // Returns the run of the case before trials decide anything. It has the memory, policy and
   // backend of the case, the arena of `AllocatorChoice::Undecided`, and compresses nothing.
-  Prepared Undecided(const Case& asked) const;
+  Draft DraftOf(const Case& asked) const;
+  // Returns the report of the ideal run (`Ideal`) with the allocator of the case.
+  const Report& IdealOf(const Case& asked) const;
+  // Returns the device memory that the case gets. Throws `UsageError` if its budget names a policy
+  // that cannot be made.
+  Bytes MemoryOf(const Case& asked) const;
+
+  // Returns `JointBound` for `memory` bytes. Computing it takes about a tenth of a second, longer
+  // than a run.
+  Duration JointBoundIn(Bytes memory) const;
 
  private:
-  Prepared plain_;  // a run in all memory of the device
+  // Returns the draft of the case in all memory of the device.
+  Draft DraftInAllMemory(const Case& asked) const;
+
+  std::shared_ptr<const Trace> trace_;
+  Device device_;
+  std::shared_ptr<const CostModel> cost_;
   std::vector<InputFile> read_;
-  mutable std::once_flag ideal_once_;
-  mutable Report ideal_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::string, Bytes> memories_;  // by the text of the budget
+  mutable std::mutex ideal_mutex_, mutex_;
+  mutable std::map<std::string, Report> ideals_;   // by the keys that `Ideal` depends on
+  mutable std::map<std::string, Bytes> memories_;  // by these keys and the text of the budget
   mutable std::map<Bytes, Duration> bounds_;       // by the memory
 };
+
+// A case with its inputs.
+struct LoadedCase {
+  Case asked;
+  std::shared_ptr<const Inputs> inputs;
+};
+
+// Returns the case with the values that its words stand for: the memory in bytes, the source of the
+// kernel times and, unless its trace is a file, which has its own, preset and mode.
+Case Resolved(const LoadedCase& loaded);
+// Returns the files of the inputs, of densities and of the plugin that the case depends on.
+std::vector<InputFile> FilesOf(const LoadedCase& loaded);
 
 // A value that one thread makes when a thread first asks for it. If `make` throws, the exception
 // reaches the thread that called it, and the next thread that asks calls `make` again.

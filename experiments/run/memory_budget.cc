@@ -62,20 +62,20 @@ Budget ParseBudget(std::string_view text) {
 
 MemoryBudget::MemoryBudget(std::string_view text) : text_(text), budget_(ParseBudget(text)) {}
 
-Bytes MemoryBudget::In(const Prepared& run, const Report* ideal) const {
+Bytes MemoryBudget::In(const Draft& run, const Report* ideal) const {
   if (const Bytes* size = bytes()) return *size;
   if (const auto* policy = std::get_if<PolicyChoice>(&budget_)) {
-    Prepared trial = run;
+    Draft trial = run;
     trial.policy = *policy;
     return std::min(NeededMemory(trial).value_or(run.device.memory), run.device.memory);
   }
-  const Bytes peak = (ideal != nullptr ? *ideal : Run(Ideal(run)).report).metrics.peak_reserved;
+  const Bytes peak = (ideal != nullptr ? *ideal : Predict(Ideal(run)).report).metrics.peak_reserved;
   return MemoryAt(std::get<Percentage>(budget_).percent,
                   LayerBound(*run.trace, run.device.alignment), peak, run.device.alignment);
 }
 
-Prepared Ideal(const Prepared& run) {
-  Prepared ideal = run.Prediction();
+Draft Ideal(const Draft& run) {
+  Draft ideal = run;
   ideal.memory = Bytes::Unlimited();
   ideal.arena = run.arena.ForTrials();
   ideal.compression = nullptr;
@@ -85,14 +85,14 @@ Prepared Ideal(const Prepared& run) {
   return ideal;
 }
 
-std::optional<Bytes> NeededMemory(const Prepared& run) {
-  Prepared trial = run.Prediction();
+std::optional<Bytes> NeededMemory(const Draft& run) {
+  Draft trial = run;
   trial.memory = Bytes::Unlimited();
-  const Report unlimited = Run(trial).report;
+  const Report unlimited = Predict(trial).report;
   if (!unlimited.fits()) return std::nullopt;
   return SearchPool(unlimited.metrics.peak_allocated, [&](Bytes memory) -> std::optional<Bytes> {
     trial.memory = memory;
-    const Report report = Run(trial).report;
+    const Report report = Predict(trial).report;
     if (report.fits()) return Bytes(0);
     const OutOfMemory& failure = *report.out_of_memory;
     if (failure.pool != PoolId::kDevice) return std::nullopt;

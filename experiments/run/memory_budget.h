@@ -35,7 +35,7 @@ class MemoryBudget {
   const Bytes* bytes() const { return std::get_if<Bytes>(&budget_); }
   // Returns the budget in bytes for the trace, device and arena of `run`, whose memory is ignored.
   // `ideal` is the report of `Ideal(run)`. If it is needed and nullptr, the ideal run is simulated.
-  Bytes In(const Prepared& run, const Report* ideal = nullptr) const;
+  Bytes In(const Draft& run, const Report* ideal = nullptr) const;
 
  private:
   std::string text_;
@@ -44,13 +44,13 @@ class MemoryBudget {
 
 // Returns the ideal run, to which the slowdown of every other run refers. It has the same trace and
 // device, unlimited memory and the fastest algorithms, and moves no tensors.
-Prepared Ideal(const Prepared& run);
+Draft Ideal(const Draft& run);
 
 // Returns the memory that the run's policy needs with the run's arena. The memory of `run` is
 // ignored. The search is that of vDNN++ (section IV-B). It starts at the most bytes that the policy
 // holds with unlimited memory. Each step adds the bytes that the failed request lacked, until the
 // run fits. Returns nullopt if a pool outside the device is too small.
-std::optional<Bytes> NeededMemory(const Prepared& run);
+std::optional<Bytes> NeededMemory(const Draft& run);
 
 }  // namespace spillway
 

@@ -38,7 +38,7 @@ class OtherLinks final : public CostModel {
   const Link d2h_;
 };
 
-Prepared WithCostOfLinks(Prepared run) {
+Draft WithCostOfLinks(Draft run) {
   run.cost =
       std::make_shared<const OtherLinks>(std::move(run.cost), run.device.h2d, run.device.d2h);
   return run;
@@ -52,14 +52,14 @@ Bandwidth Scaled(Bandwidth rate, double factor) {
   return std::max(Bandwidth{std::llround(std::min(scaled, most))}, Device::kLeastBandwidth);
 }
 
-Prepared WithLink(Prepared run, Direction direction, Bandwidth rate) {
+Draft WithLink(Draft run, Direction direction, Bandwidth rate) {
   Device& device = run.device;
   (direction == Direction::kToDevice ? device.h2d : device.d2h).bandwidth = rate;
   device.duplex.bytes_per_second += rate.bytes_per_second;
   return WithCostOfLinks(std::move(run));
 }
 
-Prepared WithSlowerLinks(Prepared run, double share) {
+Draft WithSlowerLinks(Draft run, double share) {
   Device& device = run.device;
   for (Bandwidth* const rate : {&device.h2d.bandwidth, &device.d2h.bandwidth, &device.duplex}) {
     *rate = Scaled(*rate, share);

@@ -16,11 +16,11 @@ Bandwidth Scaled(Bandwidth rate, double factor);
 
 // Returns the run with copies in the direction at `rate`. The limit on both directions together
 // grows by `rate`, so that it does not slow these copies.
-Prepared WithLink(Prepared run, Direction direction, Bandwidth rate);
+Draft WithLink(Draft run, Direction direction, Bandwidth rate);
 
 // Returns the run with its bandwidths multiplied by `share`: that of each direction and the limit
 // on both directions together.
-Prepared WithSlowerLinks(Prepared run, double share);
+Draft WithSlowerLinks(Draft run, double share);
 
 }  // namespace spillway
 

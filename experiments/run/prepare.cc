@@ -44,24 +44,23 @@ struct Plans {
   std::string policy;
 };
 
-Plans PlansFor(Prepared recorded, const PackingOptions& options) {
+Plans PlansFor(Draft recorded, const PackingOptions& options) {
   Bytes memory;
   std::optional<spillway::Planned> arena;
   std::optional<RecordingAllocator> recorder;
-  recorded = recorded.Prediction();
   recorded.arena = recorded.arena.RecordedBy([&](Bytes capacity, Bytes alignment) {
     memory = capacity;
     Allocator& recording = recorder.emplace(arena.emplace(capacity, alignment));
     return std::make_unique<ForwardingAllocator>(recording);
   });
-  const Outcome outcome = Run(recorded);
+  const Outcome outcome = Predict(recorded);
   const bool fits = outcome.report.fits();
   return {PlanAllocations(recorder->log(), fits ? RequestsPerIteration(outcome.report) : 0, memory,
                           options),
           fits ? outcome.report.plan : std::string()};
 }
 
-PackingOptions PackingFor(const Prepared& run, const AllocatorChoice::Planned& planned) {
+PackingOptions PackingFor(const Draft& run, const AllocatorChoice::Planned& planned) {
   PackingOptions options;
   options.granularity = run.device.alignment;
   options.memory = run.memory;
@@ -70,10 +69,10 @@ PackingOptions PackingFor(const Prepared& run, const AllocatorChoice::Planned& p
   return options;
 }
 
-Prepared PlanOffsets(const Prepared& run, const AllocatorChoice::Planned& planned) {
+Draft PlanOffsets(const Draft& run, const AllocatorChoice::Planned& planned) {
   PackingOptions options = PackingFor(run, planned);
-  Prepared decided = run;
-  Prepared recorded = run;
+  Draft decided = run;
+  Draft recorded = run;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     Plans plans = PlansFor(recorded, options);
     const Bytes height = plans.blocks.height;
@@ -105,19 +104,19 @@ std::vector<AllocatorChoice> ChoicesToTry() {
   return tried;
 }
 
-Prepared TryAll(const Case& asked, const Prepared& run, bool by_time) {
-  std::optional<Prepared> best;
+Draft TryAll(const Case& asked, const Draft& run, bool by_time) {
+  std::optional<Draft> best;
   std::pair<int64_t, int64_t> best_cost;
   const std::vector<PolicyChoice> candidates = run.policy.Candidates();
   for (const PolicyChoice& policy : candidates) {
     for (const AllocatorChoice& choice : ChoicesToTry()) {
       Case named = asked;
       named.allocator = choice;
-      Prepared tried = run;
+      Draft tried = run;
       tried.policy = policy;
       tried.arena = choice.Undecided();
       tried = DecidePlacement(named, tried, {});
-      const Report report = Run(tried.Prediction()).report;
+      const Report report = Predict(tried).report;
       if (!report.fits()) continue;
       std::pair cost(report.metrics.peak_reserved.count(), report.metrics.iteration.picoseconds());
       if (by_time) std::swap(cost.first, cost.second);
@@ -128,7 +127,7 @@ Prepared TryAll(const Case& asked, const Prepared& run, bool by_time) {
     }
   }
   if (best) return *std::move(best);
-  Prepared fallback = run;
+  Draft fallback = run;
   fallback.arena = "best-fit";
   fallback.policy = candidates.front();
   return fallback;
@@ -157,6 +156,19 @@ Bytes PinnedMemory(const Report& report, const HostCompression& compression) {
   return total;
 }
 
+// Returns the memory that a predicted run touches. REQUIRES: the predicted run fits.
+Footprint FootprintOf(const Draft& run, const Outcome& predicted) {
+  const Report& report = predicted.report;
+  Footprint footprint;
+  footprint.device = Touched(report, PoolId::kDevice);
+  for (size_t i = 0; i < kMaxPools; ++i) footprint.outside[i] = Touched(report, OutsidePool(i));
+  if (run.compression) {
+    footprint.outside[NumberOf(PoolId::kHost)] =
+        PinnedMemory(report, CompressionOf(*run.compression, *predicted.trace));
+  }
+  return footprint;
+}
+
 // Throws `InputError` if the densities name a tensor that the trace does not have.
 void CheckDensities(const CompressionPlan& plan, const Trace& trace) {
   if (!plan.densities) return;
@@ -172,21 +184,21 @@ void CheckDensities(const CompressionPlan& plan, const Trace& trace) {
 
 }  // namespace
 
-AllocationPlan PlanFor(const Prepared& run, const AllocatorChoice::Planned& planned) {
+AllocationPlan PlanFor(const Draft& run, const AllocatorChoice::Planned& planned) {
   return PlansFor(run, PackingFor(run, planned)).blocks;
 }
 
-Prepared DecidePlacement(const Case& asked, Prepared run, const BackendFactories&) {
+Draft DecidePlacement(const Case& asked, Draft run, const BackendFactories&) {
   if (const auto* choice = asked.allocator.automatic()) return TryAll(asked, run, choice->by_time);
   if (const auto* planned = asked.allocator.planned()) return PlanOffsets(run, *planned);
   return run;
 }
 
-Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactories&) {
+Draft DecideCompression(const Case& asked, Draft run, const BackendFactories&) {
   if (!asked.compress) return run;
   CompressionPlan plan(*asked.compress, run.device);
   const auto with_plan = [&] {
-    Prepared decided = run;
+    Draft decided = run;
     decided.compression = std::make_shared<const CompressionPlan>(plan);
     return decided;
   };
@@ -197,7 +209,7 @@ Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactori
         "file that --export-densities of a run on real bytes wrote, or density=0.4 for all "
         "feature maps");
   }
-  const Outcome plain = Run(run.Prediction());
+  const Outcome plain = Predict(run);
   const Trace& trace = *plain.trace;
   CheckDensities(plan, trace);
   plan.chosen.emplace();
@@ -206,9 +218,7 @@ Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactori
   std::vector<FeatureMap> candidates = WorthKeeping(plan, trace, plain.report);
   for (const FeatureMap& candidate : candidates) plan.chosen->insert(candidate.name);
   plan.baseline = plain.report.metrics.iteration;
-  const auto hides = [&] {
-    return plan.Hides(Run(with_plan().Prediction()).report.metrics.iteration);
-  };
+  const auto hides = [&] { return plan.Hides(Predict(with_plan()).report.metrics.iteration); };
   if (!plan.only_hidden || hides()) return with_plan();
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const FeatureMap& a, const FeatureMap& b) { return a.density < b.density; });
@@ -220,24 +230,32 @@ Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactori
   return with_plan();
 }
 
-Prepared DecideFootprint(const Case&, Prepared run, const BackendFactories& backends) {
+Draft DecideFootprint(const Case&, Draft run, const BackendFactories& backends) {
   if (!backends.Find(run.backend).needs_footprint) return run;
-  const Outcome predicted = Run(run.Prediction());
+  const Outcome predicted = PredictExecution(run);
   if (!predicted.report.fits()) return run.Prediction();
   run.footprint = FootprintOf(run, predicted);
   run.policy_plan = predicted.report.plan;
   return run;
 }
 
-Prepared Decide(const Case& asked, Prepared run, const BackendFactories& backends) {
+Prepared Decide(const Case& asked, Draft run, const BackendFactories& backends) {
   for (const Pass pass : {DecidePlacement, DecideCompression, DecideFootprint}) {
     run = pass(asked, std::move(run), backends);
   }
-  return run;
+  return Prepared(std::move(run));
 }
 
 Prepared Prepare(const Case& asked, const Inputs& inputs, const BackendFactories& backends) {
-  return Decide(asked, inputs.Undecided(asked), backends);
+  return Decide(asked, inputs.DraftOf(asked), backends);
+}
+
+Outcome PredictExecution(const Draft& run) {
+  Outcome predicted = Predict(run);
+  if (!predicted.report.fits() || predicted.report.steady) return predicted;
+  Draft searched = run;
+  searched.policy_plan = predicted.report.plan;
+  return Predict(searched, run.options.iterations);
 }
 
 Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories& backends) {
@@ -252,18 +270,6 @@ Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories&
     if (text.starts_with("policy '")) throw;  // it names the policy already
     throw PolicyError(fmt::format("{}: {}", whose, text));
   }
-}
-
-Footprint FootprintOf(const Prepared& run, const Outcome& predicted) {
-  const Report& report = predicted.report;
-  Footprint footprint;
-  footprint.device = Touched(report, PoolId::kDevice);
-  for (size_t i = 0; i < kMaxPools; ++i) footprint.outside[i] = Touched(report, OutsidePool(i));
-  if (run.compression) {
-    footprint.outside[NumberOf(PoolId::kHost)] =
-        PinnedMemory(report, CompressionOf(*run.compression, *predicted.trace));
-  }
-  return footprint;
 }
 
 void Verify(const std::string& whose, const Outcome& outcome) {

@@ -1,8 +1,7 @@
 // Turns a case into a run with nothing left to decide.
 //
 // Trial runs make some choices: where blocks go, which storages compression keeps, and how much
-// memory a backend has to take. Each choice is made by a pass, which takes and returns a run that
-// can be run.
+// memory a backend has to take. Each choice is made by a pass from draft to draft.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_PREPARE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_PREPARE_H_
@@ -17,7 +16,7 @@ namespace spillway {
 
 // A function that makes one choice that the case leaves open, by trial runs. Throws the errors of
 // `Run`.
-using Pass = Prepared (*)(const Case& asked, Prepared run, const BackendFactories& backends);
+using Pass = Draft (*)(const Case& asked, Draft run, const BackendFactories& backends);
 
 // Decides where the blocks of the run go; the allocator of the case says how:
 // - `planned`: The policy runs once, and the blocks that it requests get offsets. If the offsets
@@ -30,7 +29,7 @@ using Pass = Prepared (*)(const Case& asked, Prepared run, const BackendFactorie
 //   first candidate.
 // - Any other allocator: the run is returned unchanged.
 // If the run that was taken fits, the result has its plan as `policy_plan`.
-Prepared DecidePlacement(const Case& asked, Prepared run, const BackendFactories& backends);
+Draft DecidePlacement(const Case& asked, Draft run, const BackendFactories& backends);
 
 // Chooses the feature maps that the host keeps compressed. Candidates are the feature maps that
 // leave the device and save enough. "all" takes every candidate. "hidden" goes through the
@@ -38,18 +37,22 @@ Prepared DecidePlacement(const Case& asked, Prepared run, const BackendFactories
 // without compression. A run that executes with unknown densities compresses every feature map,
 // which measures the densities, unless the case says "hidden". Throws `UsageError` if densities are
 // needed and unknown, and `InputError` if they name tensors that the trace does not have.
-Prepared DecideCompression(const Case& asked, Prepared run, const BackendFactories& backends);
+Draft DecideCompression(const Case& asked, Draft run, const BackendFactories& backends);
 
 // Predicts how much memory the run touches, if its backend takes memory before the run. If the run
 // does not fit by that prediction, returns the prediction, so that nothing is executed.
-Prepared DecideFootprint(const Case& asked, Prepared run, const BackendFactories& backends);
+Draft DecideFootprint(const Case& asked, Draft run, const BackendFactories& backends);
 
-// Applies all passes. `run` is the result of `Inputs::Undecided`, to which the caller may have made
+// Applies all passes. `run` is the result of `Inputs::DraftOf`, to which the caller may have made
 // changes.
-Prepared Decide(const Case& asked, Prepared run, const BackendFactories& backends = {});
+Prepared Decide(const Case& asked, Draft run, const BackendFactories& backends = {});
 
 // Returns the run of the case, with all choices made.
 Prepared Prepare(const Case& asked, const Inputs& inputs, const BackendFactories& backends = {});
+
+// Simulates what the backend of the run will execute: the steady state, or as many iterations as
+// the run has if no two of them are equal.
+Outcome PredictExecution(const Draft& run);
 
 // Runs the case, and verifies the report if the case asks for `check`. A `PolicyError` names the
 // policy. A policy of a plugin runs in a process of its own (isolation.h); `inputs` are then loaded
@@ -58,10 +61,7 @@ Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories&
 
 // Returns offsets for the blocks that the policy requests. In the recorded run only the sum of the
 // live blocks has to fit in the run's memory, so the plan may be higher than that memory.
-AllocationPlan PlanFor(const Prepared& run, const AllocatorChoice::Planned& planned);
-
-// Returns the memory that a predicted run touches. REQUIRES: the predicted run fits.
-Footprint FootprintOf(const Prepared& run, const Outcome& predicted);
+AllocationPlan PlanFor(const Draft& run, const AllocatorChoice::Planned& planned);
 
 // Throws `PolicyError` if the independent checker finds violations in the report. The message
 // begins with `whose`: "policy 'vdnn-all'".

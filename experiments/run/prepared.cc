@@ -60,8 +60,8 @@ Arena Arena::RecordedBy(Maker make) const {
   return arena;
 }
 
-Prepared Prepared::Prediction() const {
-  Prepared prediction = *this;
+Draft Draft::Prediction() const {
+  Draft prediction = *this;
   prediction.backend = kSimulator;
   prediction.options.iterations = 0;
   return prediction;

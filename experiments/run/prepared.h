@@ -1,8 +1,9 @@
-// A `Prepared` is a run with nothing left to decide. An `Outcome` is the result of a run.
+// A `Draft` is a run whose choices may be open. A `Prepared` is a run with nothing left to decide.
+// An `Outcome` is the result of a run.
 //
-// A `Case` (case.h) says what a user asked for. prepare.h turns it into a `Prepared`, which is the
-// only description of a run that `Run` (run.h) takes. Every field of a `Prepared` has its final
-// value: changing a field makes another run.
+// A `Case` (case.h) says what a user asked for. `Inputs` (inputs.h) makes a draft of it, passes
+// make the draft's choices, and `Decide` (prepare.h) makes of it a `Prepared`, which `Run` (run.h)
+// takes.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_PREPARED_H_
 #define SPILLWAY_EXPERIMENTS_RUN_PREPARED_H_
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "experiments/run/compression_plan.h"
@@ -27,6 +29,9 @@
 #include "traces/trace.h"
 
 namespace spillway {
+
+class BackendFactories;
+struct Case;
 
 // The name of the backend that predicts. All other backends execute.
 inline constexpr const char* kSimulator = "sim";
@@ -116,8 +121,8 @@ struct Footprint {
   std::array<Bytes, kMaxPools> outside;
 };
 
-// A run with nothing left to decide.
-struct Prepared {
+// A run that can be simulated as it is, and whose fields passes and callers set.
+struct Draft {
   std::shared_ptr<const Trace> trace;  // validated
   Device device;
   std::shared_ptr<const CostModel> cost;
@@ -135,7 +140,16 @@ struct Prepared {
 
   // Returns this run on the simulator, to its steady state, in place of its backend and its number
   // of iterations.
-  Prepared Prediction() const;
+  Draft Prediction() const;
+};
+
+// A run with nothing left to decide. Only `Decide` makes one, and nothing changes it afterwards.
+struct Prepared {
+  const Draft run;
+
+ private:
+  friend Prepared Decide(const Case& asked, Draft run, const BackendFactories& backends);
+  explicit Prepared(Draft decided) : run(std::move(decided)) {}
 };
 
 // Returns a shared pointer that does not own `value`. REQUIRES: `value` outlives the run.

@@ -109,7 +109,7 @@ class RemediedPolicy final : public Policy {
   const StallRemedy remedy_;
 };
 
-Prepared ChangedBy(const StallRemedy& remedy, Prepared run) {
+Draft ChangedBy(const StallRemedy& remedy, Draft run) {
   if (remedy.kind == RemedyKind::kMoreMemory && run.memory != Bytes::Unlimited()) {
     run.memory += remedy.memory;
   } else if (remedy.kind == RemedyKind::kFasterLink) {
@@ -129,10 +129,10 @@ std::string_view Name(RemedyKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-std::optional<Duration> SimulateRemedy(const Case& asked, const Prepared& undecided,
+std::optional<Duration> SimulateRemedy(const Case& asked, const Draft& draft,
                                        const StallRemedy& remedy) {
-  Prepared run = ChangedBy(remedy, undecided.Prediction());
-  run.policy = {undecided.policy.name(), [policy = undecided.policy, remedy] {
+  Draft run = ChangedBy(remedy, draft.Prediction());
+  run.policy = {draft.policy.name(), [policy = draft.policy, remedy] {
                   return std::make_unique<RemediedPolicy>(policy.Make(), remedy);
                 }};
   const Report report = Run(Decide(asked, std::move(run))).report;

@@ -43,9 +43,8 @@ struct StallRemedy {
 using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 
 // Returns the predicted time of the iteration with the remedy, or nullopt if the run does not fit.
-// `asked` and `undecided` are passed to `Decide`, which makes all choices anew. Throws the errors
-// of `Run`.
-std::optional<Duration> SimulateRemedy(const Case& asked, const Prepared& undecided,
+// `Decide` makes all choices of `asked` and `draft` anew. Throws the errors of `Run`.
+std::optional<Duration> SimulateRemedy(const Case& asked, const Draft& draft,
                                        const StallRemedy& remedy);
 
 }  // namespace spillway

@@ -111,7 +111,7 @@ Execution ExecutionOf(const RunBackend& made, const Trace& trace, const Report& 
   return execution;
 }
 
-CompressionSummary SummaryOf(const RunBackend& made, const Prepared& run,
+CompressionSummary SummaryOf(const RunBackend& made, const Draft& run,
                              const HostCompression& compression, const Trace& trace,
                              const Report& report) {
   CompressionSummary summary = Summarize(*run.compression, compression, trace, report);
@@ -126,8 +126,8 @@ CompressionSummary SummaryOf(const RunBackend& made, const Prepared& run,
 
 // Returns the run that a trial of another policy gets; the caller sets its memory. The planned
 // offsets and the policy's plan are removed, because they are only for the policy of this run.
-Prepared TrialOf(const Prepared& run) {
-  Prepared trial = run.Prediction();
+Draft TrialOf(const Draft& run) {
+  Draft trial = run.Prediction();
   trial.arena = run.arena.ForTrials();
   trial.policy_plan.clear();
   trial.compression = nullptr;
@@ -138,7 +138,7 @@ Prepared TrialOf(const Prepared& run) {
 // when a run first needs them. Thread-safe.
 class SharedFacts {
  public:
-  const TraceFacts& Of(const Prepared& run) {
+  const TraceFacts& Of(const Draft& run) {
     const std::lock_guard lock(mutex_);
     const auto [known, is_new] = facts_.try_emplace(run.trace);
     if (is_new) known->second = std::make_unique<TraceFacts>(*run.trace, *run.cost);
@@ -151,13 +151,13 @@ class SharedFacts {
   std::map<std::shared_ptr<const Trace>, std::unique_ptr<const TraceFacts>> facts_;
 };
 
-Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends, int depth,
+Outcome RunPolicy(Draft run, Policy& policy, const BackendFactories& backends, int depth,
                   SharedFacts& facts);
 
 // Calls `Policy::Prepare` with trial runs that are simulated, and gives the run's device the memory
 // of the run.
-Preparation PreparationOf(Prepared& run, Policy& policy, const BackendFactories& backends,
-                          int depth, SharedFacts& facts) {
+Preparation PreparationOf(Draft& run, Policy& policy, const BackendFactories& backends, int depth,
+                          SharedFacts& facts) {
   if (depth > kDeepestTrial) {
     throw PolicyError(
         fmt::format("Prepare: more than {} trial runs within one another; does the "
@@ -166,7 +166,7 @@ Preparation PreparationOf(Prepared& run, Policy& policy, const BackendFactories&
   }
   run.device.memory = run.arena.MemoryOf(run.memory);
   const TrialRun trial([&](Policy& other, Bytes memory, const TrialOptions& options) {
-    Prepared tried = TrialOf(run);
+    Draft tried = TrialOf(run);
     tried.memory = memory;
     tried.options.iterations = options.iterations;
     if (options.reordered) tried.trace = options.reordered;
@@ -176,7 +176,7 @@ Preparation PreparationOf(Prepared& run, Policy& policy, const BackendFactories&
   return policy.Prepare(*run.trace, run.device, *run.cost, trial, run.policy_plan);
 }
 
-Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends, int depth,
+Outcome RunPolicy(Draft run, Policy& policy, const BackendFactories& backends, int depth,
                   SharedFacts& facts) {
   Preparation preparation = PreparationOf(run, policy, backends, depth, facts);
   run.device.memory = preparation.memory;
@@ -219,6 +219,16 @@ Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends
   return outcome;
 }
 
+Outcome RunOnce(const Draft& run, const BackendFactories& backends) {
+  SharedFacts facts;
+  std::unique_ptr<Policy> policy = run.policy.Make();
+  if (run.trace->hooks) policy = CarriedOut(std::move(policy));
+  Outcome outcome = RunPolicy(run, *policy, backends, 0, facts);
+  outcome.allocator = run.arena.name();
+  outcome.policy = run.policy;
+  return outcome;
+}
+
 }  // namespace
 
 BackendFactories::BackendFactories() { Add(kSimulator, {MakeSimulator}); }
@@ -234,19 +244,20 @@ const BackendFactory& BackendFactories::Find(const std::string& name) const {
   throw UsageError(UnknownName("backend", name, names));
 }
 
-std::optional<Trace> RewrittenTrace(Prepared run) {
+std::optional<Trace> RewrittenTrace(const Draft& run) {
   SharedFacts facts;
-  return PreparationOf(run, *run.policy.Make(), {}, 0, facts).trace;
+  Draft prediction = run.Prediction();
+  return PreparationOf(prediction, *run.policy.Make(), {}, 0, facts).trace;
 }
 
-Outcome Run(const Prepared& run, const BackendFactories& backends) {
-  SharedFacts facts;
-  std::unique_ptr<Policy> policy = run.policy.Make();
-  if (run.trace->hooks) policy = CarriedOut(std::move(policy));
-  Outcome outcome = RunPolicy(run, *policy, backends, 0, facts);
-  outcome.allocator = run.arena.name();
-  outcome.policy = run.policy;
-  return outcome;
+Outcome Run(const Prepared& prepared, const BackendFactories& backends) {
+  return RunOnce(prepared.run, backends);
+}
+
+Outcome Predict(const Draft& run, int iterations) {
+  Draft prediction = run.Prediction();
+  prediction.options.iterations = iterations;
+  return RunOnce(prediction, {});
 }
 
 }  // namespace spillway

@@ -1,4 +1,5 @@
-// Runs a `Prepared` run on a backend. `Run` is the only function that does so.
+// Runs a `Prepared` run on its backend, and simulates a `Draft`. `Run` and `Predict` are the only
+// functions that do so.
 //
 // Backends are made by name. The simulator is always there. A program adds the other backends that
 // it links, so that this library does not link CUDA.
@@ -22,9 +23,9 @@ namespace spillway {
 
 // The parts of a run that its backend is made from. They outlive the backend.
 struct BackendRequest {
-  const Prepared& run;  // `run.device.memory` is the memory of the run
-  const Trace& trace;   // the trace that runs
-  Backing backing;      // of the allocator that serves the run
+  const Draft& run;    // `run.device.memory` is the memory of the run
+  const Trace& trace;  // the trace that runs
+  Backing backing;     // of the allocator that serves the run
   const std::optional<HostCompression>& compression;
 };
 
@@ -65,11 +66,15 @@ class BackendFactories {
 // run's memory the device has. Trial runs that the policy makes are simulated, by default to their
 // steady state. They use the run's trace, but not its plan of offsets and not its compression.
 // Throws `PolicyError` if the policy breaks its contract, and the errors of the backend.
-Outcome Run(const Prepared& run, const BackendFactories& backends = {});
+Outcome Run(const Prepared& prepared, const BackendFactories& backends = {});
+
+// Simulates the run as far as it is decided, in place of its backend: this many iterations, or with
+// 0 until they are steady. Throws as `Run`.
+Outcome Predict(const Draft& run, int iterations = 0);
 
 // Returns the trace that the policy of the run makes of the run's own, by `Policy::Prepare`;
 // nullopt if the policy leaves the trace alone. Throws as `Run`.
-std::optional<Trace> RewrittenTrace(Prepared run);
+std::optional<Trace> RewrittenTrace(const Draft& run);
 
 }  // namespace spillway
 

@@ -278,8 +278,14 @@ class FitTest(CommandTest):
     def test_written_results_replay(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "fit.json"
-            self.ok("fit", "alexnet:1", *SMALL, "-o", path)
-            self.conforms(path.read_text("utf-8"), "fit")
+            self.ok("fit", "alexnet:1", *SMALL, "--outside", "1MiB", *QUICK, "-o", path)
+            row = self.conforms(path.read_text("utf-8"), "fit")["rows"][0]
+            manifest = self.conforms(pathlib.Path(f"{path}.manifest.json").read_text("utf-8"), "manifest")
+            settings = manifest["configuration"]
+            self.assertEqual([settings[key] for key in ("workload", "device", "memory", "allocator", "policy", "outside")],
+                             ["alexnet:1", "gtx_970", f"{row['memory_bytes']} B", "pytorch",
+                              "liveness superneurons mxnet network-wide:algo=memory", "1MiB"])
+            self.assertEqual([i["name"] for i in manifest["inputs"]], ["alexnet:1", "sim/devices/gtx_970.toml"])
             self.ok("replay-run", f"{path}.manifest.json")
 
     def test_a_card_of_ones_own(self):

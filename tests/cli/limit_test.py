@@ -62,9 +62,13 @@ class LimitTest(CommandTest):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "limit.json"
             self.ok(*ALEXNET, "--policy", "liveness", "--format", "json", "-o", path)
-            self.conforms(path.read_text(encoding="utf-8"), "limit")
+            (row,) = self.conforms(path.read_text(encoding="utf-8"), "limit")["rows"]
             manifest = json.loads(pathlib.Path(f"{path}.manifest.json").read_text(encoding="utf-8"))
             self.conforms(manifest, "manifest")
+            settings = manifest["configuration"]
+            self.assertEqual([settings[key] for key in ("network", "vary", "workload", "policy", "memory")],
+                             ["alexnet", "batch", row["workload"], "liveness", f"{1 << 30} B"])
+            self.assertEqual([i["name"] for i in manifest["inputs"]], [row["workload"], "sim/devices/k40c.toml"])
             self.ok("replay-run", f"{path}.manifest.json")
 
     def test_wrong_input(self):

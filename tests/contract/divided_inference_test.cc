@@ -113,7 +113,7 @@ class DividedInference : public ::testing::Test {
                    made.backend = std::move(cpu);
                    return made;
                  }});
-    Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+    Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
     setup.backend = "cpu";
     setup.options.iterations = 1;
     Outcome outcome = testing::RunPolicy(setup, policy, backends);
@@ -145,7 +145,7 @@ class DividedInference : public ::testing::Test {
   std::vector<Bytes> Limits(const Trace& trace, int drawn) const {
     Policy in_core;
     const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
-    const Prepared setup{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(64)};
+    const Draft setup{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(64)};
     const Bytes most = testing::RunPolicy(setup, in_core).report.metrics.peak_allocated;
     std::vector<Bytes> limits{least, std::max(least, most)};
     std::mt19937_64 random(trace.ops.size());

@@ -142,7 +142,7 @@ class ExecutionContract : public ::testing::TestWithParam<Case> {
     }
   }
 
-  Prepared SetupFor(Bytes memory) const { return {Borrow(trace_), device_, Borrow(cost_), memory}; }
+  Draft SetupFor(Bytes memory) const { return {Borrow(trace_), device_, Borrow(cost_), memory}; }
 
   Device device_;
   RooflineCostModel cost_;
@@ -170,13 +170,13 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
     spillway::Case asked;
     asked.allocator = GetParam().allocator;
-    Prepared named = SetupFor(memory);
+    Draft named = SetupFor(memory);
     named.arena = asked.allocator.Undecided();
     named.policy = GetParam().policy;
     named.options.iterations = 3;
-    const Prepared setup = Decide(asked, named);
+    const Draft setup = DecidePlacement(asked, named, {});
     const Report predicted = testing::RunPolicy(setup, *registry_.Make(GetParam().policy)).report;
-    Prepared compressed = setup;
+    Draft compressed = setup;
     if (!GetParam().compression.empty()) {
       compressed.compression = std::make_shared<const CompressionPlan>(
           ParseCompression(GetParam().compression), device_);
@@ -238,7 +238,7 @@ TEST(MicroBatchTest, AnyDivisionOfTheBatchGivesTheSameBits) {
   const RooflineCostModel cost(device);
   for (const auto network : {testing::Chain, testing::ForkJoin, testing::Normalized}) {
     const Trace trace = LowerNetwork(network(), {5, "torch", true});
-    Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+    Draft setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
     setup.options.iterations = 3;
     Policy whole;
     RandomMicroBatches divided, again;

@@ -97,7 +97,7 @@ class GivenTraining : public ::testing::Test {
     on_cpu.keep_weights = true;
     BackendFactories backends;
     backends.Add("cpu", CpuFactory(on_cpu));
-    Prepared run{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)};
+    Draft run{Borrow(trace), device_, Borrow(cost_), Bytes::GiB(1)};
     run.backend = "cpu";
     run.options.iterations = iterations;
     const Execution done =

@@ -54,7 +54,7 @@ TEST_P(Recomputation, ChangesNoBit) {
   const Trace trace = LowerNetwork(GetParam().network(), {3, GetParam().preset, true});
   const Device device = testing::NarrowDevice();
   const RooflineCostModel cost(device);
-  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
+  const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1)};
   Policy keep_everything;
   const Outcome kept = testing::RunOnCpu(setup, keep_everything, 3);
   EXPECT_EQ(kept.report.metrics.recomputed_ops, 0);

@@ -98,7 +98,7 @@ TEST_P(RecordedContract, SameBitsDecisionsAndPlacements) {
         {Borrow(trace), device_, Borrow(cost), Bytes::GiB(1)}, *registry_.Make("liveness"), 2);
     const Bytes peak = reference.report.metrics.peak_reserved;
     for (const int percent : {110, 60}) {
-      Prepared setup{Borrow(trace), device_, Borrow(cost), Bytes(peak.count() * percent / 100)};
+      Draft setup{Borrow(trace), device_, Borrow(cost), Bytes(peak.count() * percent / 100)};
       setup.options.iterations = 2;
       const Report predicted = testing::RunPolicy(setup, *registry_.Make(GetParam())).report;
       for (const std::optional<uint64_t> drain_seed :
@@ -124,7 +124,7 @@ TEST_P(RecordedContract, MovesOnlyWhatMayMove) {
   for (size_t i = 0; i < trace.tensors.size(); i += 2) trace.tensors[i].movable = false;
   const RecordedCostModel cost(*trace.recording, device_, std::nullopt);
   const auto run = [&](Bytes memory) {
-    const Prepared setup{Borrow(trace), device_, Borrow(cost), memory};
+    const Draft setup{Borrow(trace), device_, Borrow(cost), memory};
     return testing::RunPolicy(setup, *registry_.Make(GetParam()));
   };
   const Bytes peak = run(Bytes::GiB(1)).report.metrics.peak_reserved;

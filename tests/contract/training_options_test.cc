@@ -103,8 +103,8 @@ TEST_F(TrainingOptionsTest, NoPolicyChangesABit) {
           "superneurons:cache=none,recompute=memory", "ucudnn:workspace=4KiB", "joint:effort=20"}) {
       int fitted = 0;
       for (const double factor : {1.0, 1.3, 2.0, 50.0}) {
-        Prepared setup{Borrow(trace), device_, Borrow(cost_),
-                       Bytes(static_cast<int64_t>(static_cast<double>(bound.count()) * factor))};
+        Draft setup{Borrow(trace), device_, Borrow(cost_),
+                    Bytes(static_cast<int64_t>(static_cast<double>(bound.count()) * factor))};
         for (const std::optional<uint64_t> drain_seed : {std::optional<uint64_t>(), {1}}) {
           const Outcome executed = testing::RunOnCpu(setup, *registry_.Make(policy), 2, drain_seed);
           if (!executed.report.fits()) continue;

@@ -66,11 +66,11 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
         std::make_unique<TableCostModel>(std::move(table), device_));
   }
 
-  Prepared SetupFor(Bytes memory, const AllocatorChoice& allocator = "best-fit") const {
+  Draft SetupFor(Bytes memory, const AllocatorChoice& allocator = "best-fit") const {
     return {Borrow(trace_), device_, Borrow(*cost_), memory, allocator.Undecided()};
   }
 
-  Validation Run(Prepared setup, const std::string& policy, CudaRun run = {}) const {
+  Validation Run(Draft setup, const std::string& policy, CudaRun run = {}) const {
     run.seed = kSeed;
     BackendFactories backends;
     backends.Add("cuda", CudaFactory(machine_, run));
@@ -79,7 +79,7 @@ class CudaExecution : public ::testing::TestWithParam<Network (*)()> {
     setup.policy = policy;
     Case asked;
     asked.allocator = setup.arena.name();
-    return Validate(DecidePlacement(asked, std::move(setup), backends), backends);
+    return Validate(Decide(asked, std::move(setup), backends), backends);
   }
 
   static constexpr uint64_t kSeed = 7;
@@ -179,11 +179,11 @@ TEST_P(CudaExecution, TimelineOfCuptiIsInOrder) {
 // CPU backend's up to differences in arithmetic.
 TEST_P(CudaExecution, SameBitsWithCompression) {
   const char* const policy = "vdnn-all:algo=performance";
-  const Prepared plain = SetupFor(Bytes::GiB(1));
+  const Draft plain = SetupFor(Bytes::GiB(1));
   const Validation reference = Run(plain, policy);
   for (const char* text : {"all:piece=4KiB,buffers=1,threads=1",
                            "all:piece=4KiB,buffers=3,threads=2", "all:threads=4"}) {
-    Prepared setup = plain;
+    Draft setup = plain;
     setup.compression = std::make_shared<const CompressionPlan>(ParseCompression(text), device_);
     const Validation validation = Run(setup, policy);
     EXPECT_TRUE(validation.parity()) << text;
@@ -203,7 +203,7 @@ TEST_P(CudaExecution, SameBitsWithCompression) {
 }
 
 TEST_P(CudaExecution, LosesAsTheCpuBackendDoes) {
-  const Prepared setup = SetupFor(Bytes::GiB(1));
+  const Draft setup = SetupFor(Bytes::GiB(1));
   const Validation validation = Run(setup, "liveness");
   const Outcome cpu = testing::RunOnCpu(setup, *registry_.Make("liveness"), 3);
   ASSERT_TRUE(cpu.execution->loss && validation.measured.execution->loss);

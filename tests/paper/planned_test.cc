@@ -56,7 +56,7 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
       for (const PolicyChoice& policy : PolicyChoice(entry.name).Candidates()) {
         Case asked;
         asked.allocator = "planned";
-        Prepared run{
+        Draft run{
             Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), asked.allocator.Undecided(),
             policy};
         for (const char* memory : {"unlimited", "30%"}) {
@@ -86,10 +86,10 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
           // A plan that does not fit is computed again for less memory, which takes minutes if it
           // fails.
           if (!fits && WholeZoo()) continue;
-          Prepared decided = run;
+          Draft decided = run;
           decided.arena = Arena::Planned("planned", std::make_shared<const AllocationPlan>(plan));
-          if (!fits) decided = Decide(asked, run);
-          const Report report = spillway::Run(decided).report;
+          if (!fits) decided = DecidePlacement(asked, run, {});
+          const Report report = Predict(decided).report;
           if (!report.fits()) continue;
           EXPECT_LE(report.metrics.peak_reserved, decided.arena.plan()->height) << what;
           EXPECT_EQ(report.metrics.peak_allocated, decided.arena.plan()->bound) << what;

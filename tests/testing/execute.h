@@ -13,7 +13,7 @@ namespace spillway::testing {
 
 // Runs `iterations` iterations on the CPU with seed 7. `drain_seed` draws the order of execution;
 // without it, commands execute in the order of issue.
-inline Outcome RunOnCpu(Prepared run, Policy& policy, int iterations,
+inline Outcome RunOnCpu(Draft run, Policy& policy, int iterations,
                         std::optional<uint64_t> drain_seed = std::nullopt) {
   BackendFactories backends;
   backends.Add("cpu", CpuFactory({7, drain_seed}));

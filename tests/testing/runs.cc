@@ -2,6 +2,9 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+
+#include "experiments/run/prepare.h"
 
 namespace spillway::testing {
 namespace {
@@ -42,13 +45,11 @@ PolicyChoice Borrowed(Policy& policy) {
   return {"borrowed", [&policy] { return std::make_unique<BorrowedPolicy>(policy); }};
 }
 
-Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends) {
+Outcome RunPolicy(Draft run, Policy& policy, const BackendFactories& backends) {
   run.policy = Borrowed(policy);
-  return Run(run, backends);
+  return Run(Decide({}, std::move(run), backends), backends);
 }
 
-Outcome Simulate(const Prepared& run, Policy& policy) {
-  return RunPolicy(run.Prediction(), policy);
-}
+Outcome Simulate(const Draft& run, Policy& policy) { return RunPolicy(run.Prediction(), policy); }
 
 }  // namespace spillway::testing

@@ -14,10 +14,10 @@ namespace spillway::testing {
 PolicyChoice Borrowed(Policy& policy);
 
 // Runs `run` with `policy` in place of its own policy.
-Outcome RunPolicy(Prepared run, Policy& policy, const BackendFactories& backends = {});
+Outcome RunPolicy(Draft run, Policy& policy, const BackendFactories& backends = {});
 
 // Runs `run` with `policy` on the simulator, to the steady state.
-Outcome Simulate(const Prepared& run, Policy& policy);
+Outcome Simulate(const Draft& run, Policy& policy);
 
 }  // namespace spillway::testing
 

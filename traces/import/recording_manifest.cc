@@ -67,8 +67,8 @@ PyTorchRecording ReadRecordingManifest(const std::filesystem::path& path) {
     }
   });
   if (format != kFormat) {
-    throw InputError(fmt::format("{}: expected a manifest of scripts/record_pytorch.py ('{}')",
-                                 path.string(), kFormat));
+    throw InputError(
+        fmt::format("{}: expected a manifest of spillway_torch ('{}')", path.string(), kFormat));
   }
   if (recording.kineto.empty() || recording.execution_trace.empty()) {
     throw InputError(fmt::format(

@@ -1,4 +1,4 @@
-// Reads the manifest that scripts/record_pytorch.py writes next to its recordings.
+// Reads the manifest that `python3 -m spillway_torch` writes next to its recordings.
 
 #ifndef SPILLWAY_TRACES_IMPORT_RECORDING_MANIFEST_H_
 #define SPILLWAY_TRACES_IMPORT_RECORDING_MANIFEST_H_

@@ -209,7 +209,7 @@ constexpr std::array kImported = std::to_array<std::string_view>(
     std::vector<std::string> relatives = Names();
     std::erase_if(relatives, [&](const std::string& name) { return !name.starts_with(*family); });
     throw UsageError(fmt::format(
-        "'{0}' is not built in{1}; import it: record a step with scripts/record_pytorch.py, "
+        "'{0}' is not built in{1}; import it: record a step with python3 -m spillway_torch, "
         "make a trace of it with spillway trace import, and give that file "
         "({0}.json.zst) as the workload",
         network,

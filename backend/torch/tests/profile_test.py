@@ -21,8 +21,6 @@ import torch
 from spillway_torch import __main__ as program
 from spillway_torch.step import modules, profile
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-
 
 class OutOfMemory(RuntimeError):
     pass
@@ -193,8 +191,7 @@ class ProfileTest(unittest.TestCase):
 
 class ProgramTest(unittest.TestCase):
     def record(self, *arguments):
-        return subprocess.run([sys.executable, ROOT / "scripts" / "record_pytorch.py", *arguments], capture_output=True, text=True,
-                              check=False)
+        return subprocess.run([sys.executable, "-m", "spillway_torch", *arguments], capture_output=True, text=True, check=False)
 
     def test_wrong_arguments(self):
         for arguments, text in ((["m", "-o", "d", "--plan", "budget=2"], "from 0 to 1"),

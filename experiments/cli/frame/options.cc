@@ -219,6 +219,7 @@ std::string Title(const LoadedCase& loaded) {
   const Inputs& inputs = *loaded.inputs;
   const Trace& trace = *inputs.trace();
   const Bytes memory = inputs.MemoryOf(loaded.asked);
+  const Report& ideal = inputs.IdealOf(loaded.asked);
   const std::string provenance = inputs.cost()->Provenance();
   const std::string arithmetic = inputs.cost()->ArithmeticFor(trace);
   return fmt::format(
@@ -229,7 +230,7 @@ std::string Title(const LoadedCase& loaded) {
       memory != Bytes::Unlimited() ? FormatBytes(memory) : "unlimited memory",
       loaded.asked.memory ? fmt::format("{} was asked for", loaded.asked.memory->text())
                           : "all of the device",
-      FormatBytes(inputs.ideal().bounds.layer), FormatBytes(inputs.ideal().metrics.peak_reserved),
+      FormatBytes(ideal.bounds.layer), FormatBytes(ideal.metrics.peak_reserved),
       provenance.ends_with(arithmetic) ? provenance
                                        : fmt::format("{}, {}", provenance, arithmetic));
 }

@@ -97,12 +97,6 @@ Bytes ParseSize(std::string_view option, const std::string& text, std::string_vi
 // Returns the remark of --check if the checker found no violation in `what`.
 std::string CheckedRemark(std::string_view what);
 
-// A case with its inputs.
-struct LoadedCase {
-  Case asked;
-  std::shared_ptr<const Inputs> inputs;
-};
-
 // Results of policies for one case, whose own policy does not matter.
 struct CaseResults {
   LoadedCase loaded;

@@ -219,67 +219,6 @@ void CreateDirectory(const std::filesystem::path& path) {
   }
 }
 
-namespace {
-
-// Returns the value of a key in a manifest: resolved if it stands for something else.
-std::string Resolved(const CaseKey& key, const LoadedCase& loaded) {
-  const std::string_view name = key.name;
-  const Inputs& inputs = *loaded.inputs;
-  if (name == "preset") return inputs.trace()->preset;
-  if (name == "mode") return inputs.trace()->training ? "training" : "inference";
-  if (name == "cost") return inputs.cost()->Provenance();
-  if (name == "memory") {
-    const Bytes memory = inputs.MemoryOf(loaded.asked);
-    return memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
-  }
-  const std::string value = key.get(loaded.asked);
-  return key.kind == CaseKey::Kind::kFlag && value.empty() ? "false" : value;
-}
-
-}  // namespace
-
-Settings SettingsOf(const Case& asked) {
-  Settings settings;
-  for (const CaseKey& key : CaseKeys()) {
-    if (!key.described) continue;
-    std::string value = key.get(asked);
-    if (value.empty()) value = key.kind == CaseKey::Kind::kFlag ? "false" : key.initial;
-    if (!value.empty()) settings.emplace_back(key.name, std::move(value));
-  }
-  return settings;
-}
-
-void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest) {
-  // Generated traces have one preset and mode; files may have others.
-  const auto generated = std::ranges::find_if_not(
-      cases, [](const LoadedCase& loaded) { return IsTraceFile(loaded.asked.workload); });
-  for (const CaseKey& key : CaseKeys()) {
-    if (!key.described) continue;
-    const std::string_view name = key.name;
-    std::vector<std::string> values;  // equal values stand once
-    for (const LoadedCase& loaded : cases) {
-      std::string value = Resolved(key, loaded);
-      if (std::ranges::count(values, value) == 0) values.push_back(std::move(value));
-    }
-    if (name == "preset" || name == "mode") {
-      values = {Resolved(key, generated == cases.end() ? cases.front() : *generated)};
-    }
-    const std::string joined = fmt::format("{}", fmt::join(values, " "));
-    if (!joined.empty()) manifest.configuration.emplace_back(key.name, joined);
-  }
-  for (const char* role : {"trace", "device", "cost_table", "operator_table", "densities"}) {
-    for (const LoadedCase& loaded : cases) {
-      for (const InputFile& file : loaded.inputs->read()) {
-        if (file.role == role) manifest.AddInput(file.role, file.source, file.name);
-      }
-    }
-  }
-  for (const LoadedCase& loaded : cases) {
-    const std::string& plugin = loaded.asked.policy.spec().plugin;
-    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
-  }
-}
-
 std::string CompilerVersion() {
 #ifdef __clang__
   return "Clang " __clang_version__;

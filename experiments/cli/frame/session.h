@@ -88,13 +88,6 @@ void RemarkTraining(const std::vector<std::string>& policies, const Session& ses
 // Creates the directory and those above it. Throws `InputError` if that fails.
 void CreateDirectory(const std::filesystem::path& path);
 
-// Returns the values of all keys of the case, as they were asked for.
-Settings SettingsOf(const Case& asked);
-
-// Adds configuration and inputs of the cases to the manifest: for each key its values, with what
-// presets, modes, memories and costs stand for.
-void DescribeCases(const std::vector<LoadedCase>& cases, Manifest& manifest);
-
 // Return the compiler that built the program, and the libraries that the program was built with.
 std::string CompilerVersion();
 Settings LibraryVersions();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "experiments/tools/fit/changed_op.h"
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/pytorch_plans.h"
 #include "traces/liveness.h"
 
 namespace spillway {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/pytorch_plans.h"
 
 namespace spillway {
 

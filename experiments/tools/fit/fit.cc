@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "experiments/tools/fit/pytorch_remedies.h"
-#include "experiments/tools/fit/question.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
 
@@ -47,12 +46,12 @@ std::vector<FitRow> Checkpointed(const Question& one, const std::vector<std::str
 
 // Returns the result of the largest batch that fits and is smaller than that of the workload, or
 // of batch 1 if none fits; nothing for batch 1.
-std::vector<FitRow> WithSmallerBatch(const Question& one, const FitWorkload& workload,
+std::vector<FitRow> WithSmallerBatch(const Question& one,
                                      std::span<const std::shared_ptr<const Trace>> others) {
-  const int64_t batch = workload.trace->batch;
+  const int64_t batch = one.trace().batch;
   if (batch == 1) return {};
   const auto row_of = [&](int64_t smaller) {
-    const BatchTrace at = AtBatch(workload.given, others, smaller);
+    const BatchTrace at = AtBatch(one.workload().given, others, smaller);
     return one.About(at).Remedied(SmallerBatch(smaller, at.source));
   };
   const auto less = LeastThat(1, static_cast<size_t>(batch) - 1, [&](size_t samples_less) {
@@ -64,16 +63,16 @@ std::vector<FitRow> WithSmallerBatch(const Question& one, const FitWorkload& wor
 // Returns the result of the same batch in as few micro-batches of equal size as make it fit, or of
 // micro-batches of one sample if none do; nothing for batch 1, or if the step has no single update
 // at its end.
-std::vector<FitRow> WithMicroBatches(const Question& one, const FitWorkload& workload,
+std::vector<FitRow> WithMicroBatches(const Question& one,
                                      std::span<const std::shared_ptr<const Trace>> others) {
-  const int64_t batch = workload.trace->batch;
+  const int64_t batch = one.trace().batch;
   std::vector<int64_t> counts;  // of micro-batches
   for (int64_t count = 2; count <= batch; ++count) {
     if (batch % count == 0) counts.push_back(count);
   }
   if (counts.empty()) return {};
   const auto row_of = [&](size_t i) {
-    return Accumulated(one, AtBatch(workload.given, others, batch / counts[i]));
+    return Accumulated(one, AtBatch(one.workload().given, others, batch / counts[i]));
   };
   const size_t fewest = LeastThat(0, counts.size() - 1, [&](size_t i) {
     const auto row = row_of(i);
@@ -93,11 +92,10 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
   return {row};
 }
 
-void FindChanges(const Question& one, const FitWorkload& workload,
-                 const std::vector<FitWorkload>& all, const FitOptions& options, Fit& fit) {
-  const Trace& trace = *workload.trace;
-  std::vector<std::shared_ptr<const Trace>> others;
-  for (const FitWorkload& other : all) others.push_back(other.given);
+// `others` are the traces that were given, from which those of other batches are made.
+void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trace>> others,
+                 const FitOptions& options, Fit& fit) {
+  const Trace& trace = one.trace();
   const std::vector<FixedChange> fixed = FixedChanges(trace);
   std::vector<std::string> why_not(fixed.size());
   std::vector<std::function<std::vector<FitRow>()>> tries;
@@ -107,11 +105,11 @@ void FindChanges(const Question& one, const FitWorkload& workload,
       return row ? std::vector{*row} : std::vector<FitRow>();
     });
   }
-  tries.emplace_back([&] { return WithSmallerBatch(one, workload, others); });
+  tries.emplace_back([&] { return WithSmallerBatch(one, others); });
   const std::vector<std::string> blocks = BlocksInOrder(trace);
   if (trace.recording && trace.training) {
     if (!blocks.empty()) tries.emplace_back([&] { return Checkpointed(one, blocks); });
-    tries.emplace_back([&] { return WithMicroBatches(one, workload, others); });
+    tries.emplace_back([&] { return WithMicroBatches(one, others); });
   }
   for (const PolicyChoice& policy : options.policies) {
     if (policy.name() == fit.as_it_is.policy) continue;
@@ -147,18 +145,18 @@ void FindChanges(const Question& one, const FitWorkload& workload,
 
 }  // namespace
 
-std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::string& device,
-                          const FitOptions& options,
-                          const std::function<void(const std::string& what)>& progress) {
-  std::vector<Fit> fits(workloads.size());
+std::vector<Fit> FindFits(const std::vector<Question>& questions, const FitOptions& options,
+                          const std::function<void(const Question&)>& progress) {
+  std::vector<Fit> fits(questions.size());
+  std::vector<std::shared_ptr<const Trace>> given;
+  for (const Question& one : questions) given.push_back(one.workload().given);
   tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
   arena.execute([&] {
-    for (size_t i = 0; i < workloads.size(); ++i) {
-      progress(fmt::format("{} on {}", workloads[i].name, device));
-      const Question one(workloads[i], device, options.outside);
-      fits[i].as_it_is = one.AsItIs();
+    for (size_t i = 0; i < questions.size(); ++i) {
+      progress(questions[i]);
+      fits[i].as_it_is = questions[i].AsItIs();
       if (fits[i].as_it_is.status != FitStatus::kNot) continue;
-      FindChanges(one, workloads[i], workloads, options, fits[i]);
+      FindChanges(questions[i], given, options, fits[i]);
     }
   });
   for (Fit& fit : fits) {

@@ -15,6 +15,7 @@
 
 #include "experiments/output/columns.h"
 #include "experiments/tools/fit/fit_row.h"
+#include "experiments/tools/fit/question.h"
 
 namespace spillway {
 
@@ -26,13 +27,12 @@ struct Fit {
   std::vector<std::string> not_tried;  // sentences on changes that could not be predicted
 };
 
-// Returns one `Fit` for each workload on the device. A smaller batch of the same network in
-// `workloads` counts as a change. Calls `progress` before each workload starts. Throws `UsageError`
-// if the device or a policy is unknown, or if the device has no more memory than
-// `options.outside`. Throws `PolicyError` if a workload does not run in unlimited memory.
-std::vector<Fit> FindFits(const std::vector<FitWorkload>& workloads, const std::string& device,
-                          const FitOptions& options,
-                          const std::function<void(const std::string& what)>& progress);
+// Returns one `Fit` for each question; all are about one device. A smaller batch of the same
+// network in another question counts as a change. Calls `progress` before each question. Throws
+// `UsageError` if a policy is unknown. Throws `PolicyError` if a workload does not run in unlimited
+// memory.
+std::vector<Fit> FindFits(const std::vector<Question>& questions, const FitOptions& options,
+                          const std::function<void(const Question&)>& progress);
 
 // Returns one row per workload and device, each followed by the rows of its changes, misses and
 // failures.

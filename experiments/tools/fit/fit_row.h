@@ -58,7 +58,6 @@ struct FitRow {
 
 struct FitOptions {
   std::vector<PolicyChoice> policies;  // tried if the unchanged workload does not fit
-  Bytes outside;                       // device memory that is used outside the allocator
   int jobs = 0;  // threads; 0 means one per core. The rows do not depend on it.
 };
 

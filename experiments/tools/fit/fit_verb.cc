@@ -47,37 +47,20 @@ std::vector<std::string> DevicesOf(const FitVerbOptions& options) {
   return devices;
 }
 
-void Describe(const FitVerbOptions& options, const std::vector<std::string>& devices,
+// Describes the cases, each with every policy that is tried.
+void Describe(const FitVerbOptions& options, const std::vector<LoadedCase>& cases,
               const std::vector<std::string>& policies, Manifest& manifest) {
-  const auto joined = [](const std::vector<std::string>& texts) {
-    return fmt::format("{}", fmt::join(texts, " "));
-  };
-  for (auto& [key, value] : SettingsOf(options.asked)) {
-    if (key == "device") value = joined(devices);
-    if (key == "policy") value = joined(policies);
-    if (key != "allocator") manifest.configuration.emplace_back(key, std::move(value));
+  std::vector<LoadedCase> all = cases;
+  for (LoadedCase loaded : cases) {
+    for (const std::string& policy : policies) {
+      loaded.asked.policy = policy;
+      all.push_back(loaded);
+    }
   }
-  manifest.configuration.emplace_back("workload", joined(options.workloads));
+  DescribeCases(all, manifest);
   manifest.configuration.emplace_back("outside", options.outside);
   manifest.configuration.emplace_back("batch", options.batch);
   manifest.configuration.emplace_back("vary", options.vary);
-  for (const char* role : {"trace", "device", "cost_table", "operator_table"}) {
-    for (const std::string& workload : options.workloads) {
-      for (const std::string& device : devices) {
-        Case asked = options.asked;
-        asked.workload = workload;
-        asked.device = device;
-        const Inputs inputs(asked);
-        for (const InputFile& file : inputs.read()) {
-          if (file.role == role) manifest.AddInput(file.role, file.source, file.name);
-        }
-      }
-    }
-  }
-  for (const std::string& policy : policies) {
-    const std::string plugin = PolicyChoice(policy).spec().plugin;
-    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
-  }
 }
 
 // Returns the largest width of a table, 80 characters where no terminal says another; 0 if it has
@@ -155,6 +138,11 @@ std::vector<std::pair<FitWorkload, StepFamily>> FamiliesOf(
   return families;
 }
 
+// Returns the name of a question for progress.
+std::string NameOf(const Question& one) {
+  return fmt::format("{} on {}", one.workload().name, one.loaded().asked.device);
+}
+
 std::vector<FitWorkload> LoadWorkloads(const FitVerbOptions& options) {
   std::vector<FitWorkload> workloads;
   for (const std::string& workload : options.workloads) {
@@ -177,13 +165,16 @@ int ExecuteVary(const FitVerbOptions& options, Session& session) {
   const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
   const auto families = FamiliesOf(quantity, LoadWorkloads(options));
-  const FitOptions search{{}, ParseSize("outside", options.outside), options.policies.jobs};
+  const Bytes outside = ParseSize("outside", options.outside);
+  std::vector<LoadedCase> cases;
   std::vector<Largest> results;
   bool any = false;
   for (const std::string& device : devices) {
     for (const auto& [workload, family] : families) {
-      session.progress().Say(fmt::format("{} on {}", workload.name, device));
-      std::vector<Largest> found = FindLargest(workload, family, device, search);
+      const Question one(workload, device, outside);
+      cases.push_back(one.loaded());
+      session.progress().Say(NameOf(one));
+      std::vector<Largest> found = FindLargest(one, family, {{}, options.policies.jobs});
       any |= found.front().value > 0;
       std::ranges::move(found, std::back_inserter(results));
     }
@@ -196,7 +187,7 @@ int ExecuteVary(const FitVerbOptions& options, Session& session) {
           options.format.view(), LargestColumns(), results, "spillway.fit-vary/v1",
           [&] { return FormatLargest(results, WidthOf(options.format)); }, kUsual),
       options.output, {}, any ? kOk : kNegative,
-      [&](Manifest& manifest) { Describe(options, devices, {}, manifest); });
+      [&](Manifest& manifest) { Describe(options, cases, {}, manifest); });
 }
 
 int Execute(const FitVerbOptions& options, Session& session) {
@@ -211,16 +202,21 @@ int Execute(const FitVerbOptions& options, Session& session) {
       options.policies.policies(ModeOf(options.asked, traces));
   CheckPolicies(policies, options.asked,
                 std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
-  const FitOptions search{{policies.begin(), policies.end()},
-                          ParseSize("outside", options.outside),
-                          options.policies.jobs};
+  const FitOptions search{{policies.begin(), policies.end()}, options.policies.jobs};
+  const Bytes outside = ParseSize("outside", options.outside);
 
   SetBatch(options.batch, workloads);
+  std::vector<LoadedCase> cases;
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
-    std::vector<Fit> found = FindFits(
-        workloads, device, search, [&](const std::string& what) { session.progress().Say(what); });
-    std::ranges::move(found, std::back_inserter(fits));
+    std::vector<Question> questions;
+    for (const FitWorkload& workload : workloads) {
+      questions.emplace_back(workload, device, outside);
+      cases.push_back(questions.back().loaded());
+    }
+    std::ranges::move(FindFits(questions, search,
+                               [&](const Question& one) { session.progress().Say(NameOf(one)); }),
+                      std::back_inserter(fits));
   }
   session.progress().Wipe();
   const bool any = std::ranges::any_of(
@@ -230,15 +226,14 @@ int Execute(const FitVerbOptions& options, Session& session) {
   constexpr std::string_view kUsual[] = {
       "policy",       "status",   "margin_bytes", "peak_reserved_bytes",
       "iteration_ms", "slowdown", "remedy"};
-  return session.Finish(
-      FormatAs(
-          options.format.view(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
-          [&] { return FormatFits(fits, WidthOf(options.format)); }, kUsual),
-      options.output, {},
-      failed ? kPolicyFailure
-      : any  ? kOk
-             : kNegative,
-      [&](Manifest& manifest) { Describe(options, devices, policies, manifest); });
+  return session.Finish(FormatAs(
+                            options.format.view(), FitColumns(), RowsOf(fits), "spillway.fit/v1",
+                            [&] { return FormatFits(fits, WidthOf(options.format)); }, kUsual),
+                        options.output, {},
+                        failed ? kPolicyFailure
+                        : any  ? kOk
+                               : kNegative,
+                        [&](Manifest& manifest) { Describe(options, cases, policies, manifest); });
 }
 
 }  // namespace

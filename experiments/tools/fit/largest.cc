@@ -15,7 +15,6 @@
 
 #include "experiments/output/wrap.h"
 #include "experiments/tools/fit/fit.h"
-#include "experiments/tools/fit/question.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
 
@@ -108,13 +107,11 @@ std::vector<FixedChange> ChangesOf(const Trace& trace, StepQuantity quantity) {
 
 }  // namespace
 
-std::vector<Largest> FindLargest(const FitWorkload& workload, const StepFamily& family,
-                                 const std::string& device, const FitOptions& options) {
-  const Trace& trace = *workload.given;
-  const std::vector<FixedChange> changes = ChangesOf(trace, family.quantity());
+std::vector<Largest> FindLargest(const Question& one, const StepFamily& family,
+                                 const FitOptions& options) {
+  const std::vector<FixedChange> changes = ChangesOf(one.trace(), family.quantity());
   std::vector<std::optional<Largest>> found(changes.size());
   tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
-  const Question one(workload, device, options.outside);
   arena.execute([&] {
     tbb::parallel_for(size_t{0}, changes.size(), [&](size_t i) {
       const RowAt row_at = [&](int64_t value) {

@@ -11,6 +11,7 @@
 #include "experiments/output/columns.h"
 #include "experiments/tools/fit/fit_row.h"
 #include "experiments/tools/fit/other_batch.h"
+#include "experiments/tools/fit/question.h"
 
 namespace spillway {
 
@@ -26,10 +27,10 @@ struct Largest {
 };
 
 // Returns the result of the unchanged workload on the device, and then those of the changes in
-// PyTorch, the largest value first. `workload` is one of the steps of the family. Does not say that
-// no larger value fits: memory may be less fragmented there. Throws as `FindFits` does.
-std::vector<Largest> FindLargest(const FitWorkload& workload, const StepFamily& family,
-                                 const std::string& device, const FitOptions& options);
+// PyTorch, the largest value first. The question is about one of the steps of the family. Does not
+// say that no larger value fits: memory may be less fragmented there. Throws as `FindFits` does.
+std::vector<Largest> FindLargest(const Question& one, const StepFamily& family,
+                                 const FitOptions& options);
 
 Columns<Largest> LargestColumns();
 

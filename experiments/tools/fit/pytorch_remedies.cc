@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/pytorch_plans.h"
 #include "traces/blocks.h"
 
 namespace spillway {

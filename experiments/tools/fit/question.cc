@@ -29,18 +29,16 @@ std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded
 }  // namespace
 
 Question::Question(const FitWorkload& workload, const std::string& device, Bytes outside)
-    : workload_(workload), device_(device), asked_(workload.asked) {
-  asked_.workload = workload.name;
-  // A process of its own would load the trace that was given.
-  asked_.in_process = asked_.in_process || workload.trace != workload.given;
-  asked_.device = device;
-  for (const char* allocator : kAllocators) {
-    asked_.allocator = allocator;
-    inputs_.push_back(std::make_unique<Lazy<Inputs>>([asked = asked_, given = workload.trace] {
-      return std::make_shared<const Inputs>(asked, given);
-    }));
-  }
+    : workload_(workload), loaded_{workload.asked, nullptr} {
   const Trace& trace = *workload.trace;
+  Case& asked = loaded_.asked;
+  asked.workload = workload.name;
+  // A process of its own would load the trace that was given.
+  asked.in_process = asked.in_process || workload.trace != workload.given;
+  asked.device = device;
+  asked.allocator = TextOf(FitAllocator::kUsual);
+  asked.policy = PolicyOf(trace);
+  loaded_.inputs = std::make_shared<const Inputs>(asked, workload.trace);
   row_.workload = workload.name;
   row_.network = trace.network;
   row_.batch = trace.batch;
@@ -60,7 +58,7 @@ Question Question::About(const BatchTrace& at) const {
   FitWorkload other = workload_;
   other.trace = at.trace;
   other.batch_source = at.source;
-  return {other, device_, row_.outside};
+  return {other, loaded_.asked.device, row_.outside};
 }
 
 Question Question::About(Trace trace) const {
@@ -151,11 +149,11 @@ void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
 RunResult Question::RunIn(const std::string& memory, const PolicyChoice& policy,
                           FitAllocator allocator,
                           const std::function<void(const Outcome&)>& look) const {
-  Case asked = asked_;
+  Case asked = loaded_.asked;
   asked.allocator = TextOf(allocator);
   asked.memory = memory;
   asked.policy = policy;
-  return RunForRow(asked, InputsFor(allocator), look, Certificate::kNone);
+  return RunForRow(asked, *loaded_.inputs, look, Certificate::kNone);
 }
 
 std::vector<FixedChange> FixedChanges(const Trace& trace) {
@@ -202,7 +200,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
   } else {
     changes.push_back(
         not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
-                  "Record it with model=..., see scripts/record_pytorch.py."));
+                  "Record it with model=..., see python3 -m spillway_torch."));
   }
   changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
     std::optional<Trace> made = With8BitOptimizer(one.trace(), one.device());

@@ -24,11 +24,14 @@ class Question {
   // Throws `UsageError` if the device is unknown or has no more memory than `outside`.
   Question(const FitWorkload& workload, const std::string& device, Bytes outside);
 
+  const FitWorkload& workload() const { return workload_; }
   const Trace& trace() const { return *workload_.trace; }
-  const Device& device() const { return InputsFor(FitAllocator::kUsual).device(); }
-  const CostModel& cost() const { return *InputsFor(FitAllocator::kUsual).cost(); }
+  const Device& device() const { return loaded_.inputs->device(); }
+  const CostModel& cost() const { return *loaded_.inputs->cost(); }
   // Returns the trace for which `cost` has times.
-  const Trace& costed_trace() const { return *InputsFor(FitAllocator::kUsual).trace(); }
+  const Trace& costed_trace() const { return *loaded_.inputs->trace(); }
+  // Returns the case of the unchanged workload.
+  const LoadedCase& loaded() const { return loaded_; }
 
   // Returns the same question about another trace of the workload.
   Question About(Trace trace) const;
@@ -45,9 +48,6 @@ class Question {
   FitRow Remedied(const PyTorchRemedy& remedy) const;
 
  private:
-  const Inputs& InputsFor(FitAllocator allocator) const {
-    return *inputs_[static_cast<size_t>(allocator)]->Get();
-  }
   FitRow Predict(const std::string& change, const PolicyChoice& policy,
                  FitAllocator allocator) const;
   void BeginAsRecorded(const Trace& trace, const PolicyChoice& policy, FitAllocator allocator,
@@ -56,9 +56,7 @@ class Question {
                   const std::function<void(const Outcome&)>& look) const;
 
   FitWorkload workload_;
-  std::string device_;  // its specification
-  Case asked_;
-  std::vector<std::unique_ptr<Lazy<Inputs>>> inputs_;  // by allocator
+  LoadedCase loaded_;
   FitRow row_;
 };
 

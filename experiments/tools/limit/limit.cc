@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "experiments/output/run_result.h"
-#include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "traces/base/error.h"
 
@@ -23,15 +22,19 @@ bool IsVariable(std::string_view text) {
   return text == "n" || (text.size() == 2 && text[0] == 'n' && text[1] >= '1' && text[1] <= '9');
 }
 
-// Returns the report of a simulation of the workload at `value`. If `check` is set, verifies the
-// run.
-Report Try(const LimitSearch& search, const PolicyChoice& policy, int64_t value, bool check) {
+LoadedCase Load(const LimitSearch& search, const PolicyChoice& policy, int64_t value) {
   Case asked = search.asked;
   asked.workload = search.family.At(value).Name();
   asked.policy = policy;
+  return {asked, std::make_shared<const Inputs>(asked)};
+}
+
+// Returns the report of a simulation. If `check` is set, verifies the run.
+Report Try(const LoadedCase& at, bool check) {
+  Case asked = at.asked;
   asked.check = check;
   try {
-    return RunCase(asked, Inputs(asked)).report;
+    return RunCase(asked, *at.inputs).report;
   } catch (const PolicyError& error) {
     throw PolicyError(fmt::format("{}: {}", asked.workload, error.what()));
   }
@@ -44,18 +47,20 @@ LimitResult Search(const LimitSearch& search, const PolicyChoice& policy,
   int64_t largest = 0;
   result.limit = FindLimit(search.family.most(), search.scan, [&](int64_t value) {
     progress(value);
-    const Report report = Try(search, policy, value, false);
+    LoadedCase at = Load(search, policy, value);
+    const Report report = Try(at, false);
     if (!report.fits()) {
       requests[value] = *report.out_of_memory;
     } else if (value > largest) {
       largest = value;
       result.metrics = report.metrics;
     }
+    if (value == std::max<int64_t>(largest, 1)) result.at = std::move(at);
     return report.fits();
   });
   if (search.asked.check) {
     for (const int64_t value : {largest, largest + 1}) {
-      if (value >= 1 && value <= search.family.most()) Try(search, policy, value, true);
+      if (value >= 1 && value <= search.family.most()) Try(Load(search, policy, value), true);
     }
   }
   const auto next = requests.find(result.limit.largest + 1);
@@ -176,6 +181,7 @@ LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
     result = Search(search, policy, progress);
   } catch (const PolicyError& error) {
     result.failed = true;
+    result.at = Load(search, policy, 1);
     result.next_reason = result.next_brief = error.what();
   }
   result.policy = policy.name();

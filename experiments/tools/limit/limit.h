@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "experiments/output/columns.h"
-#include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway {
@@ -85,6 +85,7 @@ struct LimitSearch {
 
 struct LimitResult {
   std::string policy;
+  LoadedCase at;  // the case at the limit, or at 1 if nothing fits
   Limit limit;
   std::optional<Metrics> metrics;  // of the run at the limit; nullopt if nothing fits
   std::string next_reason;         // why limit.largest + 1 does not fit, or how the policy failed

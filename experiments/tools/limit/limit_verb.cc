@@ -76,28 +76,14 @@ std::string FormatLimits(const LimitSearch& search, const std::vector<LimitResul
                    width);
 }
 
-void Describe(const LimitOptions& options, const LimitSearch& search,
-              const std::vector<LimitResult>& results, Manifest& manifest) {
-  std::vector<std::string> policies;
-  for (const LimitResult& result : results) policies.push_back(result.policy);
-  manifest.configuration = {{"network", options.network}, {"vary", options.vary}};
-  for (auto& [key, value] : SettingsOf(search.asked)) {
-    if (key == "policy") value = fmt::format("{}", fmt::join(policies, " "));
-    if (key != "memory") manifest.configuration.emplace_back(key, std::move(value));
-  }
-  manifest.configuration.emplace_back("memory", fmt::format("{} B", search.memory().count()));
-  manifest.configuration.emplace_back("scan", fmt::format("{}", search.scan));
-  for (const LimitResult& result : results) {
-    if (result.limit.largest == 0) continue;
-    Case asked = search.asked;
-    asked.workload = search.family.At(result.limit.largest).Name();
-    const Inputs inputs(asked);
-    for (const InputFile& file : inputs.read()) {
-      manifest.AddInput(file.role, file.source, file.name);
-    }
-    const std::string plugin = PolicyChoice(result.policy).spec().plugin;
-    if (!plugin.empty()) manifest.AddInput("policy", "file", plugin);
-  }
+void Describe(const LimitOptions& options, const std::vector<LimitResult>& results,
+              Manifest& manifest) {
+  std::vector<LoadedCase> cases;
+  for (const LimitResult& result : results) cases.push_back(result.at);
+  DescribeCases(cases, manifest);
+  manifest.configuration.emplace_back("network", options.network);
+  manifest.configuration.emplace_back("vary", options.vary);
+  manifest.configuration.emplace_back("scan", fmt::format("{}", options.scan));
 }
 
 int Execute(const LimitOptions& options, Session& session) {
@@ -135,7 +121,7 @@ int Execute(const LimitOptions& options, Session& session) {
                         failed ? kPolicyFailure
                         : any  ? kOk
                                : kNegative,
-                        [&](Manifest& manifest) { Describe(options, search, results, manifest); });
+                        [&](Manifest& manifest) { Describe(options, results, manifest); });
 }
 
 }  // namespace

@@ -59,22 +59,15 @@ double Validation::error() const {
   return predicted.report.metrics.iteration.milliseconds() / measured_ms - 1;
 }
 
-Validation Validate(Prepared run, const BackendFactories& backends) {
+Validation Validate(const Prepared& prepared, const BackendFactories& backends) {
   Validation validation;
-  validation.predicted = Run(run.Prediction());
-  run.policy_plan = validation.predicted.report.plan;
-  if (validation.predicted.report.fits() && !validation.predicted.report.steady) {
-    Prepared as_often = run;  // iterations differ: predict the one that is measured
-    as_often.backend = kSimulator;
-    validation.predicted = Run(as_often);
-  }
+  validation.predicted = PredictExecution(prepared.run);
   const Report& predicted = validation.predicted.report;
   if (!predicted.fits()) {
     validation.measured = validation.predicted;  // nothing was run
     return validation;
   }
-  run.footprint = FootprintOf(run, validation.predicted);
-  validation.measured = Run(run, backends);
+  validation.measured = Run(prepared, backends);
   const Report& measured = validation.measured.report;
   validation.decisions_equal = measured.decisions == predicted.decisions;
   validation.placements_equal = measured.placements == predicted.placements;
@@ -107,14 +100,14 @@ Duration MeasureInSequence(const CostTable& table, const Trace& trace, const Dev
   constexpr int kTimed = 12;
   CostTable alone = table;
   alone.in_sequence = Duration();
-  Prepared run;
+  Draft run;
   run.trace = std::make_shared<const Trace>(trace);
   run.device = device;
   run.cost = std::make_shared<const TableCostModel>(std::move(alone), device);
   run.memory = device.memory;
   run.backend = "cuda";
   run.options.iterations = kWarmUp + kTimed + 1;
-  return InSequence(Validate(std::move(run), backends));
+  return InSequence(Validate(Decide({}, std::move(run), backends), backends));
 }
 
 std::optional<std::string> ValidationResult::Reason() const {
@@ -137,11 +130,10 @@ ValidationResult ValidateForRow(const Case& asked, const Inputs& inputs,
                                 const std::function<void(Device&)>& change) {
   std::string failure;
   try {
-    Prepared run = inputs.Undecided(asked);
-    if (change) change(run.device);
-    run = DecidePlacement(asked, std::move(run), backends);
-    run = DecideCompression(asked, std::move(run), backends);
-    return MakeValidationResult(asked, inputs, Validate(std::move(run), backends));
+    Draft draft = inputs.DraftOf(asked);
+    if (change) change(draft.device);
+    const Prepared prepared = Decide(asked, std::move(draft), backends);
+    return MakeValidationResult(asked, inputs, Validate(prepared, backends));
   } catch (const PolicyError& error) {
     failure = error.what();
   } catch (const UsageError& error) {  // a parameter does not suit the workload

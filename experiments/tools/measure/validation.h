@@ -32,9 +32,8 @@ struct Validation {
 };
 
 // Simulates the run, then executes it on its backend with a new policy object, for as many
-// iterations as `run.options` says. Sets the footprint of the run from the prediction. Throws the
-// errors of `Run`.
-Validation Validate(Prepared run, const BackendFactories& backends);
+// iterations as the run has. Throws the errors of `Run`.
+Validation Validate(const Prepared& prepared, const BackendFactories& backends);
 
 // Returns the mean time by which a kernel of an in-core iteration exceeds its time alone. Measured
 // alone, a kernel follows itself and finds warm caches. It also finds them warm behind an op that

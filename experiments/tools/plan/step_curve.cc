@@ -106,12 +106,11 @@ Case WithEffort(Case asked, const Trace& trace) {
 
 // Returns the run of a step in which blocks lie wherever they fit in total: a budget counts the
 // bytes that the program's allocator gives out.
-Prepared RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
-  Prepared run = inputs.Undecided(asked);
+Draft RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
+  Draft run = inputs.DraftOf(asked);
   run.arena = Arena::Unplanned("counted");
   run.device.alignment = Bytes(1);  // the sizes of a recorded step are those of the blocks
   run.memory = memory;
-  run.options.iterations = 1;
   return run;
 }
 
@@ -137,12 +136,12 @@ StepPlanner::StepPlanner(const Case& asked)
         return trace();
       }(), liveness_),
       floor_(FloorOf(trace(), liveness_, places_)) {
-  Prepared run = RunOf(inputs_, asked_, Bytes::Unlimited());
+  Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
   Trace plain = trace();
   plain.hooks.reset();  // nothing runs in the hooks of a step without a plan
   run.trace = std::make_shared<const Trace>(std::move(plain));
   run.policy = "liveness";
-  eager_ = Run(run).report;
+  eager_ = Predict(run, 1).report;
 }
 
 StepPrediction StepPlanner::PredictionOf(const Report& report) const {
@@ -163,16 +162,16 @@ StepPrediction StepPlanner::PredictionOf(const Report& report) const {
 PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
   PlannedStep planned{memory, plan, PredictionOf(eager_), Bytes(0)};
   if (plan.storages.empty()) return planned;
-  Prepared run = RunOf(inputs_, asked_, Bytes::Unlimited());
+  Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
   run.policy = Following(plan, places_, trace().ops.size());
-  planned.prediction = PredictionOf(Run(run).report);
+  planned.prediction = PredictionOf(Predict(run, 1).report);
   return planned;
 }
 
 PlannedStep StepPlanner::Tried(Bytes memory) const {
   PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
   if (eager_.metrics.peak_allocated <= memory) return planned;
-  const Report report = Run(RunOf(inputs_, asked_, memory)).report;
+  const Report report = Predict(RunOf(inputs_, asked_, memory), 1).report;
   if (report.fits()) {
     planned.plan = PlanFrom(report, places_, memory);
     planned.prediction = PredictionOf(report);

@@ -159,10 +159,8 @@ void Grid::Check() const {
         cell.timeout = at(0).timeout;
         cell.in_process = at(0).in_process;
         CheckPolicy(cell);
-      } else if (name == "device" || name == "pool" || name == "allocator") {
+      } else if (name == "device" || name == "pool" || name == "allocator" || name == "compress") {
         LoadMachine(cell);
-      } else if (cell.compress) {
-        CompressionPlan(*cell.compress, Device());
       }
     }
   }

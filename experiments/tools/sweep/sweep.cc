@@ -304,7 +304,7 @@ double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience
     const Case cell = grid.at(s * step % grid.size());
     const auto load = std::chrono::steady_clock::now();
     const Inputs inputs(cell);
-    inputs.ideal();
+    inputs.IdealOf(cell);
     loading += SecondsSince(load);
     const auto play = std::chrono::steady_clock::now();
     RunForRow(cell, inputs, {}, Certificate::kNone, backends);

@@ -174,7 +174,7 @@ class Measuring {
                         std::make_unique<TableCostModel>(table_, LoadDevice(asked.device)));
     std::optional<Trace> rewritten;
     try {
-      rewritten = RewrittenTrace(inputs.Undecided(asked).Prediction());
+      rewritten = RewrittenTrace(inputs.DraftOf(asked));
     } catch (const Error&) {  // the row of the cell will report the error
     }
     if (!rewritten) return;

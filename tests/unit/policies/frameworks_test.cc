@@ -38,7 +38,7 @@ class FrameworksTest : public ::testing::Test {
   }
 
   Report Run(const Trace& trace, const std::string& policy, Bytes memory = Bytes::Unlimited()) {
-    const Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+    const Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
     Report report = testing::Simulate(setup, *registry_.Make(policy)).report;
     EXPECT_THAT(Check(trace, report), IsEmpty()) << policy;
     return report;

@@ -56,8 +56,8 @@ class JointTest : public ::testing::TestWithParam<Network (*)()> {
 
   // Returns the sum of the iteration times at full link bandwidth and at `share` of the bandwidth.
   Duration OnBothLinks(const Trace& trace, Bytes memory, const std::string& policy, double share) {
-    const Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
-    const Prepared slower = WithSlowerLinks(setup, share);
+    const Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
+    const Draft slower = WithSlowerLinks(setup, share);
     return testing::Simulate(setup, *registry_.Make(policy)).report.metrics.iteration +
            testing::Simulate(slower, *registry_.Make(policy)).report.metrics.iteration;
   }
@@ -129,7 +129,7 @@ TEST_P(JointTest, APlanThatIsImportedIsFollowedWithoutASearch) {
   const Trace trace = LowerNetwork(GetParam()(), {8, "torch", true});
   const Bytes memory = Memory(trace, 30);
   const Report found = Run(trace, memory, "joint:effort=300");
-  Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+  Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
   setup.policy_plan = found.plan;
   const Report again =
       testing::Simulate(setup, *registry_.Make("joint:effort=1,updates=late")).report;
@@ -411,7 +411,7 @@ TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
   Duration own, foreign;
   for (const double percent : {20, 40, 60}) {
     const Bytes memory = Memory(trace, percent);
-    Prepared setup{Borrow(trace), device_, Borrow(cost_), memory};
+    Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
     const std::string other = PolicyOf(Run(trace, memory, "joint:effort=1000").plan);
     setup.arena = "stitched:page=4KiB";
     own += testing::Simulate(setup, *registry_.Make("joint:effort=1000")).report.metrics.iteration;

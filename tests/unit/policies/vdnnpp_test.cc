@@ -209,13 +209,13 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  Prepared run{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
-  const Bytes peak = spillway::Run(run).report.metrics.peak_allocated;
+  Draft run{Borrow(trace), device, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
+  const Bytes peak = Predict(run).report.metrics.peak_allocated;
   const auto needed = NeededMemory(run);
   ASSERT_TRUE(needed);
   EXPECT_GE(*needed, peak);
   run.memory = *needed;
-  EXPECT_TRUE(spillway::Run(run).report.fits());
+  EXPECT_TRUE(Predict(run).report.fits());
   // The needed memory is limited to the memory of the device.
   Device small = device;
   small.memory = *needed - device.alignment;
@@ -226,7 +226,7 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
             *needed);
   // Without host memory the inputs cannot be fetched.
   small.host_memory = Bytes(0);
-  Prepared charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
+  Draft charged{Borrow(trace), small, Borrow(cost), Bytes::Unlimited(), "best-fit", "vdnn-all"};
   charged.options.charge_input = true;
   EXPECT_EQ(NeededMemory(charged), std::nullopt);
 }

@@ -49,8 +49,8 @@ Explained Explain(const Trace& trace, bool drops, Bytes memory, size_t limit = 1
   const FixedCost cost;
   const testing::RunSettings settings;
   const PolicyChoice policy("leaving", [=] { return std::make_unique<LeavingPolicy>(drops); });
-  const Prepared run{Borrow(trace), settings.device, Borrow(cost), memory, "best-fit", policy};
-  Explained explained{Run(run.Prediction()).report, {}};
+  const Draft run{Borrow(trace), settings.device, Borrow(cost), memory, "best-fit", policy};
+  Explained explained{Predict(run).report, {}};
   explained.absences = ExplainAbsences(
       trace, explained.report,
       [&](const StallRemedy& remedy) { return SimulateRemedy({}, run, remedy); }, limit);

@@ -67,9 +67,9 @@ struct Explained {
 
 Explained Explain(const Trace& trace, const CostModel& cost, const PolicyMaker& make,
                   const RunSettings& settings = {}, size_t limit = 10) {
-  const Prepared run{Borrow(trace), settings.device, Borrow(cost),    settings.memory,
-                     "best-fit",    {"mine", make},  settings.options};
-  Explained explained{Run(run.Prediction()).report, {}};
+  const Draft run{Borrow(trace), settings.device, Borrow(cost),    settings.memory,
+                  "best-fit",    {"mine", make},  settings.options};
+  Explained explained{Predict(run).report, {}};
   explained.stalls = ExplainStalls(
       trace, explained.report,
       [&](const StallRemedy& remedy) { return SimulateRemedy({}, run, remedy); }, limit);

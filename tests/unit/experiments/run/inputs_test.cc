@@ -45,15 +45,15 @@ TEST_F(InputsTest, TakesEverythingFromTheCase) {
   const Inputs inputs(asked_, trace_);
   EXPECT_EQ(inputs.device().name, "titan_x_maxwell");
   EXPECT_THAT(inputs.cost()->Provenance(), HasSubstr("deterministic"));
-  const Prepared undecided = inputs.Undecided(asked_);
-  EXPECT_EQ(undecided.memory,
-            RoundUp(inputs.ideal().metrics.peak_reserved, undecided.device.alignment));
-  EXPECT_EQ(undecided.arena.name(), "first-fit");
-  EXPECT_TRUE(undecided.options.charge_input);
-  EXPECT_EQ(undecided.options.iterations, 3);
-  EXPECT_EQ(undecided.compression, nullptr);
+  const Draft draft = inputs.DraftOf(asked_);
+  EXPECT_EQ(draft.memory,
+            RoundUp(inputs.IdealOf(asked_).metrics.peak_reserved, draft.device.alignment));
+  EXPECT_EQ(draft.arena.name(), "first-fit");
+  EXPECT_TRUE(draft.options.charge_input);
+  EXPECT_EQ(draft.options.iterations, 3);
+  EXPECT_EQ(draft.compression, nullptr);
   const Prepared prepared = Prepare(asked_, inputs);
-  EXPECT_EQ(prepared.compression->density, 0.5);
+  EXPECT_EQ(prepared.run.compression->density, 0.5);
   EXPECT_TRUE(spillway::Run(prepared).report.fits());
 }
 
@@ -125,6 +125,8 @@ TEST_F(InputsTest, CasesThatFollowOneAnotherShareThem) {
   const auto first = cache.Of(asked);
   asked.memory = "50%";
   asked.policy = "vdnn-all";
+  asked.allocator = "first-fit";
+  asked.charge_input = true;
   EXPECT_EQ(cache.Of(asked), first);
   asked.device = "k40c";
   const auto other = cache.Of(asked);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "experiments/run/compression_plan.h"
@@ -40,14 +41,16 @@ class ArenaTest : public ::testing::Test {
     RegisterBuiltinPolicies(registry_);
   }
 
-  Prepared Decided(const std::string& allocator, Bytes memory, const PolicyChoice& policy) const {
+  // Returns a draft whose blocks have their places.
+  Draft Placed(const std::string& allocator, Bytes memory, const PolicyChoice& policy) const {
     Case asked;
     asked.allocator = allocator;
-    return Decide(asked, {Borrow(trace_), device_, Borrow(cost_), memory,
-                          asked.allocator.Undecided(), policy});
+    return DecidePlacement(
+        asked,
+        {Borrow(trace_), device_, Borrow(cost_), memory, asked.allocator.Undecided(), policy}, {});
   }
   Report Run(const std::string& allocator, Bytes memory, const std::string& policy) const {
-    const Report report = spillway::Run(Decided(allocator, memory, policy)).report;
+    const Report report = Predict(Placed(allocator, memory, policy)).report;
     EXPECT_THAT(Check(trace_, report), IsEmpty());
     return report;
   }
@@ -117,7 +120,7 @@ class SearcherTest : public ::testing::Test {
     backends_.Add("early", early);
   }
 
-  Prepared Undecided() const {
+  Draft Drafted() const {
     return {
         Borrow(trace_), device_, Borrow(cost_), Bytes::Unlimited(), asked_.allocator.Undecided(),
         policy_};
@@ -136,10 +139,10 @@ TEST_F(SearcherTest, SearchesOnceForARunThatIsTriedFirst) {
   for (const auto& [allocator, most] : {std::pair("best-fit", 1), {"planned", 1}, {"auto", 40}}) {
     searches_ = 0;
     asked_.allocator = allocator;
-    const Prepared run = Decide(asked_, Undecided());
-    EXPECT_EQ(run.arena.plan() != nullptr, allocator == std::string("planned"));
+    const Prepared prepared = Decide(asked_, Drafted());
+    EXPECT_EQ(prepared.run.arena.plan() != nullptr, allocator == std::string("planned"));
     const int before = searches_;
-    const Report report = spillway::Run(run).report;
+    const Report report = spillway::Run(prepared).report;
     EXPECT_EQ(searches_, std::max(before, 1)) << allocator;
     EXPECT_LE(searches_, most) << allocator;
     EXPECT_THAT(report.plan, StartsWith("search ")) << allocator;
@@ -148,27 +151,32 @@ TEST_F(SearcherTest, SearchesOnceForARunThatIsTriedFirst) {
 
 TEST_F(SearcherTest, SearchesOnceForARunWithCompression) {
   asked_.compress = ParseCompression("hidden:density=0.5");
-  const Prepared run = Decide(asked_, Undecided());
-  ASSERT_TRUE(run.compression->chosen);
-  EXPECT_EQ(spillway::Run(run).report.plan, "search 1");
+  const Prepared prepared = Decide(asked_, Drafted());
+  ASSERT_TRUE(prepared.run.compression->chosen);
+  EXPECT_EQ(spillway::Run(prepared).report.plan, "search 1");
   EXPECT_EQ(searches_, 1);
 }
 
 TEST_F(SearcherTest, SearchesOnceForABackendThatNeedsItsFootprint) {
-  Prepared run = Undecided();
+  Draft run = Drafted();
   run.backend = "early";
   EXPECT_EQ(spillway::Run(Decide(asked_, run, backends_), backends_).report.plan, "search 1");
   EXPECT_EQ(searches_, 1);
 }
 
 TEST_F(SearcherTest, SearchesOnceForAPredictionAndWhatIsMeasured) {
-  Prepared run = Undecided();
+  Draft run = Drafted();
   run.backend = "early";
-  const Validation validation = Validate(run, backends_);
+  const Validation validation = Validate(Decide(asked_, run, backends_), backends_);
   EXPECT_EQ(validation.measured.report.plan, "search 1");
   EXPECT_EQ(validation.predicted.report.plan, "search 1");
   EXPECT_EQ(searches_, 1);
 }
+
+// A prepared run comes from `Decide` alone, and stays as it is.
+static_assert(!std::is_constructible_v<Prepared, Draft>);
+static_assert(!std::is_assignable_v<Prepared&, Prepared>);
+static_assert(!std::is_assignable_v<decltype((std::declval<Prepared&>().run.memory)), Bytes>);
 
 // If a run fits with an online allocator, it also fits when it is planned.
 TEST_F(ArenaTest, PlannedFitsWhereBestFitDoes) {
@@ -188,15 +196,16 @@ TEST(Planned, StaysWithinTheMemory) {
     asked.memory = memory;
     asked.allocator = "planned:effort=quick";
     asked.policy = policy;
-    const Prepared run = Prepare(asked, Inputs(asked));
-    EXPECT_LE(spillway::Run(run).report.metrics.peak_reserved, run.memory) << policy << memory;
+    const Prepared prepared = Prepare(asked, Inputs(asked));
+    EXPECT_LE(spillway::Run(prepared).report.metrics.peak_reserved, prepared.run.memory)
+        << policy << memory;
   }
 }
 
 TEST_F(ArenaTest, ARunThatIsNotThePlannedOneFitsByBestFit) {
-  Prepared run = Decided("planned", Bytes::Unlimited(), "vdnn-all");
+  Draft run = Placed("planned", Bytes::Unlimited(), "vdnn-all");
   run.policy = "network-wide";
-  const Report report = spillway::Run(run).report;
+  const Report report = Predict(run).report;
   EXPECT_TRUE(report.fits());
   EXPECT_THAT(Check(trace_, report), IsEmpty());
   EXPECT_EQ(report.decisions, Run("stitched", Bytes::Unlimited(), "network-wide").decisions);
@@ -206,7 +215,7 @@ TEST_F(ArenaTest, AutoIsNeverWorseThanWhatItTries) {
   const PolicyChoice orders =
       PolicyChoice::OneOf({"vdnn-all:order=derivative-first", "vdnn-all:order=prefetch-first"});
   const auto run = [&](const std::string& allocator) {
-    return spillway::Run(Decided(allocator, Bytes::Unlimited(), orders)).report.metrics;
+    return Predict(Placed(allocator, Bytes::Unlimited(), orders)).report.metrics;
   };
   const Metrics least = run("auto"), fastest = run("auto:by=time");
   for (const AllocatorInfo& info : AllocatorChoices()) {
@@ -220,8 +229,8 @@ TEST_F(ArenaTest, AutoIsNeverWorseThanWhatItTries) {
 }
 
 TEST_F(ArenaTest, AutoFallsBackWhereNothingFits) {
-  EXPECT_EQ(Decided("auto", Bytes(512), "vdnn-all").arena.name(), "best-fit");
-  EXPECT_THROW(Decided("auto:by=luck", Bytes(512), "vdnn-all"), UsageError);
+  EXPECT_EQ(Placed("auto", Bytes(512), "vdnn-all").arena.name(), "best-fit");
+  EXPECT_THROW(Placed("auto:by=luck", Bytes(512), "vdnn-all"), UsageError);
 }
 
 TEST(CandidatesTest, EveryOrderIsTriedUnlessOneIsGiven) {

@@ -57,7 +57,7 @@ class AssemblerTest : public ::testing::Test {
               device, std::make_shared<const RooflineCostModel>(device), Bytes::MiB(64)};
   }
 
-  Prepared setup_;
+  Draft setup_;
 };
 
 TEST_F(AssemblerTest, ATrialStartsFromTheOriginalTraceAndIsRewritten) {

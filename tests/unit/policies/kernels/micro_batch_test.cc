@@ -309,7 +309,7 @@ TEST(UcudnnTest, DivisionReservesASegmentForEachOp) {
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
+  const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
   const Report reuse = testing::Simulate(setup, *registry.Make("ucudnn:workspace=64MiB")).report;
   const Report division =
       testing::Simulate(setup, *registry.Make("ucudnn:mode=wd,workspace=64MiB")).report;
@@ -344,7 +344,7 @@ TEST(UcudnnTest, PoliciesDivideWhereTheirWorkspaceIsShort) {
         {"torch:workspace=64MiB,micro=powerOfTwo", ample},
         {"mxnet:workspace=64MiB,micro=powerOfTwo", ample},
         {"tensorflow:workspace=64MiB,micro=powerOfTwo", ample}}) {
-    const Prepared setup{Borrow(trace), device, Borrow(cost), memory};
+    const Draft setup{Borrow(trace), device, Borrow(cost), memory};
     const Report report = testing::Simulate(setup, *registry.Make(policy)).report;
     ASSERT_TRUE(report.fits()) << policy;
     const bool divided = std::ranges::any_of(report.decisions, [&](const Decision& decision) {
@@ -363,7 +363,7 @@ TEST(UcudnnTest, ALimitBelowTheLeastIsAUsageError) {
   cost.Set(BatchCost::kOther, {{"default", Ns(10), Bytes(0), true}});
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
+  const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(4)};
   for (const char* policy : {"ucudnn:workspace=1MiB", "ucudnn:mode=wd,workspace=40MiB"}) {
     try {
       testing::Simulate(setup, *registry.Make(policy));

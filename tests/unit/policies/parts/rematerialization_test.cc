@@ -183,8 +183,8 @@ TEST(RematerializationTest, NeighboursThatAreNotAlikeBecomeOneUnitToo) {
     const bool forward = trace.ops[i].phase == Phase::kForward;
     trace.ops[i].recomputable = forward ? i % 4 != 1 : i % 2 == 0;
   }
-  Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-  const Bytes peak = spillway::Run(Ideal(setup)).report.metrics.peak_reserved;
+  Draft setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+  const Bytes peak = Predict(Ideal(setup)).report.metrics.peak_reserved;
   setup.memory = MemoryAt(80, LayerBound(trace, device.alignment), peak, device.alignment);
   EXPECT_TRUE(testing::Simulate(setup, *registry.Make("checkmate")).report.fits());
   EXPECT_FALSE(testing::Simulate(setup, *registry.Make("checkmate:units=2")).report.fits());
@@ -200,8 +200,8 @@ TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
   int fitted = 0, rebuilt = 0;
   for (const auto network : {testing::Chain, testing::Residual, testing::Dense}) {
     const Trace trace = LowerNetwork(network(), {8, "torch", true});
-    Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-    const Bytes peak = spillway::Run(Ideal(setup)).report.metrics.peak_reserved;
+    Draft setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+    const Bytes peak = Predict(Ideal(setup)).report.metrics.peak_reserved;
     for (const double percent : {20, 40, 60, 80, 100}) {
       setup.memory = MemoryAt(percent, LayerBound(trace, device.alignment), peak, device.alignment);
       const Report optimal = testing::Simulate(setup, *registry.Make("checkmate")).report;

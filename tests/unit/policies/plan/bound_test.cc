@@ -38,8 +38,8 @@ TEST(JointBoundTest, NoPolicyIsFaster) {
                              testing::Normalized, testing::Dense}) {
     for (const bool training : {true, false}) {
       const Trace trace = LowerNetwork(network(), {8, "torch", training});
-      Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
-      const Report in_core = spillway::Run(Ideal(setup)).report;
+      Draft setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
+      const Report in_core = Predict(Ideal(setup)).report;
       for (const double percent : {0, 10, 30, 60, 100}) {
         setup.memory = MemoryAt(percent, LayerBound(trace, device.alignment),
                                 in_core.metrics.peak_reserved, device.alignment);
@@ -67,7 +67,7 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
   RegisterBuiltinPolicies(registry);
   const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
   const auto holds = [&](const std::string& policy) {
-    const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(8)};
+    const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(8)};
     return JointBoundHolds(trace, device.alignment,
                            testing::Simulate(setup, *registry.Make(policy)).report);
   };
@@ -87,7 +87,7 @@ TEST(JointBoundTest, HoldsOnlyOfWhatItAssumes) {
     }
   };
   Halving halving;
-  const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(64)};
+  const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::MiB(64)};
   EXPECT_FALSE(JointBoundHolds(trace, device.alignment, testing::Simulate(setup, halving).report));
 }
 

@@ -87,13 +87,13 @@ TEST(InterpolatedTest, ABatchLeftOutIsPredictedFromThoseAround) {
       return BatchTable{recorded,
                         ReadCostTable(*FindDataFile(RecordedTablePath("h200", network, recorded)))};
     };
-    Prepared setup;
+    Draft setup;
     setup.device = device;
     setup.memory = Bytes::Unlimited();
     setup.trace = std::make_shared<const Trace>(LoadTrace({fmt::format("{}:{}", network, batch)}));
     const auto iteration = [&](std::shared_ptr<const CostModel> cost) {
       setup.cost = std::move(cost);
-      return spillway::Run(Ideal(setup)).report.metrics.iteration.milliseconds();
+      return Predict(Ideal(setup)).report.metrics.iteration.milliseconds();
     };
     const double exact = iteration(std::make_shared<TableCostModel>(read(batch).table, device));
     const double predicted = iteration(std::make_shared<InterpolatedCostModel>(

@@ -320,7 +320,7 @@ TEST(SimBackendTest, TheRuntimeSaysWhatKindOfOpItLaunches) {
   const auto iteration = [&](const char* allocator) {
     class Plain final : public Policy {
     } policy;
-    const Prepared setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1), allocator};
+    const Draft setup{Borrow(trace), device, Borrow(cost), Bytes::GiB(1), allocator};
     return testing::Simulate(setup, policy).report.metrics.iteration;
   };
   EXPECT_EQ(iteration("best-fit"), Duration::Nanoseconds(1 + 10 + 10));

@@ -77,8 +77,8 @@ TEST(JsonWriterTest, ReadersTakeBackWhatWasWritten) {
 }
 
 TEST(JsonWriterDeathTest, KnowsWhetherTheDocumentIsComplete) {
-  EXPECT_DEATH(JsonWriter(0).BeginObject().Take(), "");
-  EXPECT_DEATH(JsonWriter(0).BeginObject().Key("a").EndObject(), "");
+  EXPECT_DEATH(JsonWriter(0).BeginObject().Take(), "check failed: levels_\\.empty\\(\\)");
+  EXPECT_DEATH(JsonWriter(0).BeginObject().Key("a").EndObject(), "check failed: .* !after_key_");
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(RecordingManifestTest, RefusesOthers) {
     const char* error;
   };
   for (const Case& test : {
-           Case{"spillway-pytorch", "another", "expected a manifest of scripts/record_pytorch.py"},
+           Case{"spillway-pytorch", "another", "expected a manifest of spillway_torch"},
            Case{"kineto", "else", "the recording has no profile of a step"},
            Case{"\"batch\": 4", "\"batch\": 0", "m.json:3"},
            Case{"78.5", "-1", "expected a time from 0 to 10^9 ms"},

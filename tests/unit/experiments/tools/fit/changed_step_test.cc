@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "policies/as_recorded.h"
+#include "policies/recorded/as_recorded.h"
 #include "tests/testing/fixtures.h"
 
 namespace spillway {

@@ -34,7 +34,7 @@ class ValidationTest : public ::testing::Test {
     MeasureTimes(1.0);
   }
 
-  Prepared SetupFor() const { return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)}; }
+  Draft SetupFor() const { return {Borrow(trace_), device_, Borrow(cost_), Bytes::MiB(64)}; }
 
   // Makes the measured iterations take about `factor` times as long as predicted. Warm-up
   // iterations and the iteration with stamps take far longer.

@@ -51,7 +51,7 @@ class ValidationsTest : public ::testing::Test {
   ValidationResult Measure(const Case& cell, const std::shared_ptr<const Trace>& trace) const {
     const Inputs inputs(cell, trace);
     Validation validation;
-    validation.predicted = spillway::Run(inputs.Undecided(cell));
+    validation.predicted = Predict(inputs.DraftOf(cell));
     validation.measured = validation.predicted;
     validation.decisions_equal = validation.placements_equal = true;
     validation.measured.execution.emplace();

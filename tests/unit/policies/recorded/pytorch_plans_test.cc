@@ -1,4 +1,4 @@
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/pytorch_plans.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "policies/as_recorded.h"
-#include "policies/saved_tensors.h"
+#include "policies/recorded/as_recorded.h"
+#include "policies/recorded/saved_tensors.h"
 #include "tests/testing/fixtures.h"
 #include "traces/liveness.h"
 

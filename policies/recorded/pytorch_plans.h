@@ -1,12 +1,12 @@
 // PyTorch's own answers to too little memory, as lists for `ApplySavedTensors`.
 
-#ifndef SPILLWAY_POLICIES_PYTORCH_PLANS_H_
-#define SPILLWAY_POLICIES_PYTORCH_PLANS_H_
+#ifndef SPILLWAY_POLICIES_RECORDED_PYTORCH_PLANS_H_
+#define SPILLWAY_POLICIES_RECORDED_PYTORCH_PLANS_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "policies/saved_tensors.h"
+#include "policies/recorded/saved_tensors.h"
 #include "traces/trace.h"
 
 namespace spillway {
@@ -34,4 +34,4 @@ bool IsCostly(const Op& op);
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_POLICIES_PYTORCH_PLANS_H_
+#endif  // SPILLWAY_POLICIES_RECORDED_PYTORCH_PLANS_H_

@@ -1,4 +1,4 @@
-#include "policies/saved_tensors.h"
+#include "policies/recorded/saved_tensors.h"
 
 #include <fmt/format.h>
 

@@ -40,8 +40,8 @@ Bytes PeakOf(const std::string& policy) {
   RegisterBuiltinPolicies(registry);
   const testing::FixedCost cost;
   const Trace trace = Recorded();
-  const Prepared setup{Borrow(trace), testing::RoundDevice(), Borrow<CostModel>(cost),
-                       Bytes::Unlimited()};
+  const Draft setup{Borrow(trace), testing::RoundDevice(), Borrow<CostModel>(cost),
+                    Bytes::Unlimited()};
   const auto made = registry.Make(policy);
   return testing::Simulate(setup, *made).report.metrics.peak_requested;
 }

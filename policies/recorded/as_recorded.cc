@@ -5,7 +5,7 @@
 #include <memory>
 #include <string_view>
 
-#include "policies/as_recorded.h"
+#include "policies/recorded/as_recorded.h"
 #include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/liveness.h"

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "policies/as_recorded.h"
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/as_recorded.h"
+#include "policies/recorded/pytorch_plans.h"
+#include "policies/recorded/saved_tensors.h"
 #include "policies/registry.h"
-#include "policies/saved_tensors.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/blocks.h"

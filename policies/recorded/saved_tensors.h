@@ -6,8 +6,8 @@
 // `torch.utils.checkpoint` make it. Copies and recomputation are ops of the trace, so that a copy
 // takes its time between the ops around it. That is how PyTorch runs them.
 
-#ifndef SPILLWAY_POLICIES_SAVED_TENSORS_H_
-#define SPILLWAY_POLICIES_SAVED_TENSORS_H_
+#ifndef SPILLWAY_POLICIES_RECORDED_SAVED_TENSORS_H_
+#define SPILLWAY_POLICIES_RECORDED_SAVED_TENSORS_H_
 
 #include <cstdint>
 #include <optional>
@@ -52,4 +52,4 @@ Bytes CopiedByOps(const Trace& trace, Direction direction);
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_POLICIES_SAVED_TENSORS_H_
+#endif  // SPILLWAY_POLICIES_RECORDED_SAVED_TENSORS_H_

@@ -1,7 +1,7 @@
 // The lifetimes of a recorded program's tensors, as uses in its trace.
 
-#ifndef SPILLWAY_POLICIES_AS_RECORDED_H_
-#define SPILLWAY_POLICIES_AS_RECORDED_H_
+#ifndef SPILLWAY_POLICIES_RECORDED_AS_RECORDED_H_
+#define SPILLWAY_POLICIES_RECORDED_AS_RECORDED_H_
 
 #include "traces/trace.h"
 
@@ -14,4 +14,4 @@ Trace HeldAsRecorded(Trace trace);
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_POLICIES_AS_RECORDED_H_
+#endif  // SPILLWAY_POLICIES_RECORDED_AS_RECORDED_H_

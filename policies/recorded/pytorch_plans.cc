@@ -1,4 +1,4 @@
-#include "policies/pytorch_plans.h"
+#include "policies/recorded/pytorch_plans.h"
 
 #include <algorithm>
 #include <optional>
