@@ -44,9 +44,10 @@ StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_
     } else {
       at(Index(times->left)).evicted.push_back(storage.storage);
     }
-    for (const StepPlaces::Read& read : times->reads) {
-      if (!std::ranges::binary_search(storage.drops, read.taken)) continue;
-      auto& moves = at(Index(read.last));
+    for (const size_t drop : storage.drops) {
+      const auto read =
+          std::ranges::find(times->reads, static_cast<OpId>(drop), &StepPlaces::Read::taken);
+      auto& moves = at(read == times->reads.end() ? drop : Index(read->last));
       (storage.fate == StepPlan::Fate::kOffload ? moves.dropped : moves.evicted)
           .push_back(storage.storage);
     }

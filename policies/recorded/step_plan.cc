@@ -160,13 +160,19 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
         storage.prefetches.push_back(*place);
       }
     }
-    for (size_t i = 0; i + 1 < times.reads.size(); ++i) {
-      const auto goes = [&](const Called& call) {
-        return (call.verb == Verb::kRelease || call.verb == Verb::kEvict) &&
-               call.before > Index(times.reads[i].taken) &&
-               call.before <= Index(times.reads[i + 1].taken);
-      };
-      if (std::ranges::any_of(found->second, goes)) storage.drops.push_back(times.reads[i].taken);
+    bool absent = false;  // it has left once
+    for (const Called& call : found->second) {
+      if (call.verb != Verb::kRelease && call.verb != Verb::kEvict) continue;
+      if (!std::exchange(absent, true) && call.before <= taken) continue;
+      const auto next = std::ranges::find_if(times.reads, [&](const StepPlaces::Read& read) {
+        return call.before <= Index(read.taken);
+      });
+      if (next == times.reads.end()) continue;  // its last use ends it
+      const auto place = next == times.reads.begin() ? places.LastBefore(call.before)
+                                                     : std::optional(Index(std::prev(next)->taken));
+      if (place && (storage.drops.empty() || storage.drops.back() < *place)) {
+        storage.drops.push_back(*place);
+      }
     }
     if (evicts || storage.release || !storage.drops.empty()) {
       plan.storages.push_back(std::move(storage));
@@ -196,8 +202,8 @@ std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepP
       json.EndArray();
     }
     json.Key("drops").BeginArray();
-    for (const OpId op : storage.drops) {
-      json.Put(places.PositionAt(places.LastBefore(Index(op)).value_or(0)));
+    for (const size_t at : storage.drops) {
+      json.Put(places.PositionAt(places.LastBefore(at).value_or(0)));
     }
     json.EndArray().EndObject();
   }
@@ -222,7 +228,6 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
   const auto read_storage = [&](Value value) {
     StepPlan::Storage storage;
     const StepPlaces::Times* times = nullptr;
-    std::vector<size_t> drops;
     document.ReadObject(
         value,
         Required("tensor",
@@ -230,9 +235,10 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
                    const std::string_view name = document.ReadString(v);
                    const auto found = known.find(name);
                    if (found == known.end()) {
-                     document.Fail(fmt::format("'{}' is no storage that autograd saves and that "
-                                               "backward reads",
-                                               JsonExcerpt(name)));
+                     document.Fail(
+                         fmt::format("'{}' is no storage that autograd saves and that "
+                                     "backward reads",
+                                     JsonExcerpt(name)));
                    }
                    times = found->second;
                    known.erase(found);
@@ -250,39 +256,32 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
         Optional("release", [&](Value v) { storage.release = op_at(v); }),
         Optional("prefetches",
                  [&](Value v) {
-                   document.ReadArray(v, [&](Value at) { storage.prefetches.push_back(op_at(at)); });
+                   document.ReadArray(v,
+                                      [&](Value at) { storage.prefetches.push_back(op_at(at)); });
                  }),
         Required("drops", [&](Value v) {
-          document.ReadArray(v, [&](Value at) { drops.push_back(op_at(at)); });
+          document.ReadArray(v, [&](Value at) { storage.drops.push_back(op_at(at)); });
         }));
     if (storage.fate != StepPlan::Fate::kOffload &&
         (storage.release || !storage.prefetches.empty())) {
       document.Fail("only a storage that is offloaded has \"release\" and \"prefetches\"");
     }
     storage.storage = times->storage;
-    for (const size_t at : drops) {
-      const auto read = std::ranges::find(times->reads, at, [](const StepPlaces::Read& r) {
-        return Index(r.taken);
-      });
-      if (read == times->reads.end()) document.Fail("backward does not read the storage there");
-      storage.drops.push_back(read->taken);
-    }
     plan.storages.push_back(std::move(storage));
   };
-  document.ReadRoot(
-      Required("format", SkipJson), Required("version", SkipJson),
-      Required("workload",
-               [&](Value v) {
-                 const std::string_view name = document.ReadString(v);
-                 if (name == trace.name) return;
-                 document.Fail(fmt::format("the plan is for '{}', and this is '{}'",
-                                           JsonExcerpt(name), trace.name));
-               }),
-      Required("memory_bytes", SkipJson), Required("policy", SkipJson),
-      Required("peak_bytes", SkipJson), Required("eager_peak_bytes", SkipJson),
-      Required("step_s", SkipJson), Required("eager_step_s", SkipJson),
-      Required("host_s", SkipJson), Required("forward_host_s", SkipJson),
-      Required("storages", [&](Value v) { document.ReadArray(v, read_storage); }));
+  document.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
+                    Required("workload",
+                             [&](Value v) {
+                               const std::string_view name = document.ReadString(v);
+                               if (name == trace.name) return;
+                               document.Fail(fmt::format("the plan is for '{}', and this is '{}'",
+                                                         JsonExcerpt(name), trace.name));
+                             }),
+                    Required("memory_bytes", SkipJson), Required("policy", SkipJson),
+                    Required("peak_bytes", SkipJson), Required("eager_peak_bytes", SkipJson),
+                    Required("step_s", SkipJson), Required("eager_step_s", SkipJson),
+                    Required("host_s", SkipJson), Required("forward_host_s", SkipJson),
+                    Required("storages", [&](Value v) { document.ReadArray(v, read_storage); }));
   const auto packed = [&](const StepPlan::Storage& storage) {
     return std::ranges::find(places.storages(), storage.storage, &StepPlaces::Times::storage);
   };

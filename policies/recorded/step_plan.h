@@ -32,8 +32,8 @@ class StepPlaces {
   // reads, have some.
   struct Times {
     TensorId storage{};
-    OpId packed{};  // the op before which autograd saves it
-    OpId left{};    // the last op that uses it before backward reads it
+    OpId packed{};            // the op before which autograd saves it
+    OpId left{};              // the last op that uses it before backward reads it
     std::vector<Read> reads;  // at least one
   };
   const std::vector<Times>& storages() const { return storages_; }  // by `packed`
@@ -69,8 +69,9 @@ struct StepPlan {
     std::optional<size_t> release{};
     // The ops before which a copy back starts, ascending. Without one, backward waits for it.
     std::vector<size_t> prefetches{};
-    // The `taken` of reads after which the storage is given up again, ascending.
-    std::vector<OpId> drops{};
+    // The ops before which backward takes this storage, or another one that is recomputed from it,
+    // and then gives this one up again, ascending.
+    std::vector<size_t> drops{};
 
     bool operator==(const Storage&) const = default;
   };
@@ -79,8 +80,8 @@ struct StepPlan {
   bool operator==(const StepPlan&) const = default;
 };
 
-// Returns the plan that carries out the decisions of a run of the trace in `memory` bytes, as far as
-// the program can. REQUIRES: the run fits.
+// Returns the plan that carries out the decisions of a run of the trace in `memory` bytes, as far
+// as the program can. REQUIRES: the run fits.
 StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory);
 
 // What a plan is predicted to take, beside the step without a plan.
@@ -93,11 +94,10 @@ struct StepPrediction {
 
 // Returns the plan as a JSON document (experiments/schemas/step-plan.json). `policy` has decided.
 std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepPlaces& places,
-                           Bytes memory, std::string_view policy,
-                           const StepPrediction& prediction);
+                           Bytes memory, std::string_view policy, const StepPrediction& prediction);
 
-// Reads such a document; `origin` is its path in messages. Throws `InputError` with the place of the
-// error if the document is malformed, or names what the trace does not have.
+// Reads such a document; `origin` is its path in messages. Throws `InputError` with the place of
+// the error if the document is malformed, or names what the trace does not have.
 StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const Trace& trace,
                        const StepPlaces& places);
 

@@ -38,9 +38,7 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
   const Trace& trace = planner.trace();
   const StepFloor& floor = planner.floor();
   const auto fits = [](auto get) {
-    return [get](const Row& row) {
-      return When(row.planned.fits(), get(row.planned));
-    };
+    return [get](const Row& row) { return When(row.planned.fits(), get(row.planned)); };
   };
   const auto moved = [&trace, fits](StepPlan::Fate fate) {
     return fits([&trace, fate](const PlannedStep& planned) {
@@ -68,8 +66,7 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
        fits([](auto& p) { return p.prediction.peak; }), "peak GiB"},
       {"iteration_ms", "ms", "the step under the plan",
        fits([](auto& p) { return p.prediction.step; }), "time ms"},
-      {"slowdown", "1", "it over the step without a plan",
-       fits([](auto& p) {
+      {"slowdown", "1", "it over the step without a plan", fits([](auto& p) {
          return static_cast<double>(p.prediction.step.picoseconds()) /
                 static_cast<double>(p.prediction.eager_step.picoseconds());
        }),
@@ -86,10 +83,12 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
        fits([](auto& p) { return p.prediction.forward; })},
       {"knee", "", "the farthest below the line from the first plan to the last",
        [](auto& r) { return r.is_knee; }},
-      {"eager_peak_bytes", "B", "without a plan", [](auto& r) { return r.planned.prediction.eager_peak; }},
+      {"eager_peak_bytes", "B", "without a plan",
+       [](auto& r) { return r.planned.prediction.eager_peak; }},
       {"eager_ms", "ms", "the step without a plan",
        [](auto& r) { return r.planned.prediction.eager_step; }},
-      {"floor_bytes", "B", "the least memory that any plan needs", [&](auto&) { return floor.size; }},
+      {"floor_bytes", "B", "the least memory that any plan needs",
+       [&](auto&) { return floor.size; }},
       {"floor_op", "", "the op that needs it", [&](auto&) { return trace.op(floor.op).name; }},
       {"floor_throughout_bytes", "B", "of the floor: exists during the whole step",
        [&](auto&) { return floor.throughout; }},
@@ -104,7 +103,9 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
          return fmt::format("{}", fmt::join(names, " "));
        }},
       {"floor_without_bytes", "B", "the floor if no op of that kind needed more than others do",
-       [&](auto&) { return When(floor.without.has_value(), floor.without ? floor.without->first : Bytes()); }},
+       [&](auto&) {
+         return When(floor.without.has_value(), floor.without ? floor.without->first : Bytes());
+       }},
       {"floor_without_op", "", "the op that would then need the most",
        [&](auto&) {
          return When(floor.without.has_value(),
@@ -120,9 +121,7 @@ std::optional<size_t> KneeOf(const std::vector<Row>& rows) {
     if (rows[i].planned.fits()) fitting.push_back(i);
   }
   if (fitting.size() < 3) return std::nullopt;
-  const auto memory = [&](size_t i) {
-    return static_cast<double>(rows[i].planned.memory.count());
-  };
+  const auto memory = [&](size_t i) { return static_cast<double>(rows[i].planned.memory.count()); };
   const auto time = [&](size_t i) {
     return static_cast<double>(rows[i].planned.prediction.step.picoseconds());
   };
@@ -195,16 +194,14 @@ int Execute(const PlanOptions& options, Session& session) {
   const bool any = std::ranges::any_of(rows, [](const Row& row) { return row.planned.fits(); });
   std::vector<Export> exports;
   if (any && !options.output.empty()) {
-    exports.push_back({"--output", options.output, [&](const Manifest&) {
-                         return planner.Format(rows.front().planned);
-                       }});
+    exports.push_back({"--output", options.output,
+                       [&](const Manifest&) { return planner.Format(rows.front().planned); }});
   }
-  return session.Finish(
-      FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table), "", exports,
-      any ? kOk : kNegative, [&](Manifest& manifest) {
-        manifest.configuration = SettingsOf(options.asked);
-        manifest.AddInput("trace", "file", options.asked.workload);
-      });
+  return session.Finish(FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table),
+                        "", exports, any ? kOk : kNegative, [&](Manifest& manifest) {
+                          manifest.configuration = SettingsOf(options.asked);
+                          manifest.AddInput("trace", "file", options.asked.workload);
+                        });
 }
 
 }  // namespace
@@ -219,13 +216,15 @@ void AddPlan(Command& program, Session& session) {
   options.asked.policy = "joint";
   AddCaseOptions(verb, {"workload", "device", "memory", "policy", "host"}, options.asked);
   verb.Declared("--policy").initial = "joint";
-  verb.Declared("--policy").Help(
-      "The policy that decides; joint makes as many trials as a few seconds allow, unless its "
-      "effort is given");
+  verb.Declared("--policy")
+      .Help(
+          "The policy that decides; joint makes as many trials as a few seconds allow, unless its "
+          "effort is given");
   verb.Declared("--memory").Help("The budget: a size (12GiB)");
   verb.Flag("--curve", options.curve,
             "Plan for budgets between the least memory of any plan and that of the step as it is");
-  verb.Flag("--explain", options.explain, "Say what needs the memory, and list all storages that move");
+  verb.Flag("--explain", options.explain,
+            "Say what needs the memory, and list all storages that move");
   verb.Text("--predict", options.predict, "Predict the plan in this file, and search for none");
   options.format.Add(verb);
   verb.Text("-o,--output", options.output, "Write the plan to this file");

@@ -16,8 +16,8 @@ namespace {
 
 // One part in so many of a GPU's budget is left free.
 constexpr int64_t kMargin = 400;
-// The shares of the way from the floor to the memory without a plan, in hundredths, for which a curve
-// has plans. Time falls fastest near the floor.
+// The shares of the way from the floor to the memory without a plan, in hundredths, for which a
+// curve has plans. Time falls fastest near the floor.
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
 // Where no plan within the budget is found, plans with so many percent more are tried.
 constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
@@ -87,7 +87,8 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
   std::ranges::stable_sort(floor.held, std::greater(),
                            [&](TensorId id) { return trace.tensor(id).size; });
   for (size_t i = 0; i < ops; ++i) {
-    if (trace.ops[i].slots.front().signature == trace.op(floor.op).slots.front().signature) continue;
+    if (trace.ops[i].slots.front().signature == trace.op(floor.op).slots.front().signature)
+      continue;
     if (!floor.without || least[i] > floor.without->first) {
       floor.without = {least[i], static_cast<OpId>(i)};
     }
@@ -115,9 +116,8 @@ Draft RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
 }
 
 PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t ops) {
-  return {"step-plan", [&plan, &places, ops] {
-            return std::make_unique<StepExecutor>(plan, places, ops);
-          }};
+  return {"step-plan",
+          [&plan, &places, ops] { return std::make_unique<StepExecutor>(plan, places, ops); }};
 }
 
 }  // namespace
@@ -126,15 +126,18 @@ StepPlanner::StepPlanner(const Case& asked)
     : inputs_(asked),
       asked_(WithEffort(asked, *inputs_.trace())),
       liveness_(*inputs_.trace()),
-      places_([this]() -> const Trace& {
-        if (!trace().hooks) {
-          throw InputError(fmt::format(
-              "{}: the step has no hooks, so its program cannot carry out a plan; record it with "
-              "write_step of the Python package spillway_torch",
-              asked_.workload));
-        }
-        return trace();
-      }(), liveness_),
+      places_(
+          [this]() -> const Trace& {
+            if (!trace().hooks) {
+              throw InputError(
+                  fmt::format("{}: the step has no hooks, so its program cannot carry out a plan; "
+                              "record it with "
+                              "write_step of the Python package spillway_torch",
+                              asked_.workload));
+            }
+            return trace();
+          }(),
+          liveness_),
       floor_(FloorOf(trace(), liveness_, places_)) {
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
   Trace plain = trace();
@@ -182,6 +185,7 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
 }
 
 PlannedStep StepPlanner::In(Bytes memory) const {
+  if (memory < floor_.size) return {memory, {}, PredictionOf(eager_), floor_.size};
   const Bytes margin =
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
   const Bytes aim = std::max(floor_.size, memory - margin);
