@@ -136,7 +136,7 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     rows = [first, *sorted(planned(sorted(budgets - {first.budget}, reverse=True)), key=lambda row: row.budget)]
     least = least_memory(tape)
     at = min(least.index(max(least)), len(tape.ops) - 1)
-    others = [(memory, op.name) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
+    others = [(memory, op.place) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
     return Curve(tape, rows, _knee(rows), eager.floor, at, min(least), tape.gradients()[at], max(others, default=(0, "nothing")))
 
 

@@ -133,7 +133,7 @@ class _Model:
         exist = [s for s in tape.storages.values() if 0 <= s.born <= worst and (s.died is None or s.died > worst)]
         named = [tape.storages[tape.origin.get(s.number, s.number)] for s in exist]
         alive = sorted(((s.size, f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}") for s in named), reverse=True)
-        return Floor(most, tape.ops[worst].name, [("parameters and others from before the step", before),
+        return Floor(most, tape.ops[worst].place, [("parameters and others from before the step", before),
                                                   *((name, size) for size, name in alive[:3])])
 
     def simulate(self, choice: _Choice, budget: int) -> _Outcome:
