@@ -22,7 +22,7 @@ import tempfile
 
 import torch
 
-from .run.replay import SOURCES, library_path
+from .run.recompute import SOURCES, library_path
 
 WITH_PYTHON = ("devices", "run_steps")  # sources that take Python's headers
 
@@ -43,7 +43,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     compiler = os.environ.get("CXX", "c++").split()
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        linked = pathlib.Path(scratch, "replay.so").resolve()
+        linked = pathlib.Path(scratch, "recompute.so").resolve()
         headers = pathlib.Path(sysconfig.get_paths()["include"])
         sources = compiled(headers)
         objects = [linked.with_name(f"{source.stem}.o") for source in sources]

@@ -47,7 +47,7 @@ class TraceTest(unittest.TestCase):
             self.assertLessEqual(uses[saved["tensor"]][0], saved["packed"])
             self.assertEqual([trace["ops"][at]["phase"] for at in saved["unpacked"]], ["backward"] * len(saved["unpacked"]))
 
-    def test_an_op_that_rebuilds_reads_only_what_its_chain_reads(self):
+    def test_an_op_that_recomputes_reads_only_what_its_chain_reads(self):
         tape = Stepping(MODELS["llama, autocast"]).record()
         chains = {f"s{s.storage}": s.chain for s in candidates(tape)}
         ops = [op for op in StepTrace(tape, candidates(tape)).object()["ops"] if op.get("recomputable")]
@@ -174,7 +174,7 @@ class FilesTest(unittest.TestCase):
                 (lambda d: d.update(format="x"), "format 'x' version 1; expected 'spillway-plan' or 'spillway-decisions', version 1"),
                 (lambda d: d["storages"][0].update(fate="burn"), r"has the fate 'burn' \(valid: offload, evict\)"),
                 (lambda d: d["storages"][0].update(tensor="s0"), "'s0' is not a storage that plans may move"),
-                (lambda d: d["storages"].append({"tensor": f"s{first.storage}", "fate": "evict"}), "cannot be rebuilt: "),
+                (lambda d: d["storages"].append({"tensor": f"s{first.storage}", "fate": "evict"}), "cannot be recomputed: "),
                 (lambda d: d.pop("storages"), "not a plan .*storages"),
                 (lambda d: d.pop("memory_bytes"), "does not say how much memory"),
                 (lambda d: d.update(memory_bytes=1000), "bytes under the plan, which may take 1,000"),

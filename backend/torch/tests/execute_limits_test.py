@@ -68,7 +68,7 @@ class LimitsTest(unittest.TestCase):
             return s.c(h).pow(2).sum()
 
         case = Case(forward, False)
-        for way in ("rebuild", "offload"):
+        for way in ("evict", "offload"):
             plan = plan_of(case.record(), way)
             for case.now in (False, True, False):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
@@ -79,7 +79,7 @@ class LimitsTest(unittest.TestCase):
         with self.assertRaisesRegex(NotRecordableError, "a region of torch.compile"):
             case.record()
         self.assertIsNone(_get_current_dispatch_mode())
-        for way in ("rebuild", "offload"):
+        for way in ("evict", "offload"):
             case.now = False
             plan = plan_of(case.record(), way)
             for case.now in (False, True, False):

@@ -136,7 +136,7 @@ class StepsTest(PlansTest):
 
     def test_python_compares_again_where_the_hashes_change_in_each_step(self):
         case = Case(lambda s: s.c(torch.tanh(s.a(s.x) + s.now)).pow(2).sum(), 0.0)
-        plan = plan_of(case.record(), "rebuild")
+        plan = plan_of(case.record(), "evict")
         if hashes.step_hashes(1) is None:
             self.skipTest("there is no library")
         known = []

@@ -150,12 +150,12 @@ class EqualityTest(unittest.TestCase):
                     self.assertEqual(different(script(stepping, None, seed), script(stepping, plan, seed)), [])
                     self.assertEqual(executor_of(plan).device.violations, [])
 
-    def test_most_of_what_is_saved_can_be_rebuilt(self):
+    def test_most_of_what_is_saved_can_be_recomputed(self):
         for name, make in MODELS.items():
             with self.subTest(name):
                 found = candidates(Stepping(make).record())
-                rebuilt = sum(s.bytes for s in found if s.chain is not None)
-                self.assertGreater(rebuilt, (0.6 if name == "gpt" else 0.75) * sum(s.bytes for s in found),
+                recomputed = sum(s.bytes for s in found if s.chain is not None)
+                self.assertGreater(recomputed, (0.6 if name == "gpt" else 0.75) * sum(s.bytes for s in found),
                                    [(s.bytes, s.reason) for s in found if s.chain is None])
 
 
@@ -225,7 +225,7 @@ class PlanTest(unittest.TestCase):
             for seed in range(8):
                 draw = random.Random(seed)
                 tape.bandwidth = draw.choice((1e6, 1e9))  # slow copies start early
-                actions = {s.storage: draw.choice(("offload", "rebuild") if s.chain is not None else ("offload",)) for s in candidates(tape)}
+                actions = {s.storage: draw.choice(("offload", "evict") if s.chain is not None else ("offload",)) for s in candidates(tape)}
                 moments = random_moments(tape, draw) if draw.random() < 0.5 else None
                 plan = planner._plan(model, planner._Choice(actions, draw.choice((1, 4)), moments), 1 << 40)
                 absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
@@ -267,12 +267,12 @@ class PlanTest(unittest.TestCase):
     def test_a_program_that_is_missing_is_needed_only_where_a_policy_is_named(self):
         model = planner._Model(self.tape, 0)
         with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}):
-            self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})  # nobody is asked for a CPU
+            self.assertEqual(planner._chosen(model, 1, ("offload", "evict"), None), {})  # nobody is asked for a CPU
             with self.assertRaisesRegex(ProgramError, "/no/program"):
-                planner._chosen(model, 1, ("offload", "rebuild"), "joint")
+                planner._chosen(model, 1, ("offload", "evict"), "joint")
             with mock.patch.object(self.tape, "device", "cuda"), \
                     self.assertLogs("spillway_torch", "WARNING") as logs:
-                self.assertEqual(planner._chosen(model, 1, ("offload", "rebuild"), None), {})
+                self.assertEqual(planner._chosen(model, 1, ("offload", "evict"), None), {})
         self.assertRegex(logs.output[0], "the program was not asked for a plan: .*/no/program")
 
     def test_a_step_that_waits_for_copies_waits_for_the_oldest(self):
@@ -299,7 +299,7 @@ class PlanTest(unittest.TestCase):
 
     def test_the_host_limits_a_step_that_the_gpu_would_run_faster(self):
         tape = self.tape
-        costs = HostCosts(packed=1, unpacked=2, watched=0, compared=10, started=20, replayed=40, left=3, came=5, recorded=1, called=0)
+        costs = HostCosts(packed=1, unpacked=2, watched=0, compared=10, started=20, recomputed=40, left=3, came=5, recorded=1, called=0)
         saved = next(s for s in candidates(tape) if s.chain is not None and len(s.packs) == len(s.unpacks) == 1
                      and all(t.storage != v[0] for v in s.chain.sources for t in candidates(tape)))
         for op in tape.ops:
@@ -316,7 +316,7 @@ class PlanTest(unittest.TestCase):
             self.assertAlmostEqual(eager, 2 * len(tape.ops))  # without the recorder's own second
             hooks = len(tape.packs) + 2 * (len(tape.positions) - len(tape.packs))
             self.assertAlmostEqual(seconds({saved.storage: "offload"}), eager + hooks + 3 + 5, delta=1e-3)
-            self.assertAlmostEqual(seconds({saved.storage: "rebuild"}), eager + hooks + 10 + 20 + 40 * len(saved.chain.ops), delta=1e-3)
+            self.assertAlmostEqual(seconds({saved.storage: "evict"}), eager + hooks + 10 + 20 + 40 * len(saved.chain.ops), delta=1e-3)
             self.assertAlmostEqual(seconds({}, 10.0), 10 * len(tape.ops))  # the GPU is the limit
             seconds({})
             slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)

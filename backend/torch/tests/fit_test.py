@@ -79,9 +79,9 @@ class FitTest(unittest.TestCase):
                     self.assertEqual(different(want, script.run(**run)), [])
                 self.assertEqual(len(logs.output), 2 if name == "accumulation" else 1, logs.output)
                 self.assertRegex(logs.output[0], r"recorded \d+ operators, planned in .* s: predicted peak .* GiB of .* GiB \(without a "
-                                                 r"plan .*, floor .*\); 0 storages go to the host and \d+ are rebuilt, from the next")
+                                                 r"plan .*, floor .*\); 0 storages go to the host and \d+ are recomputed, from the next")
                 self.assertGreater(len(fitted.plan.actions), 0)
-                self.assertGreater(fitted.last.rebuilt, 0)
+                self.assertGreater(fitted.last.recomputed, 0)
                 fitted.remove()
                 self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
 
@@ -91,7 +91,7 @@ class FitTest(unittest.TestCase):
         script = Script()
         fitted = fit(script.model, script.optimizer, budget, policy="dtr")
         chosen = next(s for s in saved_storages(eager.tape).values() if s.dies is not None and s.chain is not None and s.bytes > 5000)
-        with mock.patch.object(planner, "ask", return_value={chosen.storage: "rebuild"}) as ask:
+        with mock.patch.object(planner, "ask", return_value={chosen.storage: "evict"}) as ask:
             self.assertEqual(different(want, script.run()), [])
         self.assertEqual(ask.call_args[0][3], "dtr")
         self.assertGreater(len(fitted.plan.actions), 0)
@@ -132,7 +132,7 @@ class FitTest(unittest.TestCase):
             fitted = fit(script.model, script.optimizer, budget)
             with self.assertNoLogs("spillway_torch", logging.WARNING):
                 self.assertEqual(different(want, run(script)), [])
-            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            self.assertEqual(fitted.last.recomputed > 0, budget < 1 << 40)
             budget = (fitted.plan.floor.bytes + 2 * fitted.plan.eager_peak) // 3
             fitted.remove()
 
@@ -155,7 +155,7 @@ class FitTest(unittest.TestCase):
         for _ in range(2):
             got, fitted = run(budget)
             self.assertEqual(different(want, got), [])
-            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            self.assertEqual(fitted.last.recomputed > 0, budget < 1 << 40)
             budget = fitted.plan.eager_peak - 1000
             fitted.remove()
             self.assertIsNone(_get_current_dispatch_mode())
@@ -169,7 +169,7 @@ class FitTest(unittest.TestCase):
             script.run()
         self.assertEqual(len(logs.output), 1)
         self.assertRegex(logs.output[0], "this step was not recorded: the step saved no tensor for a backward that ran in it")
-        self.assertGreater(fitted.last.rebuilt, 0)
+        self.assertGreater(fitted.last.recomputed, 0)
         fitted.remove()
 
     def test_two_budgets_in_a_step(self):
@@ -236,7 +236,7 @@ class FitTest(unittest.TestCase):
             fitted = fit(script.model, script.optimizer, budget)
             self.assertEqual(different(want, run(script)), [])
             self.assertAlmostEqual(fitted.plan.eager_peak, plan.eager_peak, delta=1000)
-            self.assertEqual(fitted.last.rebuilt > 0, budget < 1 << 40)
+            self.assertEqual(fitted.last.recomputed > 0, budget < 1 << 40)
             budget = (fitted.plan.floor.bytes + fitted.plan.eager_peak) // 2
             fitted.remove()
 
@@ -248,7 +248,7 @@ class FitTest(unittest.TestCase):
         fitted = fit(script.model, None, budget)
         script.model.patch.weight.register_hook(lambda _: updates.step())
         script.run()
-        self.assertGreater(fitted.last.rebuilt, 0)
+        self.assertGreater(fitted.last.recomputed, 0)
         self.assertEqual(fitted.plan.eager_peak, budget_of()[1].eager_peak)
         fitted.remove()
 
@@ -370,7 +370,7 @@ class FitTest(unittest.TestCase):
         with self.assertLogs("spillway_torch", logging.WARNING) as logs:
             self.assertEqual(different(Script().run(), script.run()), [])
         self.assertRegex("\n".join(logs.output), "this step was not recorded: backward failed")
-        self.assertGreater(fitted.last.rebuilt, 0)
+        self.assertGreater(fitted.last.recomputed, 0)
         fitted.remove()
 
     def test_an_exception_in_the_first_forward(self):
@@ -400,7 +400,7 @@ class FitTest(unittest.TestCase):
             script.model.head.forward = good
             script.run(2)
         self.assertIs(fitted.plan, plan)
-        self.assertGreater(fitted.last.rebuilt, 0)
+        self.assertGreater(fitted.last.recomputed, 0)
         fitted.remove()
 
     def test_models_that_are_refused(self):

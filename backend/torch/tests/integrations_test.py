@@ -122,12 +122,12 @@ class Watched:
     """Mixed into a callback, it keeps the plan and how many operators ran again."""
 
     plan = None
-    rebuilt = 0
+    recomputed = 0
 
     def look(self):
         if self.fitted is not None and self.fitted.plan is not None:
             self.plan = self.fitted.plan
-            self.rebuilt = max(self.rebuilt, self.fitted.last.rebuilt if self.fitted.last is not None else 0)
+            self.recomputed = max(self.recomputed, self.fitted.last.recomputed if self.fitted.last is not None else 0)
 
 
 class WatchedToken(Watched, huggingface.FitCallback):
@@ -148,7 +148,7 @@ class IntegrationsTest(unittest.TestCase):
         self.addCleanup(lambda: self.assertIsNone(_get_current_dispatch_mode()))
 
     def equal(self, kind, train, **options):
-        """Trains with the callback, which has to rebuild tensors; returns its plan."""
+        """Trains with the callback, which has to recompute tensors; returns its plan."""
         whole = kind(1 << 40)
         train(whole, steps=3, **options)
         want = train(**options)
@@ -156,7 +156,7 @@ class IntegrationsTest(unittest.TestCase):
         got = train(tight, **options)
         self.assertEqual(different(want[0], got[0]), [])
         self.assertEqual(want[1:-1], got[1:-1])
-        self.assertGreater(tight.rebuilt, 0)
+        self.assertGreater(tight.recomputed, 0)
         self.assertIsNone(tight.fitted)
         return tight.plan
 

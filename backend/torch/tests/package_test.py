@@ -13,7 +13,7 @@ from unittest import mock
 
 from spillway_torch import ProgramError
 from spillway_torch.base.program import find_program, run_program
-from spillway_torch.run.replay import library_path
+from spillway_torch.run.recompute import library_path
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 

@@ -175,11 +175,11 @@ def random_plan(tape, seed):
     """Returns a plan with random actions, for a budget that wants copies early or late."""
     draw = random.Random(seed)
     choice = draw.choice(("kor", "or", "ko", "kr", "ooor", "rrrko", "o", "r"))
-    names = {"k": "keep", "o": "offload", "r": "rebuild"}
+    names = {"k": "keep", "o": "offload", "r": "evict"}
     actions = {}
     for saved in candidates(tape):
         action = names[draw.choice(choice)]
-        actions[saved.storage] = "keep" if action == "rebuild" and saved.chain is None else action
+        actions[saved.storage] = "keep" if action == "evict" and saved.chain is None else action
     return assemble(tape, actions, draw.choice((0, 1 << 40)))
 
 
@@ -206,15 +206,15 @@ def check_schema(test, name, value):
     compare(json.loads((schemas / f"{name}.json").read_text(encoding="utf-8")), value)
 
 
-WAYS = ("rebuild", "offload", "mixed")  # the plans of `PlansTest`
+WAYS = ("evict", "offload", "mixed")  # the plans of `PlansTest`
 SEEN = r"aten::\w+ is operator \d+ of the step, and (aten::\w+ was|had other arguments in the) recorded"  # by the library
 
 
 def plan_of(tape, way):
-    """Returns a plan that rebuilds all it can, that offloads all it can, or that does both in turn."""
+    """Returns a plan that recomputes all it can, that offloads all it can, or that does both in turn."""
     actions = {}
     for at, saved in enumerate(candidates(tape)):
-        wanted = way if way != "mixed" else ("rebuild", "offload")[at % 2]
+        wanted = way if way != "mixed" else ("evict", "offload")[at % 2]
         actions[saved.storage] = wanted if wanted == "offload" or saved.chain is not None else "keep"
     return assemble(tape, actions, 0)
 
@@ -249,7 +249,7 @@ class Case:
 
 
 class PlansTest(unittest.TestCase):
-    """Tests of steps under plans that rebuild all they can, that offload all they can, and that mix both."""
+    """Tests of steps under plans that recompute all they can, that offload all they can, and that mix both."""
 
     def setUp(self):
         logging.getLogger("spillway_torch").setLevel(logging.ERROR)
@@ -259,7 +259,7 @@ class PlansTest(unittest.TestCase):
         return [plan_of(tape, way) for way in WAYS]
 
     def deviates(self, forward, before, after, text=None):
-        """After a change between steps, each plan has to give eager's results; one that rebuilds has to notice, if a text is given."""
+        """After a change between steps, each plan has to give eager's results; one that recomputes has to notice, if a text is given."""
         case = Case(forward, before)
         tape = case.record()
         for plan in self.plans(tape):

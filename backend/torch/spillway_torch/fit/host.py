@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..plan.plan import OFFLOAD, REBUILD, Floor, Plan
+from ..plan.plan import EVICT, OFFLOAD, Floor, Plan
 from ..run.executor import Executor
 from ..tape.chains import Saved, saved_storages
 from ..tape.costs import HostCosts
@@ -37,7 +37,7 @@ def measure_host(device: str) -> HostCosts:
         long = [s for s in saved if s.chain is not None and len(s.chain.ops) > 2 and not s.chain.calls]
         watching = [s for s in saved if s.chain is not None and s.chain.calls]
         executors = [_executor(tape, of, action) for of, action in (
-            (saved[:1], OFFLOAD), (saved, OFFLOAD), (short, REBUILD), (long, REBUILD), (watching[:1], REBUILD))]
+            (saved[:1], OFFLOAD), (saved, OFFLOAD), (short, EVICT), (long, EVICT), (watching[:1], EVICT))]
         plain, some, all_, shorter, longer, watched = _times(loss, device, [None, *(executor.begin for executor in executors)])
         for executor in executors:
             executor.close()
@@ -48,13 +48,13 @@ def measure_host(device: str) -> HostCosts:
     compared = (shorter[0] + longer[0] - 2 * some[0] + 2 * left) / (len(short) + len(long))
     again = [(took[1] - some[1] + came) / len(of) for took, of in ((shorter, short), (longer, long))]  # the seconds for each chain
     length = sum(len(s.chain.ops) for s in long if s.chain is not None) / len(long)
-    replayed = max(0.0, again[1] - again[0]) / (length - 1)
+    recomputed = max(0.0, again[1] - again[0]) / (length - 1)
     ahead, back = ((sum(op.host for op in tape.ops if op.backward == backward), sum(op.entries for op in tape.ops if op.backward == backward))
                    for backward in (False, True))
     recorded = max(0.0, back[0] - plain[1]) / back[1]
     return HostCosts(**{name: max(0.0, seconds) for name, seconds in {
         "packed": packed, "unpacked": unpacked, "watched": (watched[0] - some[0] + left - compared) / len(tape.calls),
-        "compared": compared, "started": again[0] - replayed, "replayed": replayed, "left": left, "came": came, "recorded": recorded,
+        "compared": compared, "started": again[0] - recomputed, "recomputed": recomputed, "left": left, "came": came, "recorded": recorded,
         "called": (ahead[0] - plain[0] - recorded * ahead[1]) / len(tape.calls)}.items()})
 
 

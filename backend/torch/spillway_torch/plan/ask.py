@@ -1,4 +1,4 @@
-"""Asks the program `spillway` which storages of a tape to offload and which to rebuild."""
+"""Asks the program `spillway` which storages of a tape to offload and which to recompute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.errors import ProgramError
 from ..base.program import run_program
 from ..tape.chains import Saved
 from ..tape.tape import Tape
-from .plan import OFFLOAD, REBUILD
+from .plan import EVICT, OFFLOAD
 from .step_trace import StepTrace, operator_of, storage_name
 
 
@@ -68,7 +68,7 @@ def carried_out(decisions: list[dict[str, Any]], candidates: list[Saved], tape: 
         if verb == "offload":
             actions[storage] = OFFLOAD
         elif verb == "evict" and saved.chain is not None:
-            actions.setdefault(storage, REBUILD)
+            actions.setdefault(storage, EVICT)
         if verb == "prefetch":
             moments.prefetches.setdefault(storage, []).append(at)
         elif verb == "evict" or verb == "release" and storage in moments.releases:

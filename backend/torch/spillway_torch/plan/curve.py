@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from ..base.errors import NoPlanError
 from ..tape.tape import Tape
-from .plan import OFFLOAD, REBUILD, Floor, Plan, useful_moves
+from .plan import EVICT, OFFLOAD, Floor, Plan, useful_moves
 from .planner import least_memory, make_plan, make_plans
 
 FORMAT = "spillway-torch-explain"
@@ -52,14 +52,14 @@ class Curve:
         """Returns a table, and sentences on the floor, for people."""
         eager, tape, floor = self.rows[-1], self.tape, self.floor
         unit, name = (1 << 20, "MiB") if self.floor.bytes >= 10 << 20 else (1 << 10, "KiB")
-        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'ms':>10}{'times':>8}{'offloaded':>12}{'rebuilt':>12}"]
+        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'ms':>10}{'times':>8}{'offloaded':>12}{'recomputed':>12}"]
         for at, row in enumerate(self.rows):
             line = f"{row.budget / unit:12,.1f}"
             if row.plan is None:
                 line += f"  no plan was found; the best takes {row.best / unit:,.1f}"
             else:
                 line += (f"{row.plan.peak / unit:12,.1f}{row.plan.seconds * 1e3:10.2f}{row.times:8.2f}"
-                         f"{row.moved(OFFLOAD) / unit:12,.1f}{row.moved(REBUILD) / unit:12,.1f}")
+                         f"{row.moved(OFFLOAD) / unit:12,.1f}{row.moved(EVICT) / unit:12,.1f}")
             notes = [note for note, holds in (
                 ("floor", row.budget == floor.bytes), ("knee", at == self.knee), ("without a plan", row is eager),
                 ("host-bound", row.plan is not None and row.plan.host_bound)) if holds]
@@ -100,10 +100,10 @@ class Curve:
         """Returns what `text` says, in bytes and seconds (experiments/schemas/torch-explain.json)."""
         def described(at: int, row: Row) -> dict[str, Any]:
             plan = row.plan
-            numbers: dict[str, Any] = dict.fromkeys(("peak_bytes", "step_s", "times", "offloaded_bytes", "rebuilt_bytes", "host_bound"))
+            numbers: dict[str, Any] = dict.fromkeys(("peak_bytes", "step_s", "times", "offloaded_bytes", "recomputed_bytes", "host_bound"))
             if plan is not None:
                 numbers = {"peak_bytes": plan.peak, "step_s": plan.seconds, "times": row.times, "offloaded_bytes": row.moved(OFFLOAD),
-                           "rebuilt_bytes": row.moved(REBUILD), "host_bound": plan.host_bound}
+                           "recomputed_bytes": row.moved(EVICT), "host_bound": plan.host_bound}
             return {"budget_bytes": row.budget, "least_bytes": row.best if plan is None else None, **numbers,
                     "knee": at == self.knee}
 
@@ -136,7 +136,7 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     rows = [first, *sorted(planned(sorted(budgets - {first.budget}, reverse=True)), key=lambda row: row.budget)]
     least = least_memory(tape)
     at = min(least.index(max(least)), len(tape.ops) - 1)
-    others = [(memory, op.name) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
+    others = [(memory, op.place) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
     return Curve(tape, rows, _knee(rows), eager.floor, at, min(least), tape.gradients()[at], max(others, default=(0, "nothing")))
 
 

@@ -15,12 +15,12 @@ from ..base.errors import SpillwayError
 from ..tape.chains import Saved
 from ..tape.tape import Tape
 from .ask import carried_out
-from .plan import OFFLOAD, REBUILD, Plan, parse_bytes
+from .plan import EVICT, OFFLOAD, Plan, parse_bytes
 from .planner import assemble, least_size, movable_storages
 from .step_trace import StepTrace, operator_of, step_name, storage_name
 
 PLAN, DECISIONS = "spillway-plan", "spillway-decisions"
-FATES = {"offload": OFFLOAD, "evict": REBUILD}
+FATES = (OFFLOAD, EVICT)
 
 
 def write_step(tape: Tape, path: str | os.PathLike[str]) -> None:
@@ -64,7 +64,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
     again = {storage for given_up in plan.drops.values() for storage in given_up}
     storages: list[dict[str, Any]] = []
     for storage, (left, needed) in _gaps(ops, plan.actions).items():
-        if plan.actions[storage] == REBUILD:
+        if plan.actions[storage] == EVICT:
             storages.append({"tensor": storage_name(storage), "fate": "evict", "again": storage in again})
         elif storage in starts:  # otherwise its copy is done too late, and it stays
             start = max((at for at in starts[storage] if left < at <= needed), default=needed)
@@ -137,7 +137,7 @@ def _planned_actions(data: dict[str, Any], movable: list[Saved]) -> dict[int, st
         if fate not in FATES:
             raise SpillwayError(f"'{name}' has the fate '{fate}' (valid: {', '.join(FATES)})")
         saved = known[name]
-        if FATES[fate] == REBUILD and saved.chain is None:
-            raise SpillwayError(f"'{name}' cannot be rebuilt: {saved.reason}")
-        actions[saved.storage] = FATES[fate]
+        if fate == EVICT and saved.chain is None:
+            raise SpillwayError(f"'{name}' cannot be recomputed: {saved.reason}")
+        actions[saved.storage] = fate
     return actions

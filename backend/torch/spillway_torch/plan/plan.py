@@ -9,7 +9,7 @@ from typing import Union
 from ..base.errors import SpillwayError
 from ..tape.tape import Tape
 
-KEEP, OFFLOAD, REBUILD = "keep", "offload", "rebuild"
+KEEP, OFFLOAD, EVICT = "keep", "offload", "evict"
 GIB = 1 << 30
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 PAGE = 4096  # bytes, at which each copy on the host begins
@@ -30,7 +30,7 @@ def parse_bytes(text: Union[str, int]) -> int:
 
 def useful_moves(device: str) -> tuple[str, ...]:
     """Returns the actions that save memory of a device: a copy on the host saves none of the host's."""
-    return (REBUILD,) if device == "cpu" else (OFFLOAD, REBUILD)
+    return (EVICT,) if device == "cpu" else (OFFLOAD, EVICT)
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ class Floor:
         """Says why a budget is too small and how the floor comes down."""
         held = ", ".join(f"{size:,} of {name}" for name, size in self.held)
         return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
-                f"({held} exist then), whatever is offloaded or rebuilt; a smaller batch, an optimizer with less state, or "
+                f"({held} exist then), whatever is offloaded or recomputed; a smaller batch, an optimizer with less state, or "
                 "another operator there, such as a loss in pieces, lowers it")
 
 
@@ -55,7 +55,7 @@ class Plan:
 
     Positions count the tensors that autograd packs and unpacks in a step, from 0. At a position, a `release` waits for the
     storage's copy to the host and drops it, and a `prefetch` starts to bring it back; both happen before the tensor is
-    handled. A `drop` happens after it: a storage that came back, or was rebuilt, is given up until its next use. So a
+    handled. A `drop` happens after it: a storage that came back, or was recomputed, is given up until its next use. So a
     storage that is used twice can be absent between the uses.
     """
 
@@ -93,7 +93,7 @@ class Plan:
 
     def summary(self) -> str:
         """Returns what the plan is predicted to take, and what bounds it, in one line."""
-        counts = {action: sum(1 for a in self.actions.values() if a == action) for action in (OFFLOAD, REBUILD)}
+        counts = {action: sum(1 for a in self.actions.values() if a == action) for action in (OFFLOAD, EVICT)}
         times = ""
         if self.tape.device == "cuda":  # the times of a CPU follow from sizes, and are good for nothing else than plans
             over = 100 * (self.seconds / self.eager_seconds - 1)
@@ -101,5 +101,5 @@ class Plan:
                      f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
         there = f" (which keeps {self.host_bytes / GIB:.4g} GiB for them)" if counts[OFFLOAD] else ""
         return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
-                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[REBUILD]} are "
-                "rebuilt")
+                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[EVICT]} are "
+                "recomputed")

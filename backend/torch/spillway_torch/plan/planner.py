@@ -16,12 +16,12 @@ from ..tape.chains import Saved, saved_storages
 from ..tape.tape import Tape
 from .ask import Moments, ask
 from .clock import hook_clock, host_clock
-from .plan import KEEP, OFFLOAD, REBUILD, Floor, Plan, parse_bytes
+from .plan import EVICT, KEEP, OFFLOAD, Floor, Plan, parse_bytes
 
 NEAR = (1 << 30, 64, 8)  # positions that are tried: a storage stays between two uses that are not further apart
 POLICY = "joint:effort=1"  # of the program
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
-SHARES, COARSE = 12, 4  # of what can be rebuilt: for one plan, and for each of many or that of a deep model
+SHARES, COARSE = 12, 4  # of what can be recomputed: for one plan, and for each of many or that of a deep model
 PER_SHARE = 14  # choices that are considered for a share, about
 MOST_TRIED, FEWEST_TRIED = 1000, 60  # changes to single storages of a choice
 TRIED = 500_000  # changes times operators, which limits the time of planning
@@ -133,12 +133,12 @@ class _Model:
         exist = [s for s in tape.storages.values() if 0 <= s.born <= worst and (s.died is None or s.died > worst)]
         named = [tape.storages[tape.origin.get(s.number, s.number)] for s in exist]
         alive = sorted(((s.size, f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}") for s in named), reverse=True)
-        return Floor(most, tape.ops[worst].name, [("parameters and others from before the step", before),
+        return Floor(most, tape.ops[worst].place, [("parameters and others from before the step", before),
                                                   *((name, size) for size, name in alive[:3])])
 
     def simulate(self, choice: _Choice, budget: int) -> _Outcome:
         actions = choice.actions
-        drops, fetched, replayed = self._backward(choice)
+        drops, fetched, recomputed = self._backward(choice)
         held = self._held(actions)
         change = [0] * (len(self.base) + 1)
         for saved in self.candidates:
@@ -154,7 +154,7 @@ class _Model:
         memory = [max(each[a:b]) for a, b in zip(self.starts, self.ends)]
         delays = [0.0] * (len(self.starts) + 1)
         temporary: dict[int, int] = {}  # chains of a position run one after the other
-        for position, storage in replayed:
+        for position, storage in recomputed:
             chain = self.saved[storage].chain
             assert chain is not None
             temporary[position] = max(temporary.get(position, 0), chain.temporary)
@@ -166,7 +166,7 @@ class _Model:
                 beside = BESIDE * self.bytes[storage] / self.tape.bandwidth
                 for position in (self.saved[storage].packs[0].position, *(span.begin for span in fetched[storage])):
                     delays[position + 1] += beside
-        host = self._host(actions, fetched, replayed)
+        host = self._host(actions, fetched, recomputed)
         busy = [self.clock[s] + d for s, d in zip(self.starts, itertools.accumulate(delays))]  # the GPU's times of positions, never idle
         idle = list(itertools.accumulate((h - b for h, b in zip(host, busy)), max, initial=0.0))[1:]
         times = list(map(float.__add__, busy, idle))
@@ -179,7 +179,7 @@ class _Model:
         return _Outcome([max(each[:self.starts[0]], default=0), *memory], seconds, host[-1], host[self.packed[-1] + 1], releases, prefetches,
                         drops)
 
-    def _host(self, actions: Actions, fetched: dict[int, list[_Span]], replayed: list[tuple[int, int]]) -> list[float]:
+    def _host(self, actions: Actions, fetched: dict[int, list[_Span]], recomputed: list[tuple[int, int]]) -> list[float]:
         """Returns when the host comes to each position, and to the end of the step, if it never waits."""
         if not actions or self.tape.device == "cpu":
             return self.plain
@@ -193,17 +193,17 @@ class _Model:
                     more[span.begin + 1] += costs.came
             elif times is self.hooked and saved.chain is not None and saved.chain.calls:
                 times = list(map(float.__add__, self.hooked, self.watching))
-        for position, storage in replayed:
+        for position, storage in recomputed:
             chain = self.saved[storage].chain
             assert chain is not None
-            more[position + 1] += costs.started + costs.replayed * len(chain.ops)
+            more[position + 1] += costs.started + costs.recomputed * len(chain.ops)
         return list(map(float.__add__, times, itertools.accumulate(more)))
 
     def _held(self, actions: Actions) -> dict[int, int]:
-        """Returns how many operators have run when nobody needs a storage any more, also not to rebuild another one."""
+        """Returns how many operators have run when nobody needs a storage any more, also not to recompute another one."""
         held = self.read.copy()
         for saved in reversed(self.candidates):
-            if actions.get(saved.storage) == REBUILD:
+            if actions.get(saved.storage) == EVICT:
                 for source, _ in self._sources(saved.storage):
                     held[source] = max(held.get(source, 0), held[saved.storage])
         return held
@@ -211,14 +211,14 @@ class _Model:
     def _backward(self, choice: _Choice) -> tuple[dict[int, list[int]], dict[int, list[_Span]], list[tuple[int, int]]]:
         """Follows what backward reads.
 
-        Returns the drops, the spans in which absent storages are present, and the positions at which storages are rebuilt.
+        Returns the drops, the spans in which absent storages are present, and the positions at which storages are recomputed.
         """
         actions = choice.actions
         touches, touched = self._touches(actions)
         drops: dict[int, list[int]] = {}
         spans: dict[int, list[_Span]] = {}
         present: dict[int, int] = {}
-        replayed: list[tuple[int, int]] = []
+        recomputed: list[tuple[int, int]] = []
 
         def fetch(wanted: int, position: int) -> None:
             waiting = [wanted]
@@ -227,12 +227,12 @@ class _Model:
                 if storage in present or storage not in actions:
                     waiting.pop()
                     continue
-                if actions[storage] == REBUILD:
+                if actions[storage] == EVICT:
                     absent = [v[0] for v in self._sources(storage) if v[0] not in present and v[0] in actions]
                     if absent:
                         waiting += absent
                         continue
-                    replayed.append((position, storage))
+                    recomputed.append((position, storage))
                 present[storage] = position
                 came.append(storage)
                 waiting.pop()
@@ -248,7 +248,7 @@ class _Model:
                     end = self.until[position] if resident == storage else self.ends[position]
                     spans.setdefault(resident, []).append(_Span(present.pop(resident), end, position))
                     drops.setdefault(position, []).append(resident)
-        return drops, spans, replayed
+        return drops, spans, recomputed
 
     def _touches(self, actions: Actions) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """Returns where each storage is read if nothing is dropped before its last use, and which storages each position reads."""
@@ -261,7 +261,7 @@ class _Model:
                 touches[storage].append(position)
                 if storage not in present:
                     present.add(storage)
-                    if actions.get(storage) == REBUILD:
+                    if actions.get(storage) == EVICT:
                         waiting += [value[0] for value in self._sources(storage)]
         return touches, touched
 
@@ -384,7 +384,7 @@ def least_memory(tape: Tape) -> list[int]:
     return _Model(tape, least_size(tape)).least()
 
 
-def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, REBUILD), smallest: int | None = None,
+def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, EVICT), smallest: int | None = None,
               policy: str | None = None, unforeseen: int = 0) -> Plan:
     """Returns a plan whose predicted peak is at most `memory`: bytes, or a text such as "8GiB".
 
@@ -394,7 +394,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
         is there; on a CPU nobody is asked.
     unforeseen: bytes that steps take, and that the tape does not show.
 
-    Two choices compete: the policy's, and the best of a row which rebuilds a share of what can be rebuilt, the cheapest first, and
+    Two choices compete: the policy's, and the best of a row which recomputes a share of what can be recomputed, the cheapest first, and
     offloads as few of the rest as bring the peak down, the first saved first. Changes to single storages then improve both, and
     further changes the better one, which is the plan. If a policy is named, only its choice is improved.
 
@@ -466,7 +466,7 @@ def make_plans(tape: Tape, budgets: list[int], moves: tuple[str, ...]) -> Iterat
 
 def _chosen(model: _Model, budget: int, moves: tuple[str, ...], policy: str | None) -> Actions:
     """Returns what a policy of the program chooses; nothing if none is named and none can be asked."""
-    if policy is None and (model.tape.device == "cpu" or set(moves) != {OFFLOAD, REBUILD}):
+    if policy is None and (model.tape.device == "cpu" or set(moves) != {OFFLOAD, EVICT}):
         return {}
     try:
         chosen = ask(model.tape, model.candidates, budget - model.unforeseen, policy or POLICY)
@@ -520,17 +520,17 @@ class _Search:
         return plan
 
     def shares(self, parts: int) -> None:
-        """Considers to rebuild shares of what can be rebuilt, and to offload as few of the rest as help."""
-        cheapest = sorted((s for s in self.model.candidates if s.chain is not None and REBUILD in self.moves),
+        """Considers to recompute shares of what can be recomputed, and to offload as few of the rest as help."""
+        cheapest = sorted((s for s in self.model.candidates if s.chain is not None and EVICT in self.moves),
                           key=lambda s: (_price(s), s.storage))
         for share in range(parts + 1):
-            rebuilt: Actions = {s.storage: REBUILD for s in cheapest[:len(cheapest) * share // parts]}
-            rest = [s.storage for s in self.model.candidates if s.storage not in rebuilt and OFFLOAD in self.moves]
+            recomputed: Actions = {s.storage: EVICT for s in cheapest[:len(cheapest) * share // parts]}
+            rest = [s.storage for s in self.model.candidates if s.storage not in recomputed and OFFLOAD in self.moves]
             low, high = 0, len(rest)
-            least = self.consider(_Choice(rebuilt | dict.fromkeys(rest, OFFLOAD), NEAR[0]))
+            least = self.consider(_Choice(recomputed | dict.fromkeys(rest, OFFLOAD), NEAR[0]))
             while low < high:  # the fewest that leave no more over the budget than all do
                 middle = (low + high) // 2
-                excess = self.consider(_Choice(rebuilt | dict.fromkeys(rest[:middle], OFFLOAD), NEAR[0]))
+                excess = self.consider(_Choice(recomputed | dict.fromkeys(rest[:middle], OFFLOAD), NEAR[0]))
                 low, high = (low, middle) if excess <= least else (middle + 1, high)
 
     def _exceeds(self, storage: int) -> bool:
@@ -549,7 +549,7 @@ class _Search:
         while self.best.actions and self.unchanged < len(largest) and most > 0:
             saved, before = largest[self.turn % len(largest)], self.score
             for action in (KEEP, *self.moves):
-                if (self.best.actions.get(saved.storage, KEEP) == action or action == REBUILD and saved.chain is None
+                if (self.best.actions.get(saved.storage, KEEP) == action or action == EVICT and saved.chain is None
                         or action == KEEP and self._exceeds(saved.storage)):
                     continue
                 changed = {**self.best.actions, saved.storage: action}
@@ -562,6 +562,6 @@ class _Search:
 
 
 def _price(saved: Saved) -> float:
-    """Returns the seconds that rebuilding costs for each byte."""
+    """Returns the seconds that recomputing costs for each byte."""
     assert saved.chain is not None
     return saved.chain.seconds / saved.bytes

@@ -1,6 +1,6 @@
 """Makes the trace of a recorded step, on which the policies of the program `spillway` decide.
 
-Each storage that a plan may move is made by one operator: the chain that rebuilds it, with the values that autograd saved before as
+Each storage that a plan may move is made by one operator: the chain that recomputes it, with the values that autograd saved before as
 its inputs. They alone are saved tensors of the trace, so no policy moves others.
 """
 
@@ -61,7 +61,7 @@ class StepTrace:
         self.tape = tape
         self.movable = {s.storage: s for s in candidates}
         self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
-        self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it rebuild
+        self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
         for saved in self.made.values():
             assert saved.chain is not None
             for at in saved.chain.ops:
@@ -177,7 +177,7 @@ class StepTrace:
                 for at, op in enumerate(self.tape.ops)]
 
     def _chain(self, at: int, saved: Saved, seconds: float) -> dict[str, Any]:
-        """Returns the op that makes a storage which can be rebuilt."""
+        """Returns the op that makes a storage which can be recomputed."""
         assert saved.chain is not None
         inputs = [*(value[0] for value in saved.chain.sources), *saved.chain.parameters]
         made = self._op(at, "spillway::chain", "forward", inputs, [saved.storage], seconds)

@@ -8,7 +8,7 @@
 // An operator that the program calls is hashed with its arguments. Some operators are made of
 // others, by a choice that the arguments do not show: those others are hashed by their names.
 //
-// Like replay_chains.cc it uses no header of Python and none of CUDA.
+// Like recompute_chains.cc it uses no header of Python and none of CUDA.
 
 #include <step_library.h>  // of this folder
 

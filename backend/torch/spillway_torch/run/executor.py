@@ -17,16 +17,16 @@ import torch
 
 from ..base.device import Device, Host, device_of
 from ..base.errors import SpillwayError
-from ..plan.plan import KEEP, OFFLOAD, PAGE, REBUILD, Plan
+from ..plan.plan import KEEP, OFFLOAD, PAGE, EVICT, Plan
 from ..tape.calls import ComparedCalls
 from ..tape.chains import Saved, edge_walk, saved_storages
 from ..tape.graph import current_number
 from ..tape.regions import without_compilation
 from ..tape.tape import has_sign
 from ..tape.tape_recorder import refuse_hooks
-from . import replay
+from . import recompute
 from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
-from .replay import Replay
+from .recompute import Recompute
 from .slots import Entry, Recipe, SavedTensors, Table, library_table
 
 log = logging.getLogger("spillway_torch")
@@ -49,18 +49,18 @@ class Executor:
         self._last: Callable[[], Any] = lambda: None  # what the last step saved
         self._lock = threading.Lock()
         self.hashes: Hashes | None = None if tape.compiled else step_hashes(len(self.entries))  # compiled code has no operators to hash
-        parameters = sorted({p for r in self._recipes.values() if r.replay is not None for p in r.replay.chain.parameters})
+        parameters = sorted({p for r in self._recipes.values() if r.recompute is not None for p in r.recompute.chain.parameters})
         self.parameters = [tape.parameters[p] for p in parameters]
         table = Table(self.plan, self.device, self.entries, self._recipes, self.hashes, parameters)
         self._library = None if tape.compiled else library_table(table, self.region)
         self.make_saved: Callable[..., Any] = functools.partial(SavedTensors, table, self.region)  # makes those of a step
         if self._library is not None:
-            self.make_saved = functools.partial(replay.steps_library().Run, self._library)
+            self.make_saved = functools.partial(recompute.steps_library().Run, self._library)
 
     def _make_recipes(self, saved: dict[int, Saved]) -> dict[int, Recipe]:
         recipes: dict[int, Recipe] = {}
         tape = self.plan.tape
-        waiting = [s for s, action in self.plan.actions.items() if action in (OFFLOAD, REBUILD)]
+        waiting = [s for s, action in self.plan.actions.items() if action in (OFFLOAD, EVICT)]
         planned = set(waiting)
         while waiting:
             storage = waiting.pop()
@@ -72,20 +72,20 @@ class Executor:
                 raise SpillwayError(f"storage {storage} cannot be planned: it is not saved with one value, or the program holds it")
             recipe = Recipe(storage, action, edge_walk(tape, of), len(of.packs) > 1, of.bytes,
                              of.packs[0].geometry)
-            if action == REBUILD:
+            if action == EVICT:
                 if of.chain is None:
-                    raise SpillwayError(f"storage {storage} cannot be rebuilt: {of.reason}")
+                    raise SpillwayError(f"storage {storage} cannot be recomputed: {of.reason}")
                 recipe.walk = of.chain.walk
-                recipe.replay = Replay(tape, of, of.chain)
+                recipe.recompute = Recompute(tape, of, of.chain)
                 waiting += [value[0] for value in of.chain.sources]
             recipes[storage] = recipe
             for pack in of.packs:
                 self.entries[pack.position] = Entry(recipe, pack.geometry, pack.node, pack is of.packs[0])
-        rebuilt = [(recipe, recipe.replay.chain) for recipe in recipes.values() if recipe.replay is not None]
-        self.watched = frozenset(tape.calls[at][0] for _, chain in rebuilt for at in chain.calls)
+        recomputed = [(recipe, recipe.recompute.chain) for recipe in recipes.values() if recipe.recompute is not None]
+        self.watched = frozenset(tape.calls[at][0] for _, chain in recomputed for at in chain.calls)
         self.calls = [call for call in tape.calls if call[0] in self.watched]
         before = [0, *itertools.accumulate(call[0] in self.watched for call in tape.calls)]
-        for recipe, chain in rebuilt:
+        for recipe, chain in recomputed:
             recipe.sources = tuple(value[0] for value in chain.sources)
             for storage in recipe.sources:
                 recipes[storage].source = True
@@ -93,7 +93,7 @@ class Executor:
                 recipe.calls = before[saved[recipe.storage].packs[0].calls]
         for entry in self.entries:
             if entry is not None:
-                entry.kind = AGAIN if not entry.first else MADE if entry.recipe.action == REBUILD else LAYOUT
+                entry.kind = AGAIN if not entry.first else MADE if entry.recipe.action == EVICT else LAYOUT
         return recipes
 
     def _place(self) -> int:
@@ -163,9 +163,9 @@ class _Run:
         return int(self.saved.packs)
 
     @property
-    def rebuilt(self) -> int:
+    def recomputed(self) -> int:
         """Returns how many operators ran again."""
-        return int(self.saved.rebuilt)
+        return int(self.saved.recomputed)
 
     def holds_host(self) -> bool:
         """Returns whether it writes memory of the host, or a backward may still read it."""
@@ -243,7 +243,7 @@ class _Run:
         recipe = entry.recipe
         if not entry.first:
             return None
-        if recipe.action == REBUILD or recipe.source:
+        if recipe.action == EVICT or recipe.source:
             difference = recipe.walk.difference(tensor, self._base)
             if difference is not None:
                 return difference

@@ -12,7 +12,7 @@ from typing import Optional
 
 import torch
 
-from . import replay
+from . import recompute
 
 log = logging.getLogger("spillway_torch")
 LAYOUT, MADE, AGAIN = range(3)  # how a saved tensor is compared: by how it lies in memory, and how it was made, or is saved again
@@ -50,4 +50,4 @@ class Hashes:
 
 def step_hashes(positions: int) -> Hashes | None:
     """Returns what compares steps of a plan; None without the library."""
-    return Hashes(positions) if replay._library() is not None else None
+    return Hashes(positions) if recompute._library() is not None else None

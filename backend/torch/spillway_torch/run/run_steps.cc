@@ -42,7 +42,7 @@ Indices IndicesOf(const std::vector<size_t>& given) { return {given.begin(), giv
 // How all steps treat a storage; see slots.py.
 struct Recipe {
   bool offload;
-  const Program* chain;            // none unless it is rebuilt
+  const Program* chain;            // none unless it is recomputed
   std::vector<std::string> names;  // of the operators of the chain
   bool shared;
   Tensor place;  // as it is saved first
@@ -104,8 +104,8 @@ uint32_t VersionOf(const Tensor& tensor) {
   throw py::error_already_set();
 }
 
-// A storage in one step. It lives as long as autograd holds a tensor in it, or one that is rebuilt
-// from it.
+// A storage in one step. It lives as long as autograd holds a tensor in it, or one that is
+// recomputed from it.
 class Slot {
  public:
   // The tensor that is saved has this version.
@@ -282,7 +282,7 @@ class Run {
 
   bool deviated = false;
   int64_t packs = 0;
-  int64_t rebuilt = 0;  // operators that ran again
+  int64_t recomputed = 0;  // operators that ran again
 
  private:
   // Carries out the releases and prefetches of the next position, and returns its number.
@@ -359,10 +359,10 @@ class Run {
       return std::nullopt;
     }
     for (const size_t source : recipe.sources) {
-      if (slots_[source].expired()) return "a tensor from which another one is rebuilt is gone";
+      if (slots_[source].expired()) return "a tensor from which another one is recomputed is gone";
     }
     for (const size_t parameter : recipe.parameters) {
-      if (!Note(parameter)) return "a parameter from which a tensor is rebuilt is gone";
+      if (!Note(parameter)) return "a parameter from which a tensor is recomputed is gone";
     }
     for (const Draw& draw : recipe.draws) {
       const auto drawn = table_->device->Drawn(marks_.at(draw.mark - 1), marks_.at(draw.mark));
@@ -371,7 +371,7 @@ class Run {
     return std::nullopt;
   }
 
-  // Notes a parameter as it is now, from which tensors are rebuilt; returns false if it is gone.
+  // Notes a parameter as it is now, from which tensors are recomputed; returns false if it is gone.
   bool Note(size_t index) {
     const std::optional<Tensor>& given = given_.at(index);
     if (!noted_[index] && given) noted_[index] = {*given, VersionOf(*given), Detached(*given)};
@@ -409,8 +409,8 @@ class Run {
     return view;
   }
 
-  // Returns the tensor of a slot, in the order of the operators. It comes back, or is rebuilt, if
-  // it is absent.
+  // Returns the tensor of a slot, in the order of the operators. It comes back, or is recomputed,
+  // if it is absent.
   Tensor Fetch(Slot& wanted) {
     if (wanted.tensor.defined() && wanted.arrived == nullptr && wanted.IsUnchanged())
       return wanted.tensor;
@@ -425,7 +425,7 @@ class Run {
           if (!source->tensor.defined()) waiting.push_back(source.get());
         }
         if (waiting.size() > before) continue;
-        Rebuild(slot);
+        Recompute(slot);
       }
       if (!slot.IsUnchanged())
         table_->python.changed(py::none(), slot.version, VersionOf(slot.tensor));
@@ -435,7 +435,7 @@ class Run {
     return wanted.tensor;
   }
 
-  void Rebuild(Slot& slot) {
+  void Recompute(Slot& slot) {
     const Program& chain = *slot.recipe.chain;
     std::vector<Tensor> reads;
     reads.reserve(StoragesOf(chain));
@@ -445,7 +445,7 @@ class Run {
       if (VersionOf(parameter.tensor) != parameter.version) {
         std::ostringstream message;
         message << "a parameter of shape " << parameter.tensor.sizes()
-                << " was changed in place between forward and backward, and the plan rebuilds a "
+                << " was changed in place between forward and backward, and the plan recomputes a "
                    "tensor from it: change it after backward";
         Raise(py::reinterpret_borrow<py::object>(PyExc_RuntimeError), message.str());
       }
@@ -458,7 +458,7 @@ class Run {
     }
     Advance(slot, run, slot.recipe.names.size());
     slot.Put(run.Value());
-    rebuilt += slot.recipe.names.size();
+    recomputed += slot.recipe.names.size();
   }
 
   void Advance(const Slot& slot, ChainRun& run, size_t end) {
@@ -614,7 +614,7 @@ PYBIND11_MODULE(spillway_steps, module) {
       .def("alive", &Run::Alive)
       .def_readwrite("deviated", &Run::deviated)
       .def_readonly("packs", &Run::packs)
-      .def_readonly("rebuilt", &Run::rebuilt);
+      .def_readonly("recomputed", &Run::recomputed);
 }
 
 }  // namespace spillway_torch

@@ -16,9 +16,9 @@ from ..base.errors import SpillwayError
 from ..plan.plan import KEEP, OFFLOAD, Plan
 from ..tape.graph import Walk
 from ..tape.tape import Geometry, view_in, view_of
-from . import replay
+from . import recompute
 from .hashes import LAYOUT, Hashes
-from .replay import Replay
+from .recompute import Recompute
 
 CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace operation: {} is at version {}; "
            "expected version {}")
@@ -30,15 +30,15 @@ class Recipe:
 
     storage: int
     action: str
-    walk: Walk  # to the operator that made it, or, of a rebuilt storage, to its sources
+    walk: Walk  # to the operator that made it, or, of a recomputed storage, to its sources
     shared: bool  # autograd saves it several times
     size: int
     geometry: Geometry  # as it is saved first
     region: tuple[int, int] = (0, 0)  # in the memory of the host
-    replay: Optional[Replay] = None
+    recompute: Optional[Recompute] = None
     calls: int | None = None  # watched calls of PyTorch's functions before it, if its value depends on them
     source: bool = False
-    sources: tuple[int, ...] = ()  # storages from which it is rebuilt
+    sources: tuple[int, ...] = ()  # storages from which it is recomputed
 
 
 @dataclasses.dataclass
@@ -61,11 +61,11 @@ class Table:
     entries: list[Optional[Entry]]  # by position
     recipes: dict[int, Recipe]  # by storage
     hashes: Hashes | None
-    parameters: list[int]  # storages of parameters from which others are rebuilt
+    parameters: list[int]  # storages of parameters from which others are recomputed
 
     def __post_init__(self) -> None:
         self.moments = self.plan.releases.keys() | self.plan.prefetches.keys()
-        self.marks = frozenset(m for r in self.recipes.values() if r.replay is not None for m in r.replay.marks)
+        self.marks = frozenset(m for r in self.recipes.values() if r.recompute is not None for m in r.recompute.marks)
 
 
 def changed(tensor: torch.Tensor | None, expected: int, version: int | None = None) -> None:
@@ -105,8 +105,8 @@ class _Calls:
 
 def library_table(table: Table, region: Callable[[Recipe], torch.Tensor]) -> Any:
     """Returns the table in the library; None if there is none, or it does not take a chain of the plan."""
-    library, hashes, device, plan = replay.steps_library(), table.hashes, table.device, table.plan
-    natives = {r.storage: r.replay.native for r in table.recipes.values() if r.replay is not None}
+    library, hashes, device, plan = recompute.steps_library(), table.hashes, table.device, table.plan
+    natives = {r.storage: r.recompute.native for r in table.recipes.values() if r.recompute is not None}
     if library is None or hashes is None or None in natives.values():
         return None
     known = library.Gpu(device.index, *device.copy_streams) if type(device) is CudaDevice else library.PythonDevice(_Calls(device))
@@ -115,7 +115,7 @@ def library_table(table: Table, region: Callable[[Recipe], torch.Tensor]) -> Any
     for recipe in table.recipes.values():
         place = torch.empty(recipe.size, dtype=torch.uint8, device="meta")
         native = natives.get(recipe.storage)
-        parameters = recipe.replay.chain.parameters if recipe.replay is not None else []
+        parameters = recipe.recompute.chain.parameters if recipe.recompute is not None else []
         made.add(recipe.action == OFFLOAD, native.handle if native is not None else 0, native.names if native is not None else [],
                  recipe.shared, view_of(place.untyped_storage(), recipe.geometry), place,
                  region(recipe) if recipe.action == OFFLOAD else None, [numbers[s] for s in recipe.sources],
@@ -135,7 +135,7 @@ def _dead() -> None:
 
 
 class _Slot:
-    """A storage in one step. It lives as long as autograd holds a tensor in it, or one that is rebuilt from it."""
+    """A storage in one step. It lives as long as autograd holds a tensor in it, or one that is recomputed from it."""
 
     __slots__ = ("recipe", "device", "tensor", "version", "key", "host", "left", "arrived", "sources", "parameters", "marks",
                  "__weakref__")
@@ -211,7 +211,7 @@ class SavedTensors:
         """
         self.deviated = False
         self.packs = 0
-        self.rebuilt = 0  # operators that ran again
+        self.recomputed = 0  # operators that ran again
         self._table, self._region, self._known = table, region, known
         self._device, self._plan = table.device, table.plan
         self._compare: Any = compare
@@ -318,19 +318,19 @@ class SavedTensors:
                 return "a tensor is saved again that lay in another storage in the recorded step"
             if tensor._version != slot.version:
                 return "a tensor was changed between two times that it was saved"
-        elif recipe.replay is not None:
+        elif recipe.recompute is not None:
             for storage in recipe.sources:
                 if self._slots.get(storage, _dead)() is None:
-                    return "a tensor from which another one is rebuilt is gone"
-            for storage in recipe.replay.chain.parameters:
+                    return "a tensor from which another one is recomputed is gone"
+            for storage in recipe.recompute.chain.parameters:
                 if storage not in self._parameters and not self._note_parameter(storage):
-                    return "a parameter from which a tensor is rebuilt is gone"
-            if recipe.replay.marks and not recipe.replay.draws(self._device, self._marks):
+                    return "a parameter from which a tensor is recomputed is gone"
+            if recipe.recompute.marks and not recipe.recompute.draws(self._device, self._marks):
                 return "other random numbers are drawn"
         return None
 
     def _note_parameter(self, storage: int) -> bool:
-        """Notes a parameter as it is now, from which tensors are rebuilt; returns False if it is gone."""
+        """Notes a parameter as it is now, from which tensors are recomputed; returns False if it is gone."""
         parameter = self._given.get(storage)
         if parameter is None:
             return False
@@ -345,11 +345,11 @@ class SavedTensors:
             self._device.wait(Queue.OUT, self._device.record(Queue.COMPUTE))
             self._device.copy(Queue.OUT, slot.host, bytes_of(tensor))
             slot.left = self._device.record(Queue.OUT)
-        elif recipe.replay is not None:
+        elif recipe.recompute is not None:
             slot.sources = list(self._alive(recipe.sources))
-            slot.parameters = [self._parameters[storage] for storage in recipe.replay.chain.parameters]
-            if recipe.replay.marks:
-                slot.marks = {m: self._marks[m] for m in recipe.replay.marks}
+            slot.parameters = [self._parameters[storage] for storage in recipe.recompute.chain.parameters]
+            if recipe.recompute.marks:
+                slot.marks = {m: self._marks[m] for m in recipe.recompute.marks}
             slot.tensor = None
         return slot
 
@@ -375,7 +375,7 @@ class SavedTensors:
         return view_in(self._fetch(held), how)
 
     def _fetch(self, wanted: _Slot) -> torch.Tensor:
-        """Returns the tensor of a slot, in the order of COMPUTE. It comes back, or is rebuilt, if it is absent."""
+        """Returns the tensor of a slot, in the order of COMPUTE. It comes back, or is recomputed, if it is absent."""
         tensor = wanted.tensor
         if tensor is not None and wanted.arrived is None and tensor._version == wanted.version:
             return tensor
@@ -389,21 +389,21 @@ class SavedTensors:
                 if absent:
                     waiting += absent
                     continue
-                self._rebuild(slot)
+                self._recompute(slot)
             slot.check()
             slot.settle()
             waiting.pop()
         assert wanted.tensor is not None
         return wanted.tensor
 
-    def _rebuild(self, slot: _Slot) -> None:
-        replay = slot.recipe.replay
-        assert replay is not None
+    def _recompute(self, slot: _Slot) -> None:
+        recompute = slot.recipe.recompute
+        assert recompute is not None
         storages = {source.recipe.storage: self._fetch(source) for source in slot.sources}
         for storage, parameter, version, detached in slot.parameters:
             if parameter._version != version:
                 raise RuntimeError(f"a parameter of shape {list(parameter.shape)} was changed in place between forward and "
-                                   "backward, and the plan rebuilds a tensor from it: change it after backward")
+                                   "backward, and the plan recomputes a tensor from it: change it after backward")
             storages[storage] = detached
-        slot.put(replay.run(self._device, storages, slot.marks))
-        self.rebuilt += replay.length
+        slot.put(recompute.run(self._device, storages, slot.marks))
+        self.recomputed += recompute.length

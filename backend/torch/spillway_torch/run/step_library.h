@@ -13,7 +13,7 @@
 
 namespace spillway_torch {
 
-// ---- replay_chains.cc ----
+// ---- recompute_chains.cc ----
 
 struct Program;  // the operators of a chain
 

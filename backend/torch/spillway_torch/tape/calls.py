@@ -1,6 +1,6 @@
 """Compares the calls of PyTorch's functions with those of the recorded step.
 
-The autograd graph does not show every argument: a constant that is added, or the epsilon of a normalisation. Where a rebuilt value
+The autograd graph does not show every argument: a constant that is added, or the epsilon of a normalisation. Where a recomputed value
 depends on such an argument, the step runs under this mode.
 """
 

@@ -1,4 +1,4 @@
-"""Finds out which saved tensors can be rebuilt: by which operators, from which values, and how a step confirms it."""
+"""Finds out which saved tensors can be recomputed: by which operators, from which values, and how a step confirms it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Saved:
     packs: list[Pack]
     unpacks: list[int]  # indices in the tape's list
     dies: int | None  # operators that have run when the program lets go of it; None: it does not before backward
-    chain: Chain | None = None  # how to rebuild it
-    reason: str = ""  # why it cannot be rebuilt
+    chain: Chain | None = None  # how to recompute it
+    reason: str = ""  # why it cannot be recomputed
     root: int | None = None  # the node of the operator that made it
 
     @property
@@ -76,7 +76,7 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
             found[unpack.pack.value[0]].unpacks.append(at)
     for storage, saved in found.items():
         if any(write <= tape.unpacks[-1].op for write in tape.writes.get(storage, [])[saved.value[1]:]):
-            dropped.add(storage)  # also if nobody reads it any more: others may be rebuilt from it
+            dropped.add(storage)  # also if nobody reads it any more: others may be recomputed from it
         born, died = tape.storages[storage].born, tape.storages[storage].died
         if saved.unpacks and born >= 0 and died is not None and died <= tape.unpacks[saved.unpacks[0]].op:
             saved.dies = died
@@ -97,7 +97,7 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
 
 
 def _chain(tape: Tape, found: dict[int, Saved], saved: Saved, computing: set[int]) -> Chain:
-    """Returns how to rebuild a value; raises `_Refused`."""
+    """Returns how to recompute a value; raises `_Refused`."""
     position = saved.packs[0].position
     ops: set[int] = set()
     sources: dict[Value, None] = {}

@@ -457,7 +457,7 @@ class TapeRecorder(Recorder):
         edge = self.tape.graph.edge(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             self.tape.parameters[storage] = weakref.ref(tensor)
-        version = -1 if has_sign(tensor) else self.tape.version[storage]  # nobody makes version -1: it is not rebuilt
+        version = -1 if has_sign(tensor) else self.tape.version[storage]  # nobody makes version -1: it is not recomputed
         return Ref((storage, version), geometry_of(tensor), edge)
 
     def _refs(self, value: Any) -> Any:

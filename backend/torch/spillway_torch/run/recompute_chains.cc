@@ -1,4 +1,4 @@
-// Runs recorded operators of PyTorch again without Python: the chains of replay.py.
+// Runs recorded operators of PyTorch again without Python: the chains of recompute.py.
 //
 // It uses no header of Python and none of CUDA, so it is built without them, and serves each build
 // of one version of PyTorch.
@@ -240,15 +240,15 @@ torch::jit::Operator Define(const char* schema, void (*function)(torch::jit::Sta
 // A method of a class takes three times as long to call as an operator. These do not pass the
 // dispatcher, so that a dispatch mode of the program sees the operators of the chain and not these.
 const torch::jit::RegisterOperators kOperators({
-    Define("spillway_replay::run(int chain, Tensor[] sources) -> Tensor?", RunChain),
-    Define("spillway_replay::start(int chain, Tensor[] sources) -> int", StartRun),
-    Define("spillway_replay::advance(int run, int end) -> bool", AdvanceRun),
-    Define("spillway_replay::end(int run) -> Tensor?", EndRun),
+    Define("spillway_recompute::run(int chain, Tensor[] sources) -> Tensor?", RunChain),
+    Define("spillway_recompute::start(int chain, Tensor[] sources) -> int", StartRun),
+    Define("spillway_recompute::advance(int run, int end) -> bool", AdvanceRun),
+    Define("spillway_recompute::end(int run) -> Tensor?", EndRun),
 });
 
 }  // namespace
 
-TORCH_LIBRARY(spillway_replay, library) {
+TORCH_LIBRARY(spillway_recompute, library) {
   library.class_<Chain>("Chain")
       .def(torch::init<const std::vector<Tensor>&, const Tensor&>())
       .def("capture", &Chain::SetCapture)

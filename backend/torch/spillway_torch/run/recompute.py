@@ -1,4 +1,4 @@
-"""Runs recorded operators again, to rebuild a value that was given up: in the library of replay_chains.cc, or in Python."""
+"""Runs recorded operators again, to recompute a value that was given up: in the library of recompute_chains.cc, or in Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..tape.tape import IGNORED, Op, Ref, Tape, view_in
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
 SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in (
-    "step_library.h", "devices.h", "replay_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"))
+    "step_library.h", "devices.h", "recompute_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"))
 
 
 def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
@@ -33,18 +33,18 @@ def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
     key = f"{version} {torch.compiled_with_cxx11_abi()} {platform.machine()} {sys.implementation.cache_tag}".encode()
     for source in SOURCES:
         key += source.read_bytes()
-    return folder / f"replay-{version}-{zlib.crc32(key):08x}.so"
+    return folder / f"recompute-{version}-{zlib.crc32(key):08x}.so"
 
 
 @functools.cache
 def _library() -> Any:
     """Returns the operators of the library; None if there is none for this PyTorch, or the program wants none."""
-    if os.environ.get("SPILLWAY_TORCH_PYTHON_REPLAY", "") not in ("", "0"):
-        reason = "SPILLWAY_TORCH_PYTHON_REPLAY is set"
+    if os.environ.get("SPILLWAY_TORCH_PYTHON_RECOMPUTE", "") not in ("", "0"):
+        reason = "SPILLWAY_TORCH_PYTHON_RECOMPUTE is set"
     else:
         try:
             torch.ops.load_library(library_path())
-            return torch.ops.spillway_replay
+            return torch.ops.spillway_recompute
         except OSError as error:
             reason = f"{error}; `python3 -m spillway_torch.build` makes it"
     log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
@@ -68,7 +68,7 @@ def steps_library() -> Any:
     return module
 
 
-class Replay:
+class Recompute:
     """The operators of one chain, ready to run.
 
     None of them writes to a source: a storage that is written after it was saved is no source.
@@ -140,7 +140,7 @@ class _Native:
         self._length = len(steps)
         touched = {s for at in chain.ops for s in _touched(tape.ops[at])}
         places = {s: torch.empty(tape.storages[s].size, dtype=torch.uint8, device="meta") for s in touched.union(self._reads)}
-        self._chain = torch.classes.spillway_replay.Chain([places[s] for s in self._reads], places[saved.storage])
+        self._chain = torch.classes.spillway_recompute.Chain([places[s] for s in self._reads], places[saved.storage])
         self.handle = self._chain.handle()
         self.names = [step.name for step in steps]
         self.draws = [(at, step.mark, step.drawn) for at, step in self._drawing]

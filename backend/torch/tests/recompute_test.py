@@ -25,16 +25,16 @@ import execute_test
 from spillway_torch import SpillwayError, build
 from spillway_torch.base.device import CpuDevice, CudaDevice, Queue, _Event
 from spillway_torch.plan.planner import assemble
-from spillway_torch.run import replay
+from spillway_torch.run import recompute
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
-from spillway_torch.run.replay import Replay
+from spillway_torch.run.recompute import Recompute
 from stepping import MODELS, Stepping, candidates, different
 
-LIBRARY = replay._library()
+LIBRARY = recompute._library()
 
 
 def in_python():
-    return mock.patch.multiple(replay, _library=lambda: None, steps_library=lambda: None)
+    return mock.patch.multiple(recompute, _library=lambda: None, steps_library=lambda: None)
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def deterministic():
 
 
 def without_headers():
-    return mock.patch.object(replay, "steps_library", lambda: None)
+    return mock.patch.object(recompute, "steps_library", lambda: None)
 
 
 class EqualityInPythonTest(execute_test.EqualityTest):
@@ -90,17 +90,17 @@ class AutogradInPythonTest(InPython, execute_autograd_test.AutogradTest):
     pass
 
 
-def replays(stepping):
-    """Runs a step that rebuilds all it can; returns each replay that ran with the arguments of its `run`."""
+def recomputes(stepping):
+    """Runs a step that recomputes all it can; returns each recompute that ran with the arguments of its `run`."""
     tape = stepping.record()
-    plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
-    ran, run = [], Replay.run
+    plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
+    ran, run = [], Recompute.run
 
     def note(self, device, storages, marks):
         ran.append((self, device, dict(storages), marks))
         return run(self, device, storages, marks)
 
-    with without_headers(), mock.patch.object(Replay, "run", note):
+    with without_headers(), mock.patch.object(Recompute, "run", note):
         stepping.reset()
         with step(plan):
             loss = stepping.loss()
@@ -113,7 +113,7 @@ class LibraryTest(unittest.TestCase):
     def test_both_make_the_same_tensors(self):
         drawn = 0
         for name, make in MODELS.items():
-            ran = replays(Stepping(make))
+            ran = recomputes(Stepping(make))
             self.assertGreater(len(ran), 10)
             for at, (of, device, storages, marks) in enumerate(ran):
                 with self.subTest(name, chain=at):
@@ -127,7 +127,7 @@ class LibraryTest(unittest.TestCase):
         self.assertGreater(drawn, 0)
 
     def test_it_runs_without_gradient_and_autocast(self):
-        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["vit"])) if r[0]._steps[0].name == "aten::addmm")
+        of, device, storages, marks = next(r for r in recomputes(Stepping(MODELS["vit"])) if r[0]._steps[0].name == "aten::addmm")
         want = of.run(device, storages, marks)
         storages = {s: t.detach().requires_grad_() for s, t in storages.items()}
         with torch.autocast("cpu", torch.bfloat16), torch.enable_grad(), torch.device("meta"):
@@ -138,7 +138,7 @@ class LibraryTest(unittest.TestCase):
 
     def test_both_hold_the_same_memory(self):
         for name, make in MODELS.items():
-            for at, (of, device, storages, marks) in enumerate(replays(Stepping(make))):
+            for at, (of, device, storages, marks) in enumerate(recomputes(Stepping(make))):
                 peaks = []
                 for run in (of.native.run, of._run_in_python):
                     with execute_test.Live({t.untyped_storage()._cdata for t in storages.values()}) as mode:
@@ -157,7 +157,7 @@ class LibraryTest(unittest.TestCase):
         return found
 
     def test_errors_are_the_same(self):
-        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["vit"])) if r[0].length > 1)
+        of, device, storages, marks = next(r for r in recomputes(Stepping(MODELS["vit"])) if r[0].length > 1)
         small = {s: torch.empty(1) for s in storages}
         one, other = self.failures(of, device, small, marks)
         self.assertEqual(one, other)
@@ -171,7 +171,7 @@ class LibraryTest(unittest.TestCase):
             saved = next(s for s in candidates(tape) if s.chain is not None and len(s.chain.ops) > 1)
             op = tape.ops[saved.chain.ops[at]]
             op.outputs = [ref and dataclasses.replace(ref, geometry=change(ref.geometry)) for ref in op.outputs]
-            of = Replay(tape, saved, saved.chain)
+            of = Recompute(tape, saved, saved.chain)
             storages = {v[0]: torch.randn(tape.storages[v[0]].size // 4) for v in saved.chain.sources}
             storages.update((p, tape.parameters[p]().detach()) for p in saved.chain.parameters)
             one, other = self.failures(of, device, storages, {})
@@ -179,7 +179,7 @@ class LibraryTest(unittest.TestCase):
             self.assertEqual(one, (SpillwayError, f"{op.name} made another layout of its result than in the recorded step"))
 
     def test_random_numbers_in_another_order_fail_and_leave_nothing_behind(self):
-        of, device, storages, marks = next(r for r in replays(Stepping(MODELS["gpt, fused dropout"])) if r[0].native._drawing)
+        of, device, storages, marks = next(r for r in recomputes(Stepping(MODELS["gpt, fused dropout"])) if r[0].native._drawing)
         other = {at: torch.manual_seed(at + 50).get_state() for at in marks}
         state = torch.get_rng_state()
         one, two = self.failures(of, device, storages, other)
@@ -217,14 +217,14 @@ class ArgumentsTest(unittest.TestCase):
         want = list(want) if isinstance(want, (tuple, list)) else [want]
         outputs = [torch.empty_strided(w.size(), w.stride(), dtype=w.dtype, device="meta") for w in want]
         for at in range(results):
-            chain = torch.classes.spillway_replay.Chain([base for base, _ in tensors.values()], outputs[at])
+            chain = torch.classes.spillway_recompute.Chain([base for base, _ in tensors.values()], outputs[at])
             chain.capture(True)
             try:
                 func(*given, **named)
             finally:
                 chain.capture(False)
             chain.complete(list(range(len(want))), outputs, [])
-            got = torch.ops.spillway_replay.run(chain.handle(), [value for _, value in tensors.values()])
+            got = torch.ops.spillway_recompute.run(chain.handle(), [value for _, value in tensors.values()])
             self.assertTrue(torch.equal(want[at], got), func)
 
     def test_arguments(self):
@@ -244,7 +244,7 @@ class ArgumentsTest(unittest.TestCase):
 
     def test_nothing_runs_while_operators_are_captured(self):
         x = torch.ones(2)
-        chain = torch.classes.spillway_replay.Chain([x], x)
+        chain = torch.classes.spillway_recompute.Chain([x], x)
         chain.capture(True)
         try:
             self.assertIsNone(torch.ops.aten.zero_.default(x))
@@ -253,14 +253,14 @@ class ArgumentsTest(unittest.TestCase):
         self.assertEqual(x.tolist(), [1, 1])
 
 
-@unittest.skipIf(replay.steps_library() is None, "there is no library with the headers of Python")
+@unittest.skipIf(recompute.steps_library() is None, "there is no library with the headers of Python")
 class StepsTest(unittest.TestCase):
     """Saved tensors in the library."""
 
     def setUp(self):
         self.stepping = Stepping(MODELS["gpt, fused dropout"])
         self.tape = self.stepping.record()
-        self.actions = {s.storage: "offload" if s.chain is None else "rebuild" for s in candidates(self.tape)}
+        self.actions = {s.storage: "offload" if s.chain is None else "evict" for s in candidates(self.tape)}
 
     def gradients(self, context, between=lambda: None):
         self.stepping.reset()
@@ -289,7 +289,7 @@ class StepsTest(unittest.TestCase):
     def test_python_takes_over_where_the_library_does_not_take_a_chain(self):
         want = self.gradients(contextlib.nullcontext())
         plan = assemble(self.tape, self.actions, 0)
-        with mock.patch.object(replay.Replay, "_in_library", lambda *_: None):
+        with mock.patch.object(recompute.Recompute, "_in_library", lambda *_: None):
             context = step(plan)
         self.assertIsNone(executor_of(plan)._library)
         self.assertEqual(different(want, self.gradients(context)), [])
@@ -317,7 +317,7 @@ class StepsTest(unittest.TestCase):
         model = torch.nn.Linear(4, 4)
         self.stepping = Stepping(lambda: (model, lambda: torch.ops.spillway_inside.choose(model(torch.ones(2, 4))).tanh().sum()))
         tape = self.stepping.record()
-        plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
+        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
         for inside in (torch.exp, torch.exp, torch.exp, torch.sigmoid):
             self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
@@ -337,7 +337,7 @@ class StepsTest(unittest.TestCase):
 
         self.stepping = Stepping(lambda: (model, loss))
         tape = self.stepping.record()
-        plan = assemble(tape, {s.storage: "rebuild" for s in candidates(tape) if s.chain is not None}, 0)
+        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
         for factor in (1.0, 1.0, 1.0, 2.0):
             self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
@@ -381,26 +381,26 @@ class StepsTest(unittest.TestCase):
 
 class FallbackTest(unittest.TestCase):
     def reason(self, **patches):
-        replay._library.cache_clear()
-        self.addCleanup(replay._library.cache_clear)
+        recompute._library.cache_clear()
+        self.addCleanup(recompute._library.cache_clear)
         with self.assertLogs("spillway_torch", "DEBUG") as logs, contextlib.ExitStack() as stack:
             for name, value in patches.items():
-                stack.enter_context(mock.patch.object(replay, name, value))
-            self.assertIsNone(replay._library())
+                stack.enter_context(mock.patch.object(recompute, name, value))
+            self.assertIsNone(recompute._library())
         self.assertEqual(len(logs.records), 1)
         self.assertEqual(logs.records[0].levelname, "DEBUG")
         return logs.output[0]
 
     def test_reasons(self):
-        with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "1"}):
-            self.assertIn("SPILLWAY_TORCH_PYTHON_REPLAY is set", self.reason())
-        self.enterContext(mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_REPLAY": "0"}))
+        with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_RECOMPUTE": "1"}):
+            self.assertIn("SPILLWAY_TORCH_PYTHON_RECOMPUTE is set", self.reason())
+        self.enterContext(mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_RECOMPUTE": "0"}))
         with mock.patch.object(torch, "__version__", "2.99.0+cu999"):
-            self.assertIn("replay-2.99.0-", self.reason())
+            self.assertIn("recompute-2.99.0-", self.reason())
         with tempfile.TemporaryDirectory() as folder:
-            broken = pathlib.Path(folder, "replay.so")
+            broken = pathlib.Path(folder, "recompute.so")
             broken.write_bytes(b"no library")
-            self.assertIn("replay.so", self.reason(library_path=lambda: broken))
+            self.assertIn("recompute.so", self.reason(library_path=lambda: broken))
 
     @unittest.skipIf(LIBRARY is None, "there is no library")
     def test_a_chain_that_the_library_does_not_take_runs_in_python(self):
@@ -410,40 +410,40 @@ class FallbackTest(unittest.TestCase):
         stepping = Stepping(MODELS["vit"])
         tape = stepping.record()
         saved = next(s for s in candidates(tape) if s.chain is not None)
-        with mock.patch.object(replay._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
-            self.assertIsNone(Replay(tape, saved, saved.chain).native)
+        with mock.patch.object(recompute._Step, "arguments", refuse), self.assertLogs("spillway_torch", "DEBUG") as logs:
+            self.assertIsNone(Recompute(tape, saved, saved.chain).native)
         self.assertIn("no such argument", logs.output[0])
 
     def test_other_sources_and_versions_have_other_names(self):
-        names = {replay.library_path().name}
+        names = {recompute.library_path().name}
         with mock.patch.object(torch, "__version__", "2.99.0"):
-            names.add(replay.library_path().name)
+            names.add(recompute.library_path().name)
         with mock.patch.object(torch, "compiled_with_cxx11_abi", lambda: None):
-            names.add(replay.library_path().name)
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(replay, "SOURCES", (pathlib.Path(folder, "a.cc"),)):
-            replay.SOURCES[0].write_text("int main() {}", encoding="utf-8")
-            names.add(replay.library_path().name)
+            names.add(recompute.library_path().name)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(recompute, "SOURCES", (pathlib.Path(folder, "a.cc"),)):
+            recompute.SOURCES[0].write_text("int main() {}", encoding="utf-8")
+            names.add(recompute.library_path().name)
         with mock.patch.object(sys.implementation, "cache_tag", "cpython-999"):
-            names.add(replay.library_path().name)
+            names.add(recompute.library_path().name)
         self.assertEqual(len(names), 5)
         with mock.patch.object(torch, "__version__", torch.__version__.split("+")[0] + "+cu999"):
-            self.assertIn(replay.library_path().name, names)
+            self.assertIn(recompute.library_path().name, names)
 
     def test_without_headers_of_python_less_is_built(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["replay_chains.cc", "compare_steps.cc"])
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["recompute_chains.cc", "compare_steps.cc"])
             pathlib.Path(folder, "Python.h").touch()
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
-                             ["replay_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"])
+                             ["recompute_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"])
 
     def test_a_library_without_steps(self):
-        replay.steps_library.cache_clear()
-        self.addCleanup(replay.steps_library.cache_clear)
-        with mock.patch.object(replay, "_library", object), tempfile.TemporaryDirectory() as folder:
-            other = pathlib.Path(folder, "replay.so")
+        recompute.steps_library.cache_clear()
+        self.addCleanup(recompute.steps_library.cache_clear)
+        with mock.patch.object(recompute, "_library", object), tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder, "recompute.so")
             other.write_bytes(b"no library")
-            with mock.patch.object(replay, "library_path", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
-                self.assertIsNone(replay.steps_library())
+            with mock.patch.object(recompute, "library_path", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
+                self.assertIsNone(recompute.steps_library())
         self.assertIn("Python handles the tensors that autograd saves", logs.output[0])
 
     def test_a_build_that_fails_leaves_nothing(self):
