@@ -21,8 +21,12 @@ constexpr int64_t kMargin = 400;
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
 // Where no plan within the budget is found, plans with so many percent more are tried.
 constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
-// The default policy makes about so many trials of single ops. A trial of 1,000 ops takes 2 ms.
+// The default policy makes about so many trials of single ops, but no more for each storage that
+// may move than this. A trial of 1,000 ops takes 2 ms.
 constexpr int64_t kTrialsOfOps = 2'500'000;
+constexpr int64_t kTrialsOfStorage = 20;
+// A plan of a curve gets one part in this many of the trials.
+constexpr int64_t kCoarser = 4;
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
   if (!trace.tensor(id).movable) return false;
@@ -100,8 +104,9 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
 Case WithEffort(Case asked, const Trace& trace) {
   if (asked.policy.name() != "joint") return asked;
   const auto ops = static_cast<int64_t>(trace.ops.size());
-  const int64_t trials = std::clamp<int64_t>(kTrialsOfOps / ops, 300, 4000);
-  asked.policy = fmt::format("joint:effort={}", trials);
+  const auto saved = static_cast<int64_t>(trace.saved.size());
+  const int64_t trials = std::min(kTrialsOfOps / ops, kTrialsOfStorage * saved);
+  asked.policy = fmt::format("joint:effort={}", std::max<int64_t>(300, trials));
   return asked;
 }
 
