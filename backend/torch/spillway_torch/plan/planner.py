@@ -47,7 +47,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     budget = parse_bytes(memory)
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
-        arguments = ["--memory", f"{max(1, budget - unforeseen)}B", "-o", path, *(("--policy", policy) if policy is not None else ())]
+        arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
         row = ask(StepTrace(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
         floor = floor_of(tape, row, unforeseen)
         if budget < floor.bytes:
@@ -74,13 +74,18 @@ def ask(trace: StepTrace, folder: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _size(memory: int) -> str:
+    """Returns bytes as an option of the program, which takes 10^18 at most."""
+    return f"{min(max(1, memory), 10**18)}B"
+
+
 def predict(plan: Plan, memory: int | None = None) -> Plan:
     """Fills in what a plan is predicted to take, and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(StepTrace(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", f"{max(1, budget)}B", "--predict", str(path))[0]
+        row = ask(StepTrace(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3
