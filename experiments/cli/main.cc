@@ -51,7 +51,9 @@ int CannotWrite() {
 void Complete(Command& command) {
   for (Command& verb : command.verbs) {
     verb.Flag("--quiet", verb.Keep<bool>(), "Nothing but errors on standard error");
-    for (Option& option : verb.options) option.describe = DescriptionOf(option.name());
+    for (Option& option : verb.options) {
+      if (!option.describe) option.describe = DescriptionOf(option.name());
+    }
     Complete(verb);
   }
 }

@@ -188,8 +188,8 @@ class TalkTest(CommandTest):
         self.assertNotIn("mmcnn", self.ok("compare", "alexnet:1"))
 
     def test_an_unknown_option_gets_the_most_similar_one(self):
-        for wrong, right in (("--mem-limit", "--memory"), ("--export-traces", "--export-trace"), ("--trace-export", "--export-trace"),
-                             ("--polcy", "--policy"), ("--export-mem", "--export-memory"), ("--check-all", "--check"),
+        for wrong, right in (("--mem-limit", "--memory"), ("--exports", "--export"), ("--export-trace", "--export"),
+                             ("--polcy", "--policy"), ("--check-all", "--check"),
                              ("--drain_seed=3", "--drain-seed"), ("--devices", "--device")):
             for args in ((wrong, "1"), ("--policy", "liveness", wrong)):
                 self.fails(2, f"unknown option '{wrong.partition('=')[0]}'; did you mean '{right}'?",

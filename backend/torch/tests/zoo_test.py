@@ -193,7 +193,7 @@ class WeightsTest(unittest.TestCase):
                 save_file({"tokens": tokens.int(), "labels": labels.int()}, images)
                 self.assertEqual(spillway_torch(["weights", theirs, "-o", ours]), 0)
                 result = subprocess.run([SPILLWAY, "run", name, "--backend", "cpu", "--optimizer", "adamw", "--weights", ours,
-                                         "--images", images, "--iterations", str(STEPS), "--export-weights", trained],
+                                         "--images", images, "--iterations", str(STEPS), "--export", f"weights:{trained}"],
                                         capture_output=True, text=True, check=False)
                 self.assertEqual(result.returncode, 0, result.stderr)
                 rule = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)

@@ -24,7 +24,7 @@ namespace spillway::cli {
 
 // A file that an option of a verb asks for.
 struct Export {
-  std::string option;  // "--export-trace"
+  std::string option;  // "--export trace"
   std::string path;    // empty: not asked for
   std::function<std::string(const Manifest&)> contents;
 };

@@ -34,7 +34,7 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
                     "--h2d", copies, "--d2h", copies, "--source", "the recording", "-o", device)
         allocator = "stitched" if tape.device == "cuda" else "best-fit"
         run_program("run", str(trace), "--device", device, "--memory", f"{budget}B", "--allocator", allocator, "--policy", policy,
-                    "--host", "none", "--export-decisions", str(decisions))
+                    "--host", "none", "--export", f"decisions:{decisions}")
         if not decisions.exists():
             return {}
         try:
