@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/tools/fit/autocast_step.h"
-#include "experiments/tools/fit/changed_op.h"
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/autocast_step.h"
+#include "experiments/changes/changed_op.h"
+#include "experiments/changes/changed_step.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"

@@ -1,7 +1,7 @@
 // Parts of a trace of a changed step: new ops, and ops on numbers of fewer bytes.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_
 
 #include <cstdint>
 #include <string>
@@ -60,4 +60,4 @@ class HalvedWork {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_

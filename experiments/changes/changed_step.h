@@ -4,8 +4,8 @@
 // The new ops take as long as their traffic takes in the device's memory. The new recording has no
 // measured step and peaks.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_
 
 #include <optional>
 
@@ -61,4 +61,4 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_

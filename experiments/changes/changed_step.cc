@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/changed_step.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/tools/fit/changed_op.h"
+#include "experiments/changes/changed_op.h"
 #include "traces/liveness.h"
 
 namespace spillway {

@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/changed_step.h"
 
 #include <gtest/gtest.h>
 
