@@ -330,7 +330,6 @@ void AddRun(Command& program, Session& session) {
                    "run vgg16:64 --memory 30% --policy vdnnpp --explain"};
   auto& options = verb.Runs(Execute, session);
   AddCaseOptions(verb, {"workload"}, options.asked);
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   AddCaseOptions(verb, {"memory", "policy", "backend"}, options.asked);
   options.format.Add(verb);

@@ -199,13 +199,12 @@ class BadArgumentTest(BadInputTest):
 
     def test_a_trace_file_is_not_lowered_again(self):
         path = self.directory / "t.json"
-        self.ok("trace", "build", "alexnet:1", "--preset", "vdnn", "-o", path)
-        for option, value, found in (("--preset", "torch", "vdnn"),
-                                     ("--mode", "inference", "training")):
+        self.ok("trace", "build", "alexnet:1,preset=vdnn", "-o", path)
+        for option, value, found in (("preset", "torch", "vdnn"), ("mode", "inference", "training")):
             for verb in (("run",), ("compare",), ("trace", "info")):
-                message = self.fails(2, f"lowered with {option} {found}", *verb, path, option, value)
+                message = self.fails(2, f"lowered with {option}={found}", *verb, f"{path},{option}={value}")
                 self.assertIn(str(path), message)
-            self.ok("run", path, option, found)
+            self.ok("run", f"{path},{option}={found}")
 
     def test_options_of_another_backend_are_refused(self):
         for option, value, backends in (("--seed", "3", "cpu or cuda"),

@@ -252,7 +252,7 @@ class ExportsTest(DirectoryTest):
 
     def test_a_schedule_adds_up_to_the_run(self):
         path = self.directory / "schedule.csv"
-        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
+        args = ("run", "alexnet-caffe:1,mode=inference", "--policy", "mmcnn:limit=20MiB")
         self.ok(*args, "--export", f"schedule:{path}")
         (row,) = json.loads(self.ok(*args, "--format", "json"))["rows"]
         layers = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
@@ -267,14 +267,14 @@ class ExportsTest(DirectoryTest):
 
     def test_the_rewritten_trace_runs_as_it_is(self):
         path = self.directory / "divided.json"
-        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
+        args = ("run", "alexnet-caffe:1,mode=inference", "--policy", "mmcnn:limit=20MiB")
         self.ok(*args, "--export", f"rewritten:{path}")
         self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["version"], 2)
         row = self.row("run", path, "--policy", "inference-vdnn")
         self.assertLess(row["peak_allocated_bytes"], 80 * 2 ** 20)  # fc6 alone has 144 MiB
-        self.ok(*args[:4], "--policy", "liveness", "--export", f"rewritten:{path}")
+        self.ok(*args[:2], "--policy", "liveness", "--export", f"rewritten:{path}")
         self.assertEqual(path.read_text(encoding="utf-8"),
-                         self.ok("trace", "build", "alexnet-caffe:1", "--mode", "inference"))
+                         self.ok("trace", "build", "alexnet-caffe:1,mode=inference"))
 
     def test_a_run_that_does_not_fit_exports_nothing(self):
         path = self.directory / "trace.json"

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "experiments/run/pattern.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -39,8 +40,14 @@ std::string Unexpected(const std::vector<std::string>& words, const Command& com
     names.insert(names.end(), option.names.begin(), option.names.end());
   }
   for (const std::string& word : words) {
-    if (word.starts_with('-'))
-      return UnknownName("option", word.substr(0, word.find('=')), options);
+    if (!word.starts_with('-')) continue;
+    const std::string name = word.substr(0, word.find('='));
+    for (const WorkloadOption& option : WorkloadOptions()) {
+      if (name != fmt::format("--{}", option.name)) continue;
+      return fmt::format("unknown option '{}': it is part of a workload's text, WORKLOAD,{}=VALUE",
+                         name, option.name);
+    }
+    return UnknownName("option", name, options);
   }
   return fmt::format(
       "'{}' is one argument too many for {} (valid: {})", words.front(), path,

@@ -30,7 +30,7 @@ void ExportsOption::Add(Command& verb, std::vector<ExportKind> kinds, const Opti
     }
     return text;
   };
-  for (const std::string& name : names) option.choices.push_back(name + ":");
+  option.choices = names;
   option.store = [this, kinds = std::move(kinds), names, other](const Option::Texts& texts) {
     paths.clear();
     for (const std::string& text : texts) {

@@ -140,20 +140,6 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format, const std
       .NotEmpty("the name of the file is empty");
 }
 
-namespace {
-
-std::vector<std::string> Choices(const char* values) {
-  std::vector<std::string> choices;
-  for (std::string_view rest = values; !rest.empty();) {
-    const std::string_view one = rest.substr(0, rest.find('|'));
-    choices.emplace_back(one);
-    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
-  }
-  return choices;
-}
-
-}  // namespace
-
 void AddCaseOptions(Command& verb, std::initializer_list<std::string_view> keys, Case& asked) {
   AddCaseOptions(verb, std::span(keys.begin(), keys.size()), asked);
 }
@@ -171,7 +157,7 @@ void AddCaseOptions(Command& verb, std::span<const std::string_view> keys, Case&
       continue;
     }
     option.NotEmpty(key.empty);
-    if (key.values != nullptr) option.Choices(Choices(key.values));
+    if (key.values != nullptr) option.Choices(Alternatives(key.values));
     if (key.kind == CaseKey::Kind::kTexts) {
       // A run has all of them. Braces, which stand for alternatives, are left to sweeps.
       option.Verbatim().several = true;
@@ -191,9 +177,12 @@ std::string_view ModeOf(const Case& asked) {
   return asked.training.value_or(true) ? "training" : "inference";
 }
 
-std::string_view ModeOf(const Case& asked, std::span<const std::shared_ptr<const Trace>> traces) {
+std::string_view ModeOf(std::span<const std::shared_ptr<const Trace>> traces) {
   const auto is_recorded = [](const auto& trace) { return trace->recording.has_value(); };
-  return std::ranges::all_of(traces, is_recorded) ? "recorded" : ModeOf(asked);
+  const auto trains = [](const auto& trace) { return trace->training; };
+  return std::ranges::all_of(traces, is_recorded) ? "recorded"
+         : std::ranges::any_of(traces, trains)    ? "training"
+                                                  : "inference";
 }
 
 Bytes ParseSize(std::string_view option, const std::string& text, std::string_view remark) {
@@ -390,13 +379,29 @@ std::string DescribePresets() {
   return FormatTable(cells);
 }
 
+std::string DescribeWorkloads() {
+  std::string text =
+      "NETWORK:BATCH of spillway list networks, or a trace file (.json, .json.zst)\n"
+      "\noptions that WORKLOAD,option=value,... gives\n";
+  const auto values = [](const char* valid, const char* of) {
+    return valid == nullptr ? "" : fmt::format(" {}{}{}", of, *valid == 0 ? "" : ": ", valid);
+  };
+  for (const WorkloadOption& option : WorkloadOptions()) {
+    text += fmt::format(
+        "    {} (for{}{}{}){}: {}\n", option.name, values(option.network, "networks"),
+        option.network && option.file ? ", and" : "", values(option.file, "trace files"),
+        *option.initial == 0 ? "" : fmt::format(", default {}", option.initial), option.help);
+  }
+  return text;
+}
+
 std::function<std::string(const std::string&)> DescriptionOf(std::string_view option) {
   if (option == "--policy") return [](const auto& value) { return DescribePolicies(value); };
   const std::initializer_list<std::pair<std::string_view, std::string (*)()>> others{
-      {"--device", DescribeDevices},
-      {"--pool", DescribePools},
-      {"--allocator", DescribeAllocators},
-      {"--compress", DescribeCompression}};
+      {"--device", DescribeDevices},       {"--pool", DescribePools},
+      {"--allocator", DescribeAllocators}, {"--compress", DescribeCompression},
+      {"workload", DescribeWorkloads},     {"workloads", DescribeWorkloads},
+      {"grid", DescribeWorkloads}};
   for (const auto& [name, describe] : others) {
     if (name == option) return [describe](const auto&) { return describe(); };
   }

@@ -15,8 +15,9 @@
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/output/run_result.h"
 #include "experiments/output/view.h"
-#include "experiments/run/case.h"
+#include "experiments/run/case_keys.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 
 namespace spillway::cli {
 
@@ -51,7 +52,7 @@ struct PoliciesOption {
   int jobs = 0;  // threads; 0: one per core
 
   void Add(Command& verb);
-  // Returns the given policies, or all of the mode, as `--mode` names it, if none is given.
+  // Returns the given policies, or all of the mode, as `ModeOf` names it, if none is given.
   std::vector<std::string> policies(std::string_view mode) const;
   // Calls `work` for each number below `count`, on as many threads as --jobs says.
   void ForEach(size_t count, const std::function<void(size_t)>& work) const;
@@ -67,10 +68,7 @@ void AddOutput(Command& verb, std::string& path, FormatOption& format,
 // ".zst" behind it. A path without an ending is valid.
 void CheckEnding(const std::filesystem::path& path, const std::vector<std::string>& valid);
 
-// The keys of a case that say how a network is lowered, and where the case runs.
-inline constexpr std::string_view kLoweringKeys[] = {"preset",    "mode",        "attention",
-                                                     "optimizer", "precision",   "accumulate",
-                                                     "clip-norm", "loss-chunks", "host"};
+// The keys of a case that say where it runs.
 inline constexpr std::string_view kMachineKeys[] = {
     "device",        "pool",         "allocator", "compress", "cost",
     "deterministic", "charge-input", "check",     "timeout",  "in-process"};
@@ -87,8 +85,8 @@ std::string MathFor(const Trace& trace, const std::string& given);
 
 // Returns "training" or "inference".
 std::string_view ModeOf(const Case& asked);
-// Returns "recorded" if all traces are recordings, otherwise `ModeOf(asked)`.
-std::string_view ModeOf(const Case& asked, std::span<const std::shared_ptr<const Trace>> traces);
+// Returns "recorded" if all traces are recordings, "inference" if none trains, else "training".
+std::string_view ModeOf(std::span<const std::shared_ptr<const Trace>> traces);
 
 // Returns the size that `text`, the value of `option`, says. Throws `UsageError`, with `remark` at
 // the end of the message, if the text is no size.
@@ -121,6 +119,7 @@ std::string DescribeDevices();
 std::string DescribeAllocators();
 std::string DescribeNetworks();
 std::string DescribePresets();
+std::string DescribeWorkloads();
 
 // Returns the `Option::describe` of the option of that name, which is empty if it has none.
 std::function<std::string(const std::string&)> DescriptionOf(std::string_view option);

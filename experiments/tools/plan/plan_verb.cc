@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -199,8 +200,9 @@ int Execute(const PlanOptions& options, Session& session) {
   }
   return session.Finish(FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table),
                         "", exports, any ? kOk : kNegative, [&](Manifest& manifest) {
-                          manifest.configuration = SettingsOf(options.asked);
-                          manifest.AddInput("trace", "file", options.asked.workload);
+                          DescribeCases(
+                              {{options.asked, std::make_shared<const Inputs>(options.asked)}},
+                              manifest);
                         });
 }
 
@@ -214,7 +216,7 @@ void AddPlan(Command& program, Session& session) {
   verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
   auto& options = verb.Runs(Execute, session);
   options.asked.policy = "joint";
-  AddCaseOptions(verb, {"workload", "device", "memory", "policy", "host"}, options.asked);
+  AddCaseOptions(verb, {"workload", "device", "memory", "policy"}, options.asked);
   verb.Declared("--policy").initial = "joint";
   verb.Declared("--policy")
       .Help(

@@ -273,7 +273,7 @@ int Execute(const ReplayOptions& options, Session& session) {
              memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())},
             {"unit", fmt::format("{} B", unit.count())}};
         ManifestInput input{"log", "file", options.log, {}};
-        input.sha256 = HashInput(input, manifest.configuration);
+        input.sha256 = HashInput(input);
         manifest.inputs.push_back(std::move(input));
       });
 }

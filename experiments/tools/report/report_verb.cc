@@ -42,12 +42,11 @@ bool IsResult(const std::string& source) {
 // policy under which the workload fits. Returns the results.
 std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions& options,
                                Session& session, std::vector<ReportSection>& sections) {
-  Case asked = options.asked;
-  asked.workload = workload;
+  const Case asked = WithWorkload(options.asked, workload);
   session.progress().Say(workload);
   const Inputs inputs(asked);
   const std::vector<std::string> policies =
-      options.policies.policies(ModeOf(asked, std::span(&inputs.trace(), 1)));
+      options.policies.policies(ModeOf(std::span(&inputs.trace(), 1)));
   CheckPolicies(policies, asked, inputs.trace()->training, session);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
@@ -80,9 +79,7 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
 [[noreturn]] void ThrowForNoOutput(const ReportOptions& options) {
   for (const std::string& source : options.sources) {
     if (IsResult(source)) continue;
-    Case asked = options.asked;
-    asked.workload = source;
-    LoadTrace(asked);
+    LoadTrace(WithWorkload(options.asked, source));
   }
   throw UsageError("--output is required");
 }
@@ -128,11 +125,11 @@ void AddReport(Command& program, Session& session) {
   verb.examples = {"report vgg16:64 --memory 30% -o report.html",
                    "report sweep.sqlite -o sweep.html"};
   auto& options = verb.Runs(Execute, session);
-  verb.Texts("sources", options.sources,
-             "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
-             "workloads to simulate (vgg16:64, or trace files), one or more")
+  verb.Texts(
+          "sources", options.sources,
+          "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
+          "workloads to simulate (vgg16:64, or trace files, then ,option=value,...), one or more")
       .Required();
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   AddCaseOptions(verb, {"memory"}, options.asked);
   options.policies.Add(verb);

@@ -108,7 +108,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   session.progress().Start(before.cells - before.present);
   SweepProgress progress;
   progress.finished = [&](const Case& cell, const RunResult&) {
-    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy.name()));
+    session.progress().Advance(fmt::format("{} {}", WorkloadText(cell), cell.policy.name()));
   };
   std::optional<SweepCounts> counts;
   try {
