@@ -6,10 +6,18 @@
 #include <memory>
 #include <optional>
 
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/finished_rows.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/output/run_result.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {

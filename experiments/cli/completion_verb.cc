@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <array>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/allocator_choice.h"
+#include "experiments/run/device_specification.h"
 #include "policies/registry.h"
 #include "traces/zoo/zoo.h"
 

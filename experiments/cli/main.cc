@@ -12,8 +12,8 @@
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/descriptions.h"
 #include "experiments/cli/frame/help_text.h"
-#include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/isolation.h"

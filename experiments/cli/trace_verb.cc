@@ -7,11 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"

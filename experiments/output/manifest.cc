@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "experiments/run/case_keys.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/workload_text.h"
 #include "traces/base/error.h"

@@ -10,8 +10,8 @@
 
 #include "experiments/changes/step_changes.h"
 #include "experiments/run/allocator_choice.h"
-#include "experiments/run/catalogue.h"
 #include "experiments/run/compression_plan.h"
+#include "experiments/run/cost_source.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/prepared.h"
 #include "traces/lowering/lowering.h"

@@ -8,6 +8,8 @@
 
 #include "experiments/changes/step_changes.h"
 #include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/run.h"
 #include "experiments/run/workload_text.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "experiments/run/case.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"

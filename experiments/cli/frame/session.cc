@@ -17,6 +17,7 @@
 
 #include "experiments/cli/frame/commit.h"
 #include "experiments/run/case_keys.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/isolation.h"
 #include "policies/plugin/library.h"
 #include "traces/base/error.h"

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/interrupts.h"
-#include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/output/manifest.h"
 #include "experiments/run/isolation.h"

@@ -7,12 +7,19 @@
 #include <algorithm>
 #include <optional>
 
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/finished_rows.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/ranking.h"
 #include "experiments/output/wrap.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 

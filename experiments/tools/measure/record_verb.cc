@@ -9,10 +9,14 @@
 #include <vector>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/measure/calibration_fit.h"
 #include "experiments/tools/measure/recording_option.h"
 #include "sim/cost/table_cost.h"

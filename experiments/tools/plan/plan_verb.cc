@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
@@ -198,12 +199,11 @@ int Execute(const PlanOptions& options, Session& session) {
     exports.push_back({"--output", options.output,
                        [&](const Manifest&) { return planner.Format(rows.front().planned); }});
   }
-  return session.Finish(FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table),
-                        "", exports, any ? kOk : kNegative, [&](Manifest& manifest) {
-                          DescribeCases(
-                              {{options.asked, std::make_shared<const Inputs>(options.asked)}},
-                              manifest);
-                        });
+  return session.Finish(
+      FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table), "", exports,
+      any ? kOk : kNegative, [&](Manifest& manifest) {
+        DescribeCases({{options.asked, std::make_shared<const Inputs>(options.asked)}}, manifest);
+      });
 }
 
 }  // namespace

@@ -6,12 +6,14 @@
 #include <chrono>
 #include <memory>
 
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
 #include "experiments/cli/frame/exports.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/allocator_choice.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/tools/replay/replay.h"
 #include "experiments/tools/replay/replay_report.h"
 #include "sim/alloc/make_allocator.h"

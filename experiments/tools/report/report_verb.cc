@@ -10,9 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/output/run_result.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/report/page.h"
 #include "experiments/tools/report/run_timeline.h"
 #include "experiments/tools/report/sources.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/isolation.h"
 #include "experiments/run/workload_text.h"

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "experiments/run/case_keys.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/workload_text.h"
 #include "traces/base/error.h"

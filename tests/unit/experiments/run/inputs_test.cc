@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "experiments/run/case_keys.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/prepare.h"
 #include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
@@ -60,8 +60,7 @@ TEST_F(InputsTest, TakesEverythingFromTheCase) {
 }
 
 TEST_F(InputsTest, BadTextsAreUsageErrors) {
-  for (const char* key :
-       {"device", "pool", "memory", "allocator", "cost", "compress"}) {
+  for (const char* key : {"device", "pool", "memory", "allocator", "cost", "compress"}) {
     const auto load = [&] {
       Case asked;
       CaseKeyOf(key).set(asked, "nonsense");
