@@ -19,7 +19,7 @@ import sys
 TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs", "traces/import"]
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
-HALL = [*RUN, "experiments/run", "experiments/output"]
+HALL = [*RUN, "experiments/changes", "experiments/run", "experiments/output"]
 TORCH = "backend/torch/spillway_torch"
 ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "fit")]
 TOOLS = ["fit", "limit", "measure", "replay", "report", "sweep"]
@@ -49,8 +49,9 @@ LAYERS = {
     f"{TORCH}/integrations": ROOMS,
     TORCH: [f"{TORCH}/"],
     "backend": [*CORE, "backend/"],
-    "experiments/run": RUN,
-    "experiments/output": [*RUN, "experiments/run"],
+    "experiments/changes": [*CORE, "sim/", "policies/"],
+    "experiments/run": [*RUN, "experiments/changes"],
+    "experiments/output": [*RUN, "experiments/changes", "experiments/run"],
     "experiments/cli/frame": HALL,
     **{f"experiments/tools/{tool}": [*HALL, "experiments/cli/frame"] for tool in TOOLS},
     "experiments/papers": [*HALL, "experiments/cli/frame", "experiments/tools/"],

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "experiments/run/case.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
@@ -29,9 +29,9 @@ namespace spillway {
 // REQUIRES: the host's times are still the recorded ones.
 Trace WithHostTimes(Trace trace, const HostTimes& host);
 
-// Returns the trace that the case names. Throws `InputError` for a bad trace file. Throws
-// `UsageError` for an unknown network, or if the case asks for a preset or mode that the trace file
-// does not have.
+// Returns the trace that the case names, with the changes that it asks for. Throws `InputError` for
+// a bad trace file. Throws `UsageError` for an unknown network, or if the case asks for a preset or
+// mode that the trace file does not have, or for a change that cannot be made.
 Trace LoadTrace(const Case& asked);
 
 // Returns the device that the case names, with the pools that it adds. Throws `UsageError` or

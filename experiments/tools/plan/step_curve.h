@@ -20,8 +20,8 @@ namespace spillway {
 struct StepFloor {
   Bytes size;
   OpId op{};
-  Bytes throughout;  // of it: exists during the whole step
-  Bytes gradients;   // of it: backward made it before, and it stays after the step
+  Bytes throughout;            // of it: exists during the whole step
+  Bytes gradients;             // of it: backward made it before, and it stays after the step
   std::vector<TensorId> held;  // the other storages of that moment, the largest first
   // The floor if no op of this kind needed more than ops of other kinds do, and the op that then
   // holds it; nullopt if the step has no other op.
@@ -48,9 +48,9 @@ class StepPlanner {
   const StepPlaces& places() const { return places_; }
   const StepFloor& floor() const { return floor_; }
 
-  // Returns the plan of `asked.policy` within `memory` bytes. It leaves a little of the memory free,
-  // because a GPU's allocator does not place the blocks of all steps alike. If the budget suffices
-  // without a plan, the plan is empty. Throws the errors of the policy.
+  // Returns the plan of `asked.policy` within `memory` bytes. It leaves a little of the memory
+  // free, because a GPU's allocator does not place the blocks of all steps alike. If the budget
+  // suffices without a plan, the plan is empty. Throws the errors of the policy.
   PlannedStep In(Bytes memory) const;
   // Carries a given plan out, which need not fit.
   PlannedStep Predicted(const StepPlan& plan, Bytes memory) const;

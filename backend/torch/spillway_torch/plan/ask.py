@@ -33,8 +33,8 @@ def ask(tape: Tape, candidates: list[Saved], budget: int, policy: str) -> dict[i
         run_program("new-device", "recorded", "--memory", f"{2 * max(budget, *tape.used)}B", "--flops", "1TFLOP/s", "--bandwidth", "1TB/s",
                     "--h2d", copies, "--d2h", copies, "--source", "the recording", "-o", device)
         allocator = "stitched" if tape.device == "cuda" else "best-fit"
-        run_program("run", str(trace), "--device", device, "--memory", f"{budget}B", "--allocator", allocator, "--policy", policy,
-                    "--host", "none", "--export-decisions", str(decisions))
+        run_program("run", f"{trace},host=none", "--device", device, "--memory", f"{budget}B", "--allocator", allocator, "--policy", policy,
+                    "--export", f"decisions:{decisions}")
         if not decisions.exists():
             return {}
         try:

@@ -92,7 +92,7 @@ def _gaps(ops: list[dict[str, Any]], storages: Iterable[int]) -> dict[int, tuple
 def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None = None) -> Plan:
     """Reads a plan for `tape` or an equal one, and predicts what it takes.
 
-    path: a file of `write_plan`, or one of the program's `run --export-plan` or `--export-decisions` on the step's trace. For a plan,
+    path: a file of `write_plan`, or one of the program's `run --export plan` or `--export decisions` on the step's trace. For a plan,
         the package chooses when copies start and when storages go; decisions say it.
     memory: most bytes of the device, such as "8GiB". By default, it is what the file says; decisions do not say it.
 
@@ -125,7 +125,7 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
 def _planned_actions(data: dict[str, Any], movable: list[Saved]) -> dict[int, str]:
     """Returns the actions, by storage, of the object of a plan. Raises `SpillwayError` if the step does not allow one."""
     if data["policy"] is not None:
-        raise SpillwayError(f"the policy {data['policy']} decides in its place: give the file of --export-decisions")
+        raise SpillwayError(f"the policy {data['policy']} decides in its place: give the file of --export decisions")
     if data.get("micro") is not None:
         raise SpillwayError("micro-batches are not carried out in PyTorch")
     known = {storage_name(saved.storage): saved for saved in movable}
