@@ -62,8 +62,8 @@ std::string TextOf(const Case& asked, std::initializer_list<std::string_view> ke
 }
 
 // Gives the device what a recorded program says of it: the host's time is part of the recording,
-// and so is the speed of copies if the device is the recorded one, or one of which only the recording
-// knows.
+// and so is the speed of copies if the device is the recorded one, or one of which only the
+// recording knows.
 void AdaptTo(const Trace& trace, Device& device) {
   device.launch_overhead = Duration();
   device.beside_copy = trace.hooks->beside_copy;
@@ -202,9 +202,6 @@ Case Resolved(const LoadedCase& loaded) {
   const Bytes memory = inputs.MemoryOf(asked);
   asked.memory = memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
   asked.cost = inputs.cost()->Provenance();
-  if (IsTraceFile(asked.workload)) return asked;
-  asked.preset = inputs.trace()->preset;
-  asked.training = inputs.trace()->training;
   return asked;
 }
 

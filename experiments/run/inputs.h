@@ -93,8 +93,8 @@ struct LoadedCase {
   std::shared_ptr<const Inputs> inputs;
 };
 
-// Returns the case with the values that its words stand for: the memory in bytes, the source of the
-// kernel times and, unless its trace is a file, which has its own, preset and mode.
+// Returns the case with the values that its words stand for: the memory in bytes, and the source of
+// the kernel times.
 Case Resolved(const LoadedCase& loaded);
 // Returns the files of the inputs, of densities and of the plugin that the case depends on.
 std::vector<InputFile> FilesOf(const LoadedCase& loaded);

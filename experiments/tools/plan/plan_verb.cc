@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/case_options.h"
 #include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
@@ -200,10 +200,9 @@ int Execute(const PlanOptions& options, Session& session) {
                        [&](const Manifest&) { return planner.Format(rows.front().planned); }});
   }
   return session.Finish(
-      FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table), "", exports,
-      any ? kOk : kNegative, [&](Manifest& manifest) {
-        DescribeCases({{options.asked, std::make_shared<const Inputs>(options.asked)}}, manifest);
-      });
+      FormatAs(options.format.view(), columns, rows, "spillway.step-plans/v1", table), "", exports,
+      any ? kOk : kNegative,
+      [&](Manifest& manifest) { DescribeCases({planner.loaded()}, manifest); });
 }
 
 }  // namespace
