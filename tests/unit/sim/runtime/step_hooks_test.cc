@@ -26,8 +26,8 @@ using testing::TimelineText;
 
 constexpr Duration Nanoseconds(int64_t n) { return Duration::Nanoseconds(n); }
 
-// Returns `ChainTrace` as a recorded step, in which autograd saves y1 before f2, y2 before f3 and y3
-// before b3, and backward takes y2 and y3 before b3, and y1 before b2.
+// Returns `ChainTrace` as a recorded step, in which autograd saves y1 before f2, y2 before f3 and
+// y3 before b3, and backward takes y2 and y3 before b3, and y1 before b2.
 Trace HookedChain() {
   Trace trace = ChainTrace();
   trace.recording.emplace().framework = "PyTorch";
