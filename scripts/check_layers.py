@@ -22,7 +22,7 @@ RUN = [*CORE, "sim/", "policies/", "backend/"]
 HALL = [*RUN, "experiments/changes", "experiments/run", "experiments/output"]
 TORCH = "backend/torch/spillway_torch"
 ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "fit")]
-TOOLS = ["fit", "limit", "measure", "replay", "report", "sweep"]
+TOOLS = ["fit", "limit", "measure", "plan", "replay", "report", "sweep"]
 LAYERS = {
     **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},
     "sim/core": ["traces/"],
@@ -39,7 +39,7 @@ LAYERS = {
     "policies/plan": [*CORE, "policies/kernels"],
     "policies/mmcnn": [*CORE, "policies", "policies/kernels", "policies/parts"],
     "policies": [*CORE, "sim/packing", "policies/kernels", "policies/parts", "policies/plan"],
-    "policies/recorded": [*CORE, "policies"],
+    "policies/recorded": [*CORE, "policies", "policies/parts"],
     "policies/plugin": [*CORE, "policies"],
     "backend/common": CORE,
     "backend/cpu": [*CORE, "sim/compression", "backend/common"],
