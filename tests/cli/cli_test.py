@@ -343,7 +343,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+ \(commit (unknown|[0-9a-f]+(-dirty)?)\)\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "limit", "list", "trace", "record", "store", "sweep", "validate", "calibrate", "reproduce",
+        for verb in ("run", "compare", "limit", "plan", "list", "trace", "record", "store", "sweep", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 

@@ -114,7 +114,7 @@ class CompletionTest(CommandTest):
     def test_every_shell_accepts_its_script(self):
         for shell in ("bash", "zsh", "fish"):
             script = self.ok("completion", shell)
-            for word in ("replay-run", "export-trace", "table csv json"):
+            for word in ("replay-run", "export", "table csv json"):
                 self.assertIn(word, script)
             with self.subTest(shell=shell):
                 if shutil.which(shell) is None:
@@ -259,7 +259,7 @@ class TableTest(CommandTest):
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 
-VERBS = ("run", "compare", "limit", "fit", "list", "list ops", "trace build", "trace info", "record",
+VERBS = ("run", "compare", "limit", "fit", "plan", "list", "list ops", "trace build", "trace info", "record",
          "validate", "calibrate", "reproduce", "replay", "new-policy", "replay-run", "doctor",
          "completion", "help")
 
@@ -277,7 +277,7 @@ class HelpTest(CommandTest):
         self.assertTrue(page.startswith(".TH SPILLWAY 1"))
         for verb in VERBS:
             self.assertIn(f'.SS "{verb}"'.replace("-", "\\-"), page)
-        self.assertIn("\\fB\\-\\-export\\-trace\\fR", page)
+        self.assertIn("\\fB\\-\\-export\\fR", page)
         if shutil.which("man"):
             told = subprocess.run(["man", "--warnings", "-l", "-"], input=page, capture_output=True,
                                   text=True, check=True)

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 
 from harness import DirectoryTest, RECORDED, ROOT, SCHEMAS, Spillway, main
+from plan_test import step
 
 WORKLOAD = ("vgg16:32", "--memory", "50%", "--policy", "vdnn-all:algo=memory")
 JSON = ("--format", "json")
@@ -38,6 +39,10 @@ class SchemasTest(DirectoryTest):
                                *JSON)
         yield "fit", self.ok("fit", "alexnet:1", "--device", "k40c", *JSON)
         yield "fit-vary", self.ok("fit", "alexnet:1", "--device", "k40c", "--vary", "batch", *JSON)
+        plan = self.directory / "step-plan.json"
+        yield "step-plans", self.ok("plan", self.file("step.json", step()), "--memory", "320MiB", "--policy",
+                                    "joint:effort=300", "-o", plan, *JSON)
+        yield "step-plan", plan.read_text("utf-8")
         yield "columns", self.ok("list", "columns", *JSON)
         yield "ops", self.ok("list", "ops", *JSON)
         yield "doctor", self.ok("doctor", *JSON)
