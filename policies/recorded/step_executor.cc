@@ -47,7 +47,11 @@ StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_
     for (const size_t drop : storage.drops) {
       const auto read =
           std::ranges::find(times->reads, static_cast<OpId>(drop), &StepPlaces::Read::taken);
-      auto& moves = at(read == times->reads.end() ? drop : Index(read->last));
+      if (read == times->reads.end()) {
+        at(drop).read.push_back(storage.storage);
+        continue;
+      }
+      auto& moves = at(Index(read->last));
       (storage.fate == StepPlan::Fate::kOffload ? moves.dropped : moves.evicted)
           .push_back(storage.storage);
     }
@@ -67,11 +71,21 @@ void StepExecutor::BeforeOp(PolicyContext& context, OpId op) {
 }
 
 void StepExecutor::AfterOp(PolicyContext& context, OpId op) {
-  if (context.recomputing()) return;
+  if (const auto served = context.recomputing()) {
+    GiveUp(context, moves_[Index(*served)].read);
+    return;
+  }
   const Moves& moves = moves_[Index(op)];
+  GiveUp(context, moves.read);
   for (const TensorId id : moves.dropped) context.Release(id);
   for (const TensorId id : moves.evicted) context.Evict(id);
   for (const TensorId id : moves.copied) context.Offload(id);
+}
+
+void StepExecutor::GiveUp(PolicyContext& context, const std::vector<TensorId>& storages) {
+  for (const TensorId id : storages) {
+    if (!context.Release(id) && context.Where(id) == Residency::kDevice) context.Evict(id);
+  }
 }
 
 std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy) {

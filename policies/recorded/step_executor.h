@@ -32,7 +32,12 @@ class StepExecutor final : public Policy {
     bool hook = false;                               // a hook runs before the op
     std::vector<TensorId> released, prefetched;      // before
     std::vector<TensorId> dropped, evicted, copied;  // after
+    // Given up as soon as those that are recomputed for the op have read them.
+    std::vector<TensorId> read;
   };
+  // Gives up storages that are on the device and can come back.
+  static void GiveUp(PolicyContext& context, const std::vector<TensorId>& storages);
+
   std::vector<Moves> moves_;
   std::vector<TensorId> late_;  // prefetches for which there was no room
 };

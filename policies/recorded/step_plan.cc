@@ -136,19 +136,19 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
     const auto found = called.find(times.storage);
     if (found == called.end()) continue;
     StepPlan::Storage storage{times.storage};
-    bool offloads = false, evicts = false;
-    std::optional<size_t> released;
-    for (const Called& call : found->second) {
-      offloads |= call.verb == Verb::kOffload;
-      evicts |= call.verb == Verb::kEvict;
-      if (call.verb == Verb::kRelease && !released) released = call.before;
-    }
-    if (!offloads && !evicts) continue;
+    // The verb by which the storage leaves first decides how it comes back, always.
+    const auto leaves = [](const Called& call) {
+      return call.verb == Verb::kRelease || call.verb == Verb::kEvict;
+    };
+    const auto first = std::ranges::find_if(found->second, leaves);
+    if (first == found->second.end()) continue;
+    const bool offloads = first->verb == Verb::kRelease, evicts = !offloads;
+    const size_t released = first->before;
     storage.fate = offloads ? StepPlan::Fate::kOffload : StepPlan::Fate::kEvict;
     const size_t taken = Index(times.reads.front().taken);
     if (offloads) {
       const auto free = places.FirstFrom(Index(times.left) + 1);
-      const auto wanted = released ? places.LastBefore(*released) : std::nullopt;
+      const auto wanted = places.LastBefore(released);
       if (free && wanted && std::max(*free, *wanted) < taken) {
         storage.release = std::max(*free, *wanted);
       }
@@ -162,7 +162,7 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
     }
     bool absent = false;  // it has left once
     for (const Called& call : found->second) {
-      if (call.verb != Verb::kRelease && call.verb != Verb::kEvict) continue;
+      if (!leaves(call)) continue;
       if (!std::exchange(absent, true) && call.before <= taken) continue;
       const auto next = std::ranges::find_if(times.reads, [&](const StepPlaces::Read& read) {
         return call.before <= Index(read.taken);

@@ -174,4 +174,16 @@ Trace ChainTrace() {
   return builder.Build();
 }
 
+Trace HookedChain() {
+  Trace trace = ChainTrace();
+  trace.recording.emplace().framework = "PyTorch";
+  for (Op& op : trace.ops) op.recorded.emplace();
+  trace.saved = {{TensorId{1}, 1, {4}}, {TensorId{2}, 2, {3}}, {TensorId{3}, 3, {3}}};
+  StepHooks& hooks = trace.hooks.emplace();
+  hooks.places = {{1, 1, 0}, {2, 1, 0}, {3, 1, 2}, {4, 0, 1}};
+  hooks.offload = hooks.prefetch = hooks.evict = Duration();
+  trace.Validate();
+  return trace;
+}
+
 }  // namespace spillway::testing

@@ -92,6 +92,11 @@ std::string DecisionText(const Trace& trace, const Report& report);
 // read the saved activations. All activations and gradients have 10 bytes; each op takes 10 ns.
 Trace ChainTrace();
 
+// Returns `ChainTrace` as a recorded step whose program carries decisions out. Autograd saves y1
+// before f2, y2 before f3 and y3 before b3; backward takes y2 and y3 before b3, and y1 before b2.
+// Hooks and moves take the host no time.
+Trace HookedChain();
+
 }  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_TESTING_FIXTURES_H_

@@ -21,8 +21,12 @@ constexpr int64_t kMargin = 400;
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
 // Where no plan within the budget is found, plans with so many percent more are tried.
 constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
-// The default policy makes about so many trials of single ops. A trial of 1,000 ops takes 2 ms.
+// The default policy makes about so many trials of single ops, but no more for each storage that
+// may move than this. A trial of 1,000 ops takes 2 ms.
 constexpr int64_t kTrialsOfOps = 2'500'000;
+constexpr int64_t kTrialsOfStorage = 20;
+// A plan of a curve gets one part in this many of the trials.
+constexpr int64_t kCoarser = 4;
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
   if (!trace.tensor(id).movable) return false;
@@ -97,11 +101,12 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
 }
 
 // Returns the case with an effort of `joint` that suits the length of the step.
-Case WithEffort(Case asked, const Trace& trace) {
+Case WithEffort(Case asked, const Trace& trace, int64_t coarser = 1) {
   if (asked.policy.name() != "joint") return asked;
   const auto ops = static_cast<int64_t>(trace.ops.size());
-  const int64_t trials = std::clamp<int64_t>(kTrialsOfOps / ops, 300, 4000);
-  asked.policy = fmt::format("joint:effort={}", trials);
+  const auto saved = static_cast<int64_t>(trace.saved.size());
+  const int64_t trials = std::min(kTrialsOfOps / ops, kTrialsOfStorage * saved);
+  asked.policy = fmt::format("joint:effort={}", std::max<int64_t>(300, trials / coarser));
   return asked;
 }
 
@@ -125,6 +130,7 @@ PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t op
 StepPlanner::StepPlanner(const Case& asked)
     : inputs_(asked),
       asked_(WithEffort(asked, *inputs_.trace())),
+      coarse_(WithEffort(asked, *inputs_.trace(), kCoarser)),
       liveness_(*inputs_.trace()),
       places_(
           [this]() -> const Trace& {
@@ -171,10 +177,10 @@ PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
   return planned;
 }
 
-PlannedStep StepPlanner::Tried(Bytes memory) const {
+PlannedStep StepPlanner::Tried(Bytes memory, const Case& asked) const {
   PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
   if (eager_.metrics.peak_allocated <= memory) return planned;
-  const Report report = Predict(RunOf(inputs_, asked_, memory), 1).report;
+  const Report report = Predict(RunOf(inputs_, asked, memory), 1).report;
   if (report.fits()) {
     planned.plan = PlanFrom(report, places_, memory);
     planned.prediction = PredictionOf(report);
@@ -184,14 +190,16 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
   return planned;
 }
 
-PlannedStep StepPlanner::In(Bytes memory) const {
+PlannedStep StepPlanner::In(Bytes memory) const { return In(memory, asked_); }
+
+PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
   if (memory < floor_.size) return {memory, {}, PredictionOf(eager_), floor_.size};
   const Bytes margin =
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
   const Bytes aim = std::max(floor_.size, memory - margin);
-  PlannedStep planned = Tried(std::min(aim, memory));
+  PlannedStep planned = Tried(std::min(aim, memory), asked);
   for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
-    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]));
+    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]), coarse_);
     if (!more.fits()) continue;
     planned.best = more.prediction.peak;
     break;
@@ -201,7 +209,7 @@ PlannedStep StepPlanner::In(Bytes memory) const {
 }
 
 std::vector<PlannedStep> StepPlanner::Curve() const {
-  std::vector<PlannedStep> curve{In(floor_.size)};
+  std::vector<PlannedStep> curve{In(floor_.size, coarse_)};
   std::set<Bytes> budgets;
   Bytes start = floor_.size;
   if (!curve.front().fits()) budgets.insert(start = curve.front().best);
@@ -211,7 +219,7 @@ std::vector<PlannedStep> StepPlanner::Curve() const {
   }
   budgets.insert(most);
   budgets.erase(floor_.size);
-  for (const Bytes budget : budgets) curve.push_back(In(budget));
+  for (const Bytes budget : budgets) curve.push_back(In(budget, coarse_));
   return curve;
 }
 

@@ -63,11 +63,13 @@ class StepPlanner {
   std::string Format(const PlannedStep& planned) const;
 
  private:
-  PlannedStep Tried(Bytes memory) const;
+  PlannedStep In(Bytes memory, const Case& asked) const;
+  PlannedStep Tried(Bytes memory, const Case& asked) const;
   StepPrediction PredictionOf(const Report& report) const;
 
   const Inputs inputs_;
   const Case asked_;
+  const Case coarse_;  // with less effort, for one of many plans
   const Liveness liveness_;
   const StepPlaces places_;
   StepFloor floor_;

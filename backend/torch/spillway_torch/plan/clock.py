@@ -21,8 +21,3 @@ def host_clock(tape: Tape, costs: HostCosts) -> list[float]:
             for at, op in enumerate(tape.ops)]
     return [0.0, *itertools.accumulate(tape.host_share * seconds for seconds in each)]
 
-
-def hook_clock(tape: Tape, costs: HostCosts) -> list[float]:
-    """Returns, for each position and the end of the step, the host's time in the hooks of the positions before."""
-    last = tape.packs[-1].position
-    return [0.0, *itertools.accumulate(costs.packed if at <= last else costs.unpacked for at in range(len(tape.positions)))]

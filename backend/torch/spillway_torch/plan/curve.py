@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import tempfile
 from typing import Any, Optional
 
-from ..base.errors import NoPlanError
 from ..tape.tape import Tape
-from .plan import EVICT, OFFLOAD, Floor, Plan, useful_moves
-from .planner import least_memory, make_plan, make_plans
+from .plan import HOST_BOUND, Floor, useful_moves
+from .planner import ask, floor_of, movable_storages
+from .step_trace import StepTrace, operator_of
 
 FORMAT = "spillway-torch-explain"
-SHARES = (0.02, 0.07, 0.2, 0.4, 0.7, 1.0)  # of the way from the least to the peak without a plan; the least costs most
 
 
 @dataclasses.dataclass
 class Row:
-    """A budget in bytes, and the plan for it. If the planner found none, it is None, and `best` the least peak that was tried."""
+    """A budget in bytes, and what the plan for it takes. Without a plan, `best` is the least memory with which one was found."""
 
     budget: int
-    plan: Optional[Plan]
-    best: int = 0
-
-    def moved(self, action: str) -> int:
-        """Returns the bytes of the storages with an action."""
-        assert self.plan is not None
-        return sum(self.plan.tape.storages[s].size for s, a in self.plan.actions.items() if a == action)
-
-    @property
-    def times(self) -> float:
-        """Returns the predicted time as a multiple of the one without a plan."""
-        assert self.plan is not None
-        return self.plan.seconds / self.plan.eager_seconds
+    best: Optional[int] = None  # None: there is a plan
+    peak: int = 0
+    seconds: float = 0.0
+    times: float = 0.0  # it as a multiple of the time without a plan
+    offloaded: int = 0  # bytes of storages
+    evicted: int = 0
+    host_bound: bool = False
 
 
 @dataclasses.dataclass
@@ -55,14 +48,14 @@ class Curve:
         lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'ms':>10}{'times':>8}{'offloaded':>12}{'recomputed':>12}"]
         for at, row in enumerate(self.rows):
             line = f"{row.budget / unit:12,.1f}"
-            if row.plan is None:
-                line += f"  no plan was found; the best takes {row.best / unit:,.1f}"
+            if row.best is not None:
+                line += f"  no plan was found; one takes {row.best / unit:,.1f}"
             else:
-                line += (f"{row.plan.peak / unit:12,.1f}{row.plan.seconds * 1e3:10.2f}{row.times:8.2f}"
-                         f"{row.moved(OFFLOAD) / unit:12,.1f}{row.moved(EVICT) / unit:12,.1f}")
+                line += (f"{row.peak / unit:12,.1f}{row.seconds * 1e3:10.2f}{row.times:8.2f}"
+                         f"{row.offloaded / unit:12,.1f}{row.evicted / unit:12,.1f}")
             notes = [note for note, holds in (
                 ("floor", row.budget == floor.bytes), ("knee", at == self.knee), ("without a plan", row is eager),
-                ("host-bound", row.plan is not None and row.plan.host_bound)) if holds]
+                ("host-bound", row.host_bound)) if holds]
             lines.append(line + "  " * bool(notes) + ", ".join(notes))
         if tape.device == "cpu":
             lines.append("The times of a CPU are estimates from sizes.")
@@ -99,13 +92,11 @@ class Curve:
     def object(self) -> dict[str, Any]:
         """Returns what `text` says, in bytes and seconds (experiments/schemas/torch-explain.json)."""
         def described(at: int, row: Row) -> dict[str, Any]:
-            plan = row.plan
-            numbers: dict[str, Any] = dict.fromkeys(("peak_bytes", "step_s", "times", "offloaded_bytes", "recomputed_bytes", "host_bound"))
-            if plan is not None:
-                numbers = {"peak_bytes": plan.peak, "step_s": plan.seconds, "times": row.times, "offloaded_bytes": row.moved(OFFLOAD),
-                           "recomputed_bytes": row.moved(EVICT), "host_bound": plan.host_bound}
-            return {"budget_bytes": row.budget, "least_bytes": row.best if plan is None else None, **numbers,
-                    "knee": at == self.knee}
+            numbers = {"peak_bytes": row.peak, "step_s": row.seconds, "times": row.times, "offloaded_bytes": row.offloaded,
+                       "recomputed_bytes": row.evicted, "host_bound": row.host_bound}
+            if row.best is not None:
+                numbers = dict.fromkeys(numbers)
+            return {"budget_bytes": row.budget, "least_bytes": row.best, **numbers, "knee": at == self.knee}
 
         return {"format": FORMAT, "version": 1, "device": self.tape.name, "operators": len(self.tape.ops),
                 "times": "estimated" if self.tape.device == "cpu" else "measured",
@@ -121,30 +112,21 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
 
     moves: what may happen to storages, by default what saves memory of the tape's device.
 
-    Raises `SpillwayError` if a step without a plan cannot be predicted.
+    Raises `ProgramError` if the program `spillway`, which plans, is missing or fails.
     """
-    moves = useful_moves(tape.device) if moves is None else moves
-
-    def planned(budgets: list[int]) -> Iterator[Row]:
-        for budget, made in zip(budgets, make_plans(tape, budgets, moves)):
-            yield Row(budget, None, made.best) if isinstance(made, NoPlanError) else Row(budget, made)
-
-    eager = make_plan(tape, 1 << 62, moves=moves)
-    first = next(planned([eager.floor.bytes]))
-    start = first.budget if first.plan is not None else first.best
-    budgets = {round(start + share * (eager.eager_peak - start)) for share in SHARES} | ({start} if first.plan is None else set())
-    rows = [first, *sorted(planned(sorted(budgets - {first.budget}, reverse=True)), key=lambda row: row.budget)]
-    least = least_memory(tape)
-    at = min(least.index(max(least)), len(tape.ops) - 1)
-    others = [(memory, op.place) for memory, op in zip(least, tape.ops) if op.name != tape.ops[at].name]
-    return Curve(tape, rows, _knee(rows), eager.floor, at, min(least), tape.gradients()[at], max(others, default=(0, "nothing")))
-
-
-def _knee(rows: list[Row]) -> int | None:
-    """Returns the row farthest below the line from the first plan to the last one; None if no row lies below it."""
-    points = [(at, row.budget, row.plan.seconds) for at, row in enumerate(rows) if row.plan is not None]
-    (_, left, high), (_, right, low) = points[0], points[-1]
-    if left == right or high <= low:
-        return None
-    below, knee = max((high - (high - low) * (budget - left) / (right - left) - seconds, -at) for at, budget, seconds in points)
-    return -knee if below > 0 else None
+    trace = StepTrace(tape, movable_storages(tape), useful_moves(tape.device) if moves is None else moves)
+    with tempfile.TemporaryDirectory() as folder:
+        found = ask(trace, folder, "--curve")
+    rows = []
+    for row in found:
+        if row["status"] != "ok":
+            rows.append(Row(row["memory_bytes"], row["least_bytes"] or row["eager_peak_bytes"]))
+            continue
+        seconds, host = row["iteration_ms"] / 1e3, row["host_ms"] / 1e3
+        rows.append(Row(row["memory_bytes"], None, row["peak_allocated_bytes"], seconds, row["slowdown"], row["offloaded_bytes"],
+                        row["evicted_bytes"], host >= HOST_BOUND * seconds > 0))
+    first = found[0]
+    knee = next((at for at, row in enumerate(found) if row["knee"]), None)
+    without = (first["floor_without_bytes"] or 0, tape.ops[operator_of(first["floor_without_op"] or "none.0")].place)
+    floor = floor_of(tape, first, 0)
+    return Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], without)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Union
+from collections.abc import Iterable
+from typing import Optional, Union
 
 from ..base.errors import SpillwayError
 from ..tape.tape import Tape
@@ -39,6 +40,7 @@ class Floor:
 
     bytes: int
     operator: str
+    at: int  # its index in the tape
     held: list[tuple[str, int]]  # what exists then: a name and bytes
 
     def sentence(self, budget: int) -> str:
@@ -47,6 +49,21 @@ class Floor:
         return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
                 f"({held} exist then), whatever is offloaded or recomputed; a smaller batch, an optimizer with less state, or "
                 "another operator there, such as a loss in pieces, lowers it")
+
+
+@dataclasses.dataclass
+class Moments:
+    """The positions at which storages move, as a plan has them."""
+
+    releases: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    prefetches: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    drops: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+
+    def add(self, storage: int, release: int | None, prefetches: Iterable[int], drops: Iterable[int]) -> None:
+        """Adds the moments of a storage."""
+        for positions, at in ((self.releases, () if release is None else (release,)), (self.prefetches, prefetches), (self.drops, drops)):
+            for position in at:
+                positions.setdefault(position, []).append(storage)
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,7 +85,7 @@ class Plan:
     eager_peak: int  # bytes, without a plan
     seconds: float  # of a step, predicted
     eager_seconds: float
-    floor: Floor
+    floor: Optional[Floor]
     tape: Tape = dataclasses.field(repr=False)
     host_seconds: float = 0.0  # of `seconds`, at least: the host takes them to start operators and copies for the GPU
     forward_seconds: float = 0.0  # of `host_seconds`, until forward ends
@@ -101,5 +118,5 @@ class Plan:
                      f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
         there = f" (which keeps {self.host_bytes / GIB:.4g} GiB for them)" if counts[OFFLOAD] else ""
         return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
-                f"floor {self.floor.bytes / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[EVICT]} are "
+                f"floor {(self.floor.bytes if self.floor else 0) / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[EVICT]} are "
                 "recomputed")

@@ -16,6 +16,7 @@ from ..step.trace import saved_tensors, type_of
 from ..tape.chains import Saved
 from ..tape.tape import Tape, fingerprint
 from .clock import host_clock
+from .plan import EVICT, OFFLOAD
 
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
 
@@ -55,10 +56,12 @@ class StepTrace:
     """The trace of a tape.
 
     candidates: the storages that may move.
+    moves: what may happen to them.
     """
 
-    def __init__(self, tape: Tape, candidates: list[Saved]) -> None:
+    def __init__(self, tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (OFFLOAD, EVICT)) -> None:
         self.tape = tape
+        self.moves = moves
         self.movable = {s.storage: s for s in candidates}
         self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
         self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
@@ -158,11 +161,10 @@ class StepTrace:
             if not places or places[-1][0] != op or packed and places[-1][2]:
                 places.append([op, 0, 0])
             places[-1][1 if packed else 2] += 1
-        cuda = tape.device == "cuda"
-        moves = {"offload_ns": costs.left, "prefetch_ns": costs.came} if cuda else {}
+        moves = {OFFLOAD: {"offload_ns": costs.left, "prefetch_ns": costs.came}, EVICT: {"evict_ns": costs.compared}}
         return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
-                "moves": {name: round(1e9 * seconds) for name, seconds in {**moves, "evict_ns": costs.compared}.items()},
-                "copy_bytes_per_second": round(tape.bandwidth) if cuda else 0, "beside_copy": BESIDE if cuda else 0}
+                "moves": {name: round(1e9 * seconds) for move in self.moves for name, seconds in moves[move].items()},
+                "copy_bytes_per_second": round(tape.bandwidth), "beside_copy": BESIDE if tape.device == "cuda" else 0}
 
     def _saved(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Returns the saved tensors; `numbers` says to which operator of the tape each op of the trace belongs."""
@@ -181,7 +183,7 @@ class StepTrace:
         assert saved.chain is not None
         inputs = [*(value[0] for value in saved.chain.sources), *saved.chain.parameters]
         made = self._op(at, "spillway::chain", "forward", inputs, [saved.storage], seconds)
-        host = self.costs.started + self.costs.replayed * len(saved.chain.ops)
+        host = self.costs.started + self.costs.recomputed * len(saved.chain.ops)
         made["recorded"]["again"] = {"time_ns": round(1e9 * saved.chain.seconds), "host_ns": round(1e9 * host),
                                      "workspace": saved.chain.temporary}
         made["recomputable"] = True

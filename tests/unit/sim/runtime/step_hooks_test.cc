@@ -14,9 +14,9 @@
 namespace spillway {
 namespace {
 
-using testing::ChainTrace;
 using testing::Find;
 using testing::FixedCost;
+using testing::HookedChain;
 using ::testing::IsEmpty;
 using testing::RunResult;
 using testing::RunSettings;
@@ -25,20 +25,6 @@ using testing::ScriptedPolicy;
 using testing::TimelineText;
 
 constexpr Duration Nanoseconds(int64_t n) { return Duration::Nanoseconds(n); }
-
-// Returns `ChainTrace` as a recorded step, in which autograd saves y1 before f2, y2 before f3 and
-// y3 before b3, and backward takes y2 and y3 before b3, and y1 before b2.
-Trace HookedChain() {
-  Trace trace = ChainTrace();
-  trace.recording.emplace().framework = "PyTorch";
-  for (Op& op : trace.ops) op.recorded.emplace();
-  trace.saved = {{TensorId{1}, 1, {4}}, {TensorId{2}, 2, {3}}, {TensorId{3}, 3, {3}}};
-  StepHooks& hooks = trace.hooks.emplace();
-  hooks.places = {{1, 1, 0}, {2, 1, 0}, {3, 1, 2}, {4, 0, 1}};
-  hooks.offload = hooks.prefetch = hooks.evict = Duration();
-  trace.Validate();
-  return trace;
-}
 
 RunResult RunHooked(const Trace& trace, ScriptedPolicy& policy, const RunSettings& settings = {}) {
   RunResult result = RunSim(trace, FixedCost(Nanoseconds(5)), policy, settings);
