@@ -220,11 +220,10 @@ int Execute(const ReplayOptions& options, Session& session) {
   const auto log = OpenMemoryLog(options.log, options.device);
   SkipPlan(*log, specifications, session);
 
-  const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
   spillway::ReplayOptions replay;
   // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
-  if (exports) replay.samples = kSamples;
+  if (!options.exports.paths.empty()) replay.samples = kSamples;
   replay.unit = unit;
   const auto recorded =
       WithContext([&] { return ReadRecordedFailure(*log); }, [&] { return options.log; });
