@@ -44,7 +44,7 @@ InputFile DeviceFileOf(const std::string& specification);
 
 // The trace, device and kernel times of a case.
 //
-// Results of runs with the inputs that several cases need are kept for later calls.
+// Results that several cases need are kept for later calls.
 class Inputs {
  public:
   // Loads the device, the trace unless `trace` is given, and the kernel times unless `cost` is
@@ -58,8 +58,8 @@ class Inputs {
   // The files that the inputs depend on.
   const std::vector<InputFile>& read() const { return read_; }
 
-  // Each takes a case with these inputs.
-  //
+  // The cases of the next three functions have these inputs.
+
   // Returns the run of the case before trials decide anything. It has the memory, policy and
   // backend of the case, the arena of `AllocatorChoice::Undecided`, and compresses nothing.
   Draft DraftOf(const Case& asked) const;

@@ -74,7 +74,7 @@ class PlanTest(DirectoryTest):
         for key in ("peak_allocated_bytes", "iteration_ms", "offloaded_bytes", "evicted_bytes"):
             self.assertEqual(again[key], row[key], key)
         manifest = json.loads(pathlib.Path(f"{self.output}.manifest.json").read_text("utf-8"))
-        self.assertEqual([file["role"] for file in manifest["inputs"]], ["trace", "device"])
+        self.assertEqual([file["role"] for file in manifest["inputs"]], ["trace", "device", "cost_table"])
 
     def test_a_program_makes_only_the_moves_that_it_has(self):
         for fate, moves in (("evicted", ("evict",)), ("offloaded", ("offload", "prefetch"))):
