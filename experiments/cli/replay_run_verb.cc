@@ -88,7 +88,8 @@ void CheckVerb(const Manifest& manifest, const std::string& path) {
         path));
   }
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  constexpr std::string_view kValid[] = {"run", "compare", "limit", "fit", "replay", "reproduce"};
+  constexpr std::string_view kValid[] = {"run",  "compare", "limit",    "fit",
+                                         "plan", "replay",  "reproduce"};
   if (std::ranges::count(kValid, verb) > 0) return;
   throw InputError(fmt::format("{}: arguments: '{}' cannot be replayed (valid: {})", path, verb,
                                fmt::join(kValid, ", ")));

@@ -336,7 +336,7 @@ class ExportsTest(DirectoryTest):
         self.assertIn("DIFFERENT", self.ok("replay-run", manifest, code=1))
         document["arguments"] = ["trace", "build", "alexnet:1", "-o", str(self.directory / "new")]
         manifest.write_text(json.dumps(document), encoding="utf-8")
-        self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, replay, reproduce)",
+        self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, plan, replay, reproduce)",
                    "replay-run", manifest)
         self.assertFalse((self.directory / "new").exists())
 

@@ -75,6 +75,7 @@ class PlanTest(DirectoryTest):
             self.assertEqual(again[key], row[key], key)
         manifest = json.loads(pathlib.Path(f"{self.output}.manifest.json").read_text("utf-8"))
         self.assertEqual([file["role"] for file in manifest["inputs"]], ["trace", "device", "cost_table"])
+        self.ok("replay-run", f"{self.output}.manifest.json")
 
     def test_a_program_makes_only_the_moves_that_it_has(self):
         for fate, moves in (("evicted", ("evict",)), ("offloaded", ("offload", "prefetch"))):
