@@ -3,7 +3,7 @@
 //
 // Every other built-in policy is a candidate with its defaults, so that none is faster in the same
 // memory; where layers repeat or ops are many, the others are left out if the plan is near the
-// bound. The policy `plan` follows a plan that an earlier search has found (`run --export-plan`),
+// bound. The policy `plan` follows a plan that an earlier search has found (`run --export plan`),
 // without searching.
 
 #include <algorithm>
@@ -268,7 +268,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
 
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {
   const std::string path =
-      params.Text("file", "PATH", "", "a plan that `run --export-plan` has written");
+      params.Text("file", "PATH", "", "a plan that `run --export plan` has written");
   return std::make_unique<PlanFilePolicy>(path, path.empty() ? std::string() : ReadFile(path));
 }
 

@@ -19,10 +19,10 @@ import sys
 TRACES = ["traces/base", "traces/ops", "traces", "traces/lowering", "traces/zoo", "traces/logs", "traces/import"]
 CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
-HALL = [*RUN, "experiments/run", "experiments/output"]
+HALL = [*RUN, "experiments/changes", "experiments/run", "experiments/output"]
 TORCH = "backend/torch/spillway_torch"
 ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "fit")]
-TOOLS = ["fit", "limit", "measure", "replay", "report", "sweep"]
+TOOLS = ["fit", "limit", "measure", "plan", "replay", "report", "sweep"]
 LAYERS = {
     **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},
     "sim/core": ["traces/"],
@@ -39,7 +39,7 @@ LAYERS = {
     "policies/plan": [*CORE, "policies/kernels"],
     "policies/mmcnn": [*CORE, "policies", "policies/kernels", "policies/parts"],
     "policies": [*CORE, "sim/packing", "policies/kernels", "policies/parts", "policies/plan"],
-    "policies/recorded": [*CORE, "policies"],
+    "policies/recorded": [*CORE, "policies", "policies/parts"],
     "policies/plugin": [*CORE, "policies"],
     "backend/common": CORE,
     "backend/cpu": [*CORE, "sim/compression", "backend/common"],
@@ -49,8 +49,9 @@ LAYERS = {
     f"{TORCH}/integrations": ROOMS,
     TORCH: [f"{TORCH}/"],
     "backend": [*CORE, "backend/"],
-    "experiments/run": RUN,
-    "experiments/output": [*RUN, "experiments/run"],
+    "experiments/changes": [*CORE, "sim/", "policies/"],
+    "experiments/run": [*RUN, "experiments/changes"],
+    "experiments/output": [*RUN, "experiments/changes", "experiments/run"],
     "experiments/cli/frame": HALL,
     **{f"experiments/tools/{tool}": [*HALL, "experiments/cli/frame"] for tool in TOOLS},
     "experiments/papers": [*HALL, "experiments/cli/frame", "experiments/tools/"],

@@ -50,6 +50,8 @@ class CheckLayersTest(unittest.TestCase):
                       self.planted("experiments/run/case.h", '"experiments/output/manifest.h"'))
         self.assertIn("policies/recorded must not include",
                       self.planted("policies/recorded/saved_tensors.h", '"policies/plan/plan.h"'))
+        self.assertIn("experiments/changes must not include",
+                      self.planted("experiments/changes/changed_op.h", '"experiments/run/case.h"'))
 
     def test_a_circle(self):
         self.assertIn("a circle of modules: traces/logs/memory_log traces/logs/snapshot_records",

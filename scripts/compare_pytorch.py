@@ -2,10 +2,11 @@
 """Times training iterations of the same networks in PyTorch and in Spillway, on one GPU, in one run.
 
 Each network is built from Spillway's own trace, so both sides compute the same thing: forward, backward and a step
-of the optimizer, in fp32 without TF32 (or with TF32 on both sides). With --precision bf16, each tensor has the type that it
-has in the trace: the operands of an op are cast to the type of its output, and the optimizer works on parameters of float32,
-which are copied to those of bfloat16. The attention of a transformer is scaled_dot_product_attention, and with --attention
-math two products and a softmax. The methods are:
+of the optimizer, in fp32 without TF32 (or with TF32 on both sides). The text of a workload has its options, as in
+gpt2@1024:8,precision=bf16,optimizer=adamw. With precision=bf16, each tensor has the type that it has in the trace: the operands
+of an op are cast to the type of its output, and the optimizer works on parameters of float32, which are copied to those of
+bfloat16. The attention of a transformer is scaled_dot_product_attention, and with attention=math two products and a softmax.
+The methods are:
 
 PyTorch   eager; eager with cuDNN's autotuner; torch.autograd.graph.save_on_cpu(pin_memory=True);
           checkpoint_sequential (chains only); torch.utils.checkpoint for each block; torch.compile with each
@@ -409,11 +410,11 @@ def spillway(binary, *arguments):
     return result.stdout
 
 
-def load_plan(binary, workload, lowering=()):
-    """Returns the plan of a network, lowered with these options of `spillway trace build`."""
+def load_plan(binary, workload):
+    """Returns the plan of a workload."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "trace.json")
-        spillway(binary, "trace", "build", workload, *lowering, "-o", path)
+        spillway(binary, "trace", "build", workload, "-o", path)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
     return Plan(trace, OpTable(json.loads(spillway(binary, "list", "ops", "--format", "json"))))
@@ -428,7 +429,7 @@ def row(workload, side, method, times, peak, note=""):
 
 def compare(torch, arguments, workload):
     """Yields a row for each method that fits into memory, as soon as it is timed."""
-    plan = load_plan(arguments.spillway, workload, arguments.lowering)
+    plan = load_plan(arguments.spillway, workload)
     rows = []
 
     def kept(r):
@@ -463,7 +464,7 @@ def compare(torch, arguments, workload):
              dict.fromkeys(r["peak_bytes"] for r in rows if r["method"].startswith((PER_BLOCK, COMPILED)))]
     for policy, memory, allocator in runs:
         text = spillway(arguments.spillway, "validate", workload, "--policy", policy, "--memory",
-                        memory, "--allocator", allocator, "--math", arguments.math, *arguments.lowering, "--iterations",
+                        memory, "--allocator", allocator, "--math", arguments.math, "--iterations",
                         str(arguments.iterations + 4), "--format", "json", "--quiet",
                         *(["--cost", arguments.cost] if arguments.cost else []),
                         *(["--any-table"] if arguments.any_table else []))
@@ -502,10 +503,6 @@ def main():
                         help="the program (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=20, help="timed iterations of each method (default: 20)")
     parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32")
-    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32",
-                        help="types of tensors and arithmetic of products, of transformers (default: fp32)")
-    parser.add_argument("--attention", choices=["fused", "math"], default="fused", help="(default: fused)")
-    parser.add_argument("--optimizer", choices=["sgd", "adam", "adamw"], default="sgd", help="(default: sgd)")
     parser.add_argument("--cost", metavar="FILE", help="a cost table for Spillway (default: a recorded one)")
     parser.add_argument("--in-core", action="store_true",
                         help="compare only eager with liveness in unlimited memory, which takes seconds")
@@ -520,12 +517,9 @@ def main():
     arguments = parser.parse_args()
     if arguments.iterations < 1:
         parser.error("--iterations must be at least 1")
-    arguments.lowering = [f"--{name}={value}" for name, value in (
-        ("precision", arguments.precision), ("attention", arguments.attention), ("optimizer", arguments.optimizer))
-        if value != parser.get_default(name)]
     if arguments.plan_only:
         for workload in arguments.workloads:
-            plan = load_plan(arguments.spillway, workload, arguments.lowering)
+            plan = load_plan(arguments.spillway, workload)
             print(f"{workload}: {len(plan.steps)} steps, {len(plan.parameters())} parameters, "
                   f"{'a chain' if plan.is_chain() else 'no chain'}, {len(plan.blocks())} blocks")
         return 0
@@ -537,7 +531,7 @@ def main():
     if not torch.cuda.is_available():
         print("compare_pytorch: PyTorch finds no GPU", file=sys.stderr)
         return 5
-    tf32 = "tf32" in (arguments.math, arguments.precision)
+    tf32 = arguments.math == "tf32" or any("precision=tf32" in workload for workload in arguments.workloads)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     rows = []
@@ -547,7 +541,7 @@ def main():
             if arguments.output:  # later methods may run out of memory or time
                 write(rows, arguments.output)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
-          f"cuDNN {torch.backends.cudnn.version()}, {'tf32' if tf32 else arguments.precision}")
+          f"cuDNN {torch.backends.cudnn.version()}, products of float32 in {'tf32' if tf32 else 'fp32'}")
     print(f"{'workload':14} {'side':9} {'method':40} {'ms':>9} {'x eager':>8} {'peak MiB':>9}")
     for r in rows:
         print(f"{r['workload']:14} {r['side']:9} {r['method']:40} {r['iteration_ms']:9.2f} "

@@ -34,7 +34,7 @@ endforeach()
 install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/experiments
   FILES_MATCHING PATTERN "*.h" PATTERN execute.h EXCLUDE)  # execute.h needs backends
 
-# The paths below are the paths that experiments/run/catalogue.cc looks for.
+# The paths below are the paths that experiments/run/data_files.cc looks for.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
 install(FILES experiments/papers/paper-values.csv experiments/papers/plot.py

@@ -3,7 +3,7 @@
 
 usage: scripts/plot_timeline.py TRACE PICTURE.png
 
-TRACE is a file that `spillway run WORKLOAD ... --export-trace TRACE` wrote. Needs matplotlib (Debian:
+TRACE is a file that `spillway run WORKLOAD ... --export trace TRACE` wrote. Needs matplotlib (Debian:
 python3-matplotlib). Exits with 2 for bad arguments, and with 3 if TRACE is not such a file.
 """
 
@@ -15,7 +15,7 @@ KERNELS = {"forward": 0, "backward": 1, "update": 3, "run again": 2}  # index of
 
 
 class BadInput(Exception):
-    """A file that `spillway run --export-trace` did not write, or that has no kernels."""
+    """A file that `spillway run --export trace` did not write, or that has no kernels."""
 
 
 def read(path):
@@ -39,7 +39,7 @@ def read(path):
         title = "{workload} under {policy} on {device}".format(**origin)
         capacity = origin["memory_bytes"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: not written by spillway run --export-trace ({error!r})") from error
+        raise BadInput(f"{path}: not written by spillway run --export trace ({error!r})") from error
     if not kernels or not held:
         raise BadInput(f"{path}: the trace has no kernels")
     return title, capacity and capacity / GIB, list(held.items()), kernels, copies

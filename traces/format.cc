@@ -221,12 +221,12 @@ class TraceReader {
       return [this, &target](Value v) { ToNanoseconds(target.emplace())(v); };
     };
     json_.ReadObject(
-        value, Required("places",
-                        [&](Value places) {
-                          json_.ReadArray(places, [&](Value place) {
-                            ReadPlace(place, hooks.places.emplace_back());
-                          });
-                        }),
+        value,
+        Required("places",
+                 [&](Value places) {
+                   json_.ReadArray(
+                       places, [&](Value place) { ReadPlace(place, hooks.places.emplace_back()); });
+                 }),
         Required("pack_ns", ToNanoseconds(hooks.pack)),
         Required("unpack_ns", ToNanoseconds(hooks.unpack)),
         Required("moves",

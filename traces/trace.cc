@@ -340,8 +340,9 @@ class Validator {
       }
       if (op.recorded->workspace < Bytes(0) ||
           op.recorded->workspace.count() > kMaxTotal - total_size_ ||
-          (op.recorded->again && (op.recorded->again->workspace < Bytes(0) ||
-                                  op.recorded->again->workspace.count() > kMaxTotal - total_size_))) {
+          (op.recorded->again &&
+           (op.recorded->again->workspace < Bytes(0) ||
+            op.recorded->again->workspace.count() > kMaxTotal - total_size_))) {
         Fail(fmt::format("op '{}' has a recorded workspace of {} bytes, expected 0 to 2^60",
                          op.name, op.recorded->workspace.count()));
       }

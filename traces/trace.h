@@ -115,8 +115,8 @@ struct KeptForBackward {
   bool operator==(const KeptForBackward&) const = default;
 };
 
-// A place between two ops where the hooks of autograd run: with `packed` tensors that it saves, then
-// with `unpacked` tensors that backward reads. A program can move storages only there.
+// A place between two ops where the hooks of autograd run: with `packed` tensors that it saves,
+// then with `unpacked` tensors that backward reads. A program can move storages only there.
 struct HookPlace {
   uint32_t at = 0;  // the number of ops of the trace that have run
   uint32_t packed = 0;

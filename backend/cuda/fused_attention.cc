@@ -16,7 +16,7 @@ void RequireBf16(const Op& op, bool bf16) {
   if (bf16) return;
   throw InputError(
       fmt::format("op '{}' (attention): the CUDA backend computes it in bfloat16 only; "
-                  "attention in float32 needs a matrix of scores (--attention math)",
+                  "attention in float32 needs a matrix of scores (attention=math)",
                   op.name));
 }
 

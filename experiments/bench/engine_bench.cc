@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "sim/engine/schedule.h"
 #include "sim/runtime/hazard_map.h"
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "policies/kernels/micro_batch.h"
 #include "policies/kernels/workspace_division.h"
 #include "sim/cost/roofline.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/run.h"
 #include "policies/registry.h"
 #include "sim/cost/roofline.h"

@@ -2,10 +2,13 @@
 
 #include <string_view>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/run/case_keys.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/isolation.h"
 #include "experiments/run/prepare.h"
 

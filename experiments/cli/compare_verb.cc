@@ -6,10 +6,18 @@
 #include <memory>
 #include <optional>
 
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/finished_rows.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/output/run_result.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -36,8 +44,7 @@ std::vector<LoadedCase> Load(const CompareOptions& options, Session& session) {
   for (const std::string& workload : options.workloads) {
     session.progress().Say(workload);
     for (const std::string& device : options.devices) {
-      Case asked = options.asked;
-      asked.workload = workload;
+      Case asked = WithWorkload(options.asked, workload);
       asked.device = device;
       const auto inputs = std::make_shared<const Inputs>(asked);
       if (options.memories.empty()) loaded.push_back({asked, inputs});
@@ -85,8 +92,7 @@ int Execute(const CompareOptions& options, Session& session) {
   const std::vector<LoadedCase> groups = Load(options, session);
   std::vector<std::shared_ptr<const Trace>> traces;
   for (const LoadedCase& group : groups) traces.push_back(group.inputs->trace());
-  const std::vector<std::string> policies =
-      options.policies.policies(ModeOf(options.asked, traces));
+  const std::vector<std::string> policies = options.policies.policies(ModeOf(traces));
   std::vector<LoadedCase> cases;
   for (const LoadedCase& group : groups) {
     for (const std::string& policy : policies) {
@@ -108,8 +114,8 @@ int Execute(const CompareOptions& options, Session& session) {
     Row row{i / policies.size(), RunForRow(asked, *inputs)};
     std::string name = asked.policy.name();
     if (groups.size() > 1) {
-      name =
-          fmt::format("{} {} {} {}", asked.workload, asked.device, row.result.memory_request, name);
+      name = fmt::format("{} {} {} {}", WorkloadText(asked), asked.device,
+                         row.result.memory_request, name);
     }
     const std::string brief = Brief(row.result);
     rows->Finish(i, std::move(row), name, brief);
@@ -142,9 +148,8 @@ void AddCompare(Command& program, Session& session) {
                    "compare vgg16:64 --memory 8GiB --policy liveness,vdnnpp,mxnet"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
-             "NETWORK:BATCH (vgg16:256) or a trace file (.json, .json.zst), one or more")
+             std::string(CaseKeyOf("workload").help) + "; one or more")
       .Required();
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   const CaseKey& device = CaseKeyOf("device");
   verb.Remove("--device");

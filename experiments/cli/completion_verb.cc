@@ -9,12 +9,12 @@
 #include <algorithm>
 #include <array>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/allocator_choice.h"
+#include "experiments/run/device_specification.h"
 #include "policies/registry.h"
-#include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
 namespace spillway::cli {
@@ -26,10 +26,13 @@ struct NamedValues {
   std::string_view names;  // the argument of `spillway completion`
 };
 constexpr std::array kNamedValues{
-    NamedValues{"--policy", "policies"},      NamedValues{"--device", "devices"},
-    NamedValues{"--allocator", "allocators"}, NamedValues{"--preset", "presets"},
-    NamedValues{"workload", "networks"},      NamedValues{"workloads", "networks"},
-    NamedValues{"network", "families"},       NamedValues{"verb", "verbs"},
+    NamedValues{"--policy", "policies"},
+    NamedValues{"--device", "devices"},
+    NamedValues{"--allocator", "allocators"},
+    NamedValues{"workload", "networks"},
+    NamedValues{"workloads", "networks"},
+    NamedValues{"network", "families"},
+    NamedValues{"verb", "verbs"},
 };
 
 std::vector<std::string> Names(const std::string& what, const Command& program) {
@@ -46,8 +49,6 @@ std::vector<std::string> Names(const std::string& what, const Command& program) 
     names = DeviceNames();
   } else if (what == "allocators") {
     for (const AllocatorInfo& info : AllocatorChoices()) names.push_back(info.name);
-  } else if (what == "presets") {
-    for (const Preset& preset : Presets()) names.push_back(preset.name);
   } else if (what == "verbs") {
     for (const Command& verb : program.verbs) names.push_back(verb.name);
   }
@@ -65,6 +66,9 @@ Values ValuesOf(const Option& option) {
   Values values{option.choices, "", false};
   for (const NamedValues& known : kNamedValues) {
     if (known.option == option.name()) values.names = known.names;
+  }
+  if (option.type == "KIND:FILE") {
+    for (std::string& kind : values.choices) kind += ":";
   }
   values.files = values.choices.empty() &&
                  (values.names.empty() || values.names == "networks" || values.names == "devices");
@@ -255,7 +259,7 @@ void AddCompletion(Command& program, Session& session) {
   auto& what = verb.Keep<std::string>();
   verb.Choice("what", what,
               {"bash", "zsh", "fish", "networks", "families", "policies", "devices", "allocators",
-               "presets", "verbs"},
+               "verbs"},
               "A shell, or a kind of names")
       .Required();
   verb.Runs([&what, &program, &session] {

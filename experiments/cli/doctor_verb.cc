@@ -13,11 +13,13 @@
 #include <thread>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {

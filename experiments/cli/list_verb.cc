@@ -4,7 +4,9 @@
 
 #include <array>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/descriptions.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/run_result.h"
@@ -96,7 +98,7 @@ Columns<OpTypeStep> OpColumns() {
       {"deterministic", "", "gives the same bits on every run",
        [](const S& of) { return of.row->deterministic; }},
       {"cheap", "", "to rebuild", [](const S& of) { return of.row->cheap; }},
-      {"stays_fp32", "", "true if --precision bf16 leaves what the layer owns in float32",
+      {"stays_fp32", "", "true if precision=bf16 leaves what the layer owns in float32",
        [](const S& of) { return of.row->stays_fp32; }},
       {"on_gpu", "", "true if the CUDA backend executes it",
        [](const S& of) { return of.row->on_gpu; }},
@@ -166,7 +168,8 @@ void AddList(Command& program, Session& session) {
   verb.examples = {"list policies", "list devices"};
   auto& what = verb.Keep<std::string>();
   what = "all";
-  verb.Choice("what", what, {"all", "networks", "presets", "policies", "devices", "allocators"},
+  verb.Choice("what", what,
+              {"all", "networks", "workloads", "presets", "policies", "devices", "allocators"},
               "Kind of names to list");
   verb.Runs([&what, &session] {
     std::string text;
@@ -175,6 +178,7 @@ void AddList(Command& program, Session& session) {
       if (what == "all") text += fmt::format("== {} ==\n{}\n", name, describe());
     };
     add("networks", DescribeNetworks);
+    add("workloads", DescribeWorkloads);
     add("presets", DescribePresets);
     add("policies", DescribePolicies);
     add("devices", DescribeDevices);

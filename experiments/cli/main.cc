@@ -12,8 +12,8 @@
 
 #include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/descriptions.h"
 #include "experiments/cli/frame/help_text.h"
-#include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/isolation.h"
@@ -51,7 +51,9 @@ int CannotWrite() {
 void Complete(Command& command) {
   for (Command& verb : command.verbs) {
     verb.Flag("--quiet", verb.Keep<bool>(), "Nothing but errors on standard error");
-    for (Option& option : verb.options) option.describe = DescriptionOf(option.name());
+    for (Option& option : verb.options) {
+      if (!option.describe) option.describe = DescriptionOf(option.name());
+    }
     Complete(verb);
   }
 }

@@ -9,10 +9,11 @@
 #include <string_view>
 #include <utility>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/device_specification.h"
 #include "sim/core/device.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"

@@ -9,7 +9,7 @@
 
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/version.h"

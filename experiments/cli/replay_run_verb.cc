@@ -8,7 +8,8 @@
 #include <optional>
 #include <string_view>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
@@ -76,10 +77,19 @@ struct ReplayOptions {
   FormatOption format;
 };
 
-// Throws `InputError` unless the verb of the manifest can be replayed without writing files.
+// Throws `InputError` unless the verb of the manifest can be replayed without writing files, by
+// this program.
 void CheckVerb(const Manifest& manifest, const std::string& path) {
+  for (const auto& [key, value] : manifest.configuration) {
+    if (key != "preset") continue;
+    throw InputError(fmt::format(
+        "{}: configuration: 'preset' is part of the workload's text now, so that a Spillway of "
+        "before wrote this manifest: make the result again, or use that program",
+        path));
+  }
   const std::string verb = manifest.arguments.empty() ? std::string() : manifest.arguments.front();
-  constexpr std::string_view kValid[] = {"run", "compare", "limit", "fit", "replay", "reproduce"};
+  constexpr std::string_view kValid[] = {"run",  "compare", "limit",    "fit",
+                                         "plan", "replay",  "reproduce"};
   if (std::ranges::count(kValid, verb) > 0) return;
   throw InputError(fmt::format("{}: arguments: '{}' cannot be replayed (valid: {})", path, verb,
                                fmt::join(kValid, ", ")));
@@ -88,7 +98,7 @@ void CheckVerb(const Manifest& manifest, const std::string& path) {
 // Throws an `InputError` that names the first input that has changed.
 void VerifyInputs(const Manifest& manifest) {
   for (const ManifestInput& input : manifest.inputs) {
-    const auto now = HashInput(input, manifest.configuration);
+    const auto now = HashInput(input);
     if (now == input.sha256) continue;
     const auto state = [](const std::optional<std::string>& hash) {
       return hash ? fmt::format("has the SHA-256 {}", *hash) : std::string("does not exist");

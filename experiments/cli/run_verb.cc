@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,11 @@
 #include <vector>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/case_results.h"
+#include "experiments/cli/frame/exports.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/absence.h"
@@ -22,11 +25,14 @@
 #include "experiments/output/layer_schedule.h"
 #include "experiments/output/memory_timeline.h"
 #include "experiments/output/peak.h"
+#include "experiments/output/run_result.h"
 #include "experiments/output/snapshot_export.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/isolation.h"
 #include "experiments/run/prepare.h"
 #include "experiments/run/remedy.h"
+#include "experiments/tools/measure/recording_option.h"
 #include "policies/plugin/library.h"
 #include "traces/base/error.h"
 #include "traces/base/params.h"
@@ -40,7 +46,7 @@ struct RunOptions {
   FormatOption format;
   bool explain = false;
   std::string output;
-  std::map<std::string, std::string> exports;  // path by option; empty if not given
+  ExportsOption exports;
   std::string kernels_from;
   std::string math = "fp32";
   std::string against;
@@ -49,8 +55,6 @@ struct RunOptions {
   std::optional<uint64_t> drain_seed;
   int iterations = 1;
 };
-
-constexpr const char* kExportWeights = "--export-weights";
 
 // The number of stalls that a table explains and whose remedies are simulated.
 constexpr size_t kShownStalls = 10;
@@ -149,20 +153,19 @@ void Describe(const RunOptions& options, const LoadedCase& loaded, Manifest& man
 }
 
 Export DecisionsFile(const LoadedCase& loaded, const RunOptions& options, const Outcome& outcome) {
-  return {"--export-decisions", options.exports.at("--export-decisions"), [&](const Manifest&) {
-            return FormatDecisions(*outcome.trace, outcome.report, *loaded.inputs->cost());
-          }};
+  return options.exports.File("decisions", [&](const Manifest&) {
+    return FormatDecisions(*outcome.trace, outcome.report, *loaded.inputs->cost());
+  });
 }
 
-// Returns the export of the plan. Throws `UsageError` if --export-plan was given and the policy has
-// no plan.
+// Returns the export of the plan. Throws `UsageError` if it was asked for and the policy has no
+// plan.
 Export PlanFile(const RunOptions& options, const Outcome& outcome) {
-  if (!options.exports.at("--export-plan").empty() && outcome.report.plan.empty()) {
-    throw UsageError(fmt::format("--export-plan: the policy '{}' has no plan; joint and plan have",
+  if (options.exports.asks_for("plan") && outcome.report.plan.empty()) {
+    throw UsageError(fmt::format("--export plan: the policy '{}' has no plan; joint and plan have",
                                  outcome.policy.name()));
   }
-  return {"--export-plan", options.exports.at("--export-plan"),
-          [&](const Manifest&) { return outcome.report.plan; }};
+  return options.exports.File("plan", [&](const Manifest&) { return outcome.report.plan; });
 }
 
 // Returns a table of the contents that the host kept compressed at the end, or an empty text.
@@ -180,7 +183,7 @@ BackendFactories BackendsOf(const RunOptions& options, const Trace& trace) {
   BackendFactories backends;
   std::shared_ptr<const GivenContents> given;
   if (options.given.any()) given = std::make_shared<const GivenContents>(options.given, trace);
-  const bool keep_weights = !options.exports.at(kExportWeights).empty();
+  const bool keep_weights = options.exports.asks_for("weights");
   if (options.asked.backend == "cpu") {
     backends.Add("cpu", CpuFactory({options.seed, options.drain_seed, given, keep_weights}));
   } else if (options.asked.backend == "cuda") {
@@ -242,8 +245,8 @@ std::string Compare(const RunOptions& options, const BackendFactories& backends,
 // Executes the run on real bytes. The output has loss and digest but no times: `validate` measures
 // the times of a GPU.
 int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session& session) {
-  if (!options.exports.at("--export-densities").empty() && !options.asked.compress) {
-    throw UsageError("--export-densities needs --compress all: densities are counted there");
+  if (options.exports.asks_for("densities") && !options.asked.compress) {
+    throw UsageError("--export densities needs --compress all: densities are counted there");
   }
   const BackendFactories backends = BackendsOf(options, *loaded.inputs->trace());
   const Outcome outcome = RunCase(loaded.asked, *loaded.inputs, backends);
@@ -266,15 +269,15 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
   }
   std::vector<Export> files;
   if (result.fits()) {
-    files = {DecisionsFile(loaded, options, outcome),
-             PlanFile(options, outcome),
-             {"--export-densities", options.exports.at("--export-densities"),
-              [&](const Manifest&) {
-                return FormatDensities(*outcome.trace, outcome.compression->stored);
-              }},
-             {kExportWeights, options.exports.at(kExportWeights), [&](const Manifest&) {
-                return FormatWeights(*outcome.trace, outcome.execution->weights);
-              }}};
+    files = {DecisionsFile(loaded, options, outcome), PlanFile(options, outcome),
+             options.exports.File("densities",
+                                  [&](const Manifest&) {
+                                    return FormatDensities(*outcome.trace,
+                                                           outcome.compression->stored);
+                                  }),
+             options.exports.File("weights", [&](const Manifest&) {
+               return FormatWeights(*outcome.trace, outcome.execution->weights);
+             })};
   }
   if (options.asked.check) session.Remark(CheckedRemark("the report"));
   return session.Finish(text, options.output, files, good ? kOk : kNegative,
@@ -299,29 +302,27 @@ int Execute(const RunOptions& options, Session& session) {
   const std::string text =
       options.explain ? FormatExplained(loaded, options, outcome, result, session.progress())
                       : FormatResults({{{loaded, {result}}}}, options.format);
+  const auto file = [&](const char* kind, auto format) {
+    return options.exports.File(kind, [format](const Manifest&) { return format(); });
+  };
   const std::vector<Export> exports{
-      {"--export-trace", options.exports.at("--export-trace"),
-       [&](const Manifest& manifest) {
-         return FormatChromeTrace(trace, report, *loaded.inputs->cost(),
-                                  OriginOf(loaded, manifest));
-       }},
-      {"--export-memory", options.exports.at("--export-memory"),
-       [&](const Manifest&) { return FormatMemoryCsv(trace, report); }},
-      {"--export-schedule", options.exports.at("--export-schedule"),
-       [&](const Manifest&) { return FormatScheduleCsv(trace, report); }},
-      {"--export-rewritten", options.exports.at("--export-rewritten"),
-       [&](const Manifest&) { return FormatTrace(trace); }},
+      options.exports.File("trace",
+                           [&](const Manifest& manifest) {
+                             return FormatChromeTrace(trace, report, *loaded.inputs->cost(),
+                                                      OriginOf(loaded, manifest));
+                           }),
+      file("memory", [&] { return FormatMemoryCsv(trace, report); }),
+      file("schedule", [&] { return FormatScheduleCsv(trace, report); }),
+      file("rewritten", [&] { return FormatTrace(trace); }),
       DecisionsFile(loaded, options, outcome),
       PlanFile(options, outcome),
-      {"--export-snapshot", options.exports.at("--export-snapshot"),
-       [&](const Manifest&) { return FormatSnapshot(trace, report); }}};
+      file("snapshot", [&] { return FormatSnapshot(trace, report); })};
   if (options.asked.check) session.Remark(CheckedRemark("the report"));
   const int exit_code =
       session.Finish(text, options.output, result.fits() ? exports : std::vector<Export>(),
                      result.fits() ? kOk : kNegative,
                      [&](Manifest& manifest) { Describe(options, loaded, manifest); });
-  if (!result.fits() && std::any_of(exports.begin(), exports.end(),
-                                    [](const Export& file) { return !file.path.empty(); })) {
+  if (!result.fits() && !options.exports.paths.empty()) {
     session.Remark("the workload does not fit: nothing was exported");
   }
   return exit_code;
@@ -335,7 +336,6 @@ void AddRun(Command& program, Session& session) {
                    "run vgg16:64 --memory 30% --policy vdnnpp --explain"};
   auto& options = verb.Runs(Execute, session);
   AddCaseOptions(verb, {"workload"}, options.asked);
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   AddCaseOptions(verb, {"memory", "policy", "backend"}, options.asked);
   options.format.Add(verb);
@@ -377,32 +377,31 @@ void AddRun(Command& program, Session& session) {
             "iteration; for each storage that leaves the device, say when, and how long the "
             "iteration is if it stays; and say who holds the memory at its peak")
       .OnlyFor(backend, predicted);
-  const auto add = [&](const char* name, const auto& backends, const char* help) {
-    verb.File(name, options.exports[name], help).OnlyFor(backend, backends);
-  };
-  add("--export-trace", predicted,
-      "write the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev");
-  add("--export-memory", predicted,
-      "write the memory over the iteration as CSV, one line per change");
-  add("--export-schedule", predicted,
-      "write the iteration as CSV, layer by layer: parts, prefetches, memory, transfers, stalls");
-  add("--export-rewritten", predicted,
-      "write the trace that ran, as the policy rewrote it, for record");
-  add("--export-snapshot", predicted,
-      "write the memory over the iteration as a PyTorch memory snapshot (a pickle), for "
-      "pytorch.org/memory_viz");
-  add("--export-densities", real,
-      "with --compress: write the share of words that are not zero of each feature map as CSV, "
-      "which --compress takes as density=FILE");
-  add(kExportWeights, real,
-      "write parameters and optimizer state after the last iteration as a safetensors file, which "
-      "--weights reads");
-  verb.File("--export-decisions", options.exports["--export-decisions"],
-            "Write every decision and placement as JSON");
-  verb.File("--export-plan", options.exports["--export-plan"],
-            "Write the plan of joint as JSON, for --policy plan:file=FILE");
+  options.exports.Add(
+      verb,
+      {{"trace", "the iteration as Chrome/Perfetto JSON, for ui.perfetto.dev", predicted},
+       {"memory", "the memory over the iteration as CSV, one line per change", predicted},
+       {"schedule",
+        "the iteration as CSV, layer by layer: parts, prefetches, memory, transfers, stalls",
+        predicted},
+       {"rewritten", "the trace that ran, as the policy rewrote it, for record", predicted},
+       {"snapshot",
+        "the memory over the iteration as a PyTorch memory snapshot (a pickle), for "
+        "pytorch.org/memory_viz",
+        predicted},
+       {"densities",
+        "with --compress: the share of words that are not zero of each feature map as CSV, which "
+        "--compress takes as density=FILE",
+        real},
+       {"weights",
+        "parameters and optimizer state after the last iteration as a safetensors file, which "
+        "--weights reads",
+        real},
+       {"decisions", "every decision and placement as JSON"},
+       {"plan", "the plan of joint as JSON, for --policy plan:file=FILE"}},
+      &backend);
   verb.File("--kernels-from", options.kernels_from,
-            "Stay in-core, with the kernels of a run that --export-decisions wrote: the reference "
+            "Stay in-core, with the kernels of a run that --export decisions wrote: the reference "
             "for its bits")
       .Excludes(policy);
 }

@@ -7,11 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "sim/core/report.h"
 #include "traces/base/error.h"
@@ -123,10 +126,9 @@ void AddBuild(Command& trace, Session& session) {
   };
   Command& verb = trace.Add("build", "Lower a network and write its trace");
   verb.examples = {"trace build vgg16:64 -o vgg16.json.zst",
-                   "trace build alexnet:1 --mode inference -o alexnet.json"};
+                   "trace build alexnet:1,mode=inference -o alexnet.json"};
   auto& options = verb.Keep<Options>();
-  AddCaseOptions(verb, {"workload"}, options.asked);
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, {"workload", "device"}, options.asked);
   verb.Text("-o,--output", options.output,
             "File to write, compressed if it ends in .zst; - for standard output");
   verb.Runs([&options, &session] {
@@ -329,8 +331,7 @@ void AddInfo(Command& trace, Session& session) {
   Command& verb = trace.Add("info", "Count tensors, ops, bytes and operations");
   verb.examples = {"trace info vgg16:64", "trace info gpt2.json.zst --format json"};
   auto& options = verb.Keep<Options>();
-  AddCaseOptions(verb, {"workload"}, options.asked);
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
+  AddCaseOptions(verb, {"workload", "device"}, options.asked);
   options.format.Add(verb);
   verb.Runs([&options, &session] {
     const Trace loaded = LoadTrace(options.asked);

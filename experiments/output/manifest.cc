@@ -7,8 +7,10 @@
 #include <limits>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/json.h"
@@ -36,13 +38,6 @@ void PutInputs(JsonWriter& json, const std::vector<ManifestInput>& inputs) {
   json.EndArray();
 }
 
-std::string Setting(const Settings& settings, std::string_view name) {
-  for (const auto& [key, value] : settings) {
-    if (key == name) return value;
-  }
-  return {};
-}
-
 }  // namespace
 
 void Manifest::AddInput(std::string_view role, std::string_view source, std::string name) {
@@ -51,7 +46,7 @@ void Manifest::AddInput(std::string_view role, std::string_view source, std::str
   });
   if (known) return;
   ManifestInput input{std::string(role), std::string(source), std::move(name), {}};
-  input.sha256 = HashInput(input, configuration);
+  input.sha256 = HashInput(input);
   inputs.push_back(std::move(input));
 }
 
@@ -189,11 +184,9 @@ Manifest ParseManifest(std::string_view text, const std::string& origin) {
   return manifest;
 }
 
-std::optional<std::string> HashInput(const ManifestInput& input, const Settings& configuration) {
+std::optional<std::string> HashInput(const ManifestInput& input) {
   if (input.source == "generated") {
-    const Trace trace = LoadTrace({input.name, Setting(configuration, "preset"),
-                                   Setting(configuration, "mode") == "training"});
-    return Sha256(FormatTrace(trace));
+    return Sha256(FormatTrace(LoadTrace(WithWorkload({}, input.name))));
   }
   std::filesystem::path path = input.name;
   if (input.source == "data") {

@@ -30,7 +30,7 @@ using Settings = std::vector<std::pair<std::string, std::string>>;
 struct ManifestInput {
   std::string role;    // "trace", "log", "device", "cost_table", "policy", "paper_values"
   std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
-  std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
+  std::string name;    // path as given, path below a data directory, or a `WorkloadText`
   // nullopt: the file did not exist, but the run would have used it.
   std::optional<std::string> sha256;
 };
@@ -55,7 +55,7 @@ struct Manifest {
   int exit_code = 0;
 
   // Adds an input with its present hash, unless the manifest has an input of that role and name.
-  // REQUIRES: `configuration` is set. Throws the errors of `HashInput`.
+  // Throws the errors of `HashInput`.
   void AddInput(std::string_view role, std::string_view source, std::string name);
 };
 
@@ -79,9 +79,8 @@ Manifest ReadManifest(const std::filesystem::path& path);
 Manifest ParseManifest(std::string_view text, const std::string& origin);
 
 // Returns the SHA-256 of the input's present contents, or nullopt if the file does not exist.
-// `configuration` gives preset and mode of a generated trace. Throws `InputError` if the file
-// exists and cannot be read.
-std::optional<std::string> HashInput(const ManifestInput& input, const Settings& configuration);
+// Throws `InputError` if the file exists and cannot be read.
+std::optional<std::string> HashInput(const ManifestInput& input);
 
 }  // namespace spillway
 

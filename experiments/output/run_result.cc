@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "experiments/run/prepare.h"
+#include "experiments/run/workload_text.h"
 #include "policies/plan/bound.h"
 #include "policies/recorded/saved_tensors.h"
 
@@ -212,12 +213,12 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       memory_request(asked.memory ? asked.memory->text() : std::string()),
       cost(inputs.cost()->Provenance()),
       arithmetic(inputs.cost()->ArithmeticFor(trace)),
-      attention(CaseKeyOf("attention").get(asked)),
-      optimizer(CaseKeyOf("optimizer").get(asked)),
-      precision(CaseKeyOf("precision").get(asked)),
-      accumulate(CaseKeyOf("accumulate").get(asked)),
-      clip_norm(CaseKeyOf("clip-norm").get(asked)),
-      loss_chunks(CaseKeyOf("loss-chunks").get(asked)),
+      attention(WorkloadOptionOf("attention").get(asked)),
+      optimizer(WorkloadOptionOf("optimizer").get(asked)),
+      precision(WorkloadOptionOf("precision").get(asked)),
+      accumulate(WorkloadOptionOf("accumulate").get(asked)),
+      clip_norm(WorkloadOptionOf("clip-norm").get(asked)),
+      loss_chunks(WorkloadOptionOf("loss-chunks").get(asked)),
       policy(asked.policy.name()) {}
 
 Bytes MissingOf(const OutOfMemory& request) {
@@ -420,12 +421,13 @@ Columns<RunResult> ResultColumns() {
     }
   };
   for (const auto& [name, help, text] :
-       {std::tuple("attention", "the text of --attention", &RowCase::attention),
-        std::tuple("optimizer", "the text of --optimizer", &RowCase::optimizer),
-        std::tuple("precision", "the text of --precision", &RowCase::precision),
-        std::tuple("accumulate", "the text of --accumulate", &RowCase::accumulate),
-        std::tuple("clip_norm", "the text of --clip-norm", &RowCase::clip_norm),
-        std::tuple("loss_chunks", "the text of --loss-chunks", &RowCase::loss_chunks)}) {
+       {std::tuple("attention", "the option attention of the workload", &RowCase::attention),
+        std::tuple("optimizer", "the option optimizer of the workload", &RowCase::optimizer),
+        std::tuple("precision", "the option precision of the workload", &RowCase::precision),
+        std::tuple("accumulate", "the option accumulate of the workload", &RowCase::accumulate),
+        std::tuple("clip_norm", "the option clip-norm of the workload", &RowCase::clip_norm),
+        std::tuple("loss_chunks", "the option loss-chunks of the workload",
+                   &RowCase::loss_chunks)}) {
     Column<RunResult> column{name, "", help, text};
     column.present = [text](const RunResult& result) { return !(result.*text).empty(); };
     columns.push_back(std::move(column));

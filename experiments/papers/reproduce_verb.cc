@@ -11,10 +11,13 @@
 #include <map>
 #include <set>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 

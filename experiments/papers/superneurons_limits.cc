@@ -13,7 +13,7 @@
 #include <mutex>
 
 #include "experiments/papers/superneurons_setup.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/tools/limit/limit.h"
 
 namespace spillway::superneurons {

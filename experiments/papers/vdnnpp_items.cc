@@ -12,7 +12,7 @@
 #include <span>
 
 #include "experiments/papers/vdnnpp_setup.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/pool_search.h"
 #include "experiments/run/prepare.h"

@@ -192,7 +192,7 @@ std::string DescribeCompression() {
       "all\n    every offloaded feature map that saves enough\n"
       "hidden\n    of those as many, the sparsest first, as make the iteration no longer\n"
       "    density=number|FILE: share of the words that are not zero, of every feature map, or a "
-      "CSV file tensor,density (--export-densities writes one); needed for predictions\n"
+      "CSV file tensor,density (--export densities writes one); needed for predictions\n"
       "    slower=share (default 0): an iteration longer by no more than this counts as hidden\n"
       "    saving=share (default 0.1): least part of a storage's bytes that is worth it\n";
   for (const ParamInfo& param : params.declared()) {

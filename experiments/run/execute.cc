@@ -20,8 +20,7 @@ void RequireTypes(const Trace& trace) {
   const auto fail = [&](std::string_view what, std::string_view name, std::string_view type) {
     throw InputError(
         fmt::format("{} '{}' is of {}; the CPU backend computes in fp32 and bf16 only, so leave "
-                    "--precision out "
-                    "or use --backend sim",
+                    "precision out or use --backend sim",
                     what, name, type));
   };
   for (const Op& op : trace.ops) {

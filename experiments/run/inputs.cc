@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <utility>
 
+#include "experiments/changes/step_changes.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/run.h"
+#include "experiments/run/workload_text.h"
 #include "policies/plan/bound.h"
 #include "sim/cost/deterministic.h"
 #include "traces/base/error.h"
@@ -37,10 +41,6 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
   return std::min(recorded, host.per_operator * static_cast<int64_t>(operators));
 }
 
-// The keys of a case that say how a network of the zoo is built, besides preset and mode.
-constexpr std::array kZooKeys{"attention",  "optimizer", "precision",
-                              "accumulate", "clip-norm", "loss-chunks"};
-
 std::string_view ModeName(bool training) { return training ? "training" : "inference"; }
 
 // Throws `UsageError` if the option's value in the case differs from the value in the trace file.
@@ -48,9 +48,9 @@ void Expect(const Case& asked, const char* option, std::string_view wanted,
             std::string_view found) {
   if (wanted == found) return;
   throw UsageError(fmt::format(
-      "{} {}: '{}' is a trace that was lowered with {} {}; build another one with spillway trace "
+      "workload '{}': the trace was lowered with {}={}; build another one with spillway trace "
       "build",
-      option, wanted, asked.workload, option, found));
+      WorkloadText(asked), option, found));
 }
 
 // Returns the values of some keys as one text. Cases with equal texts can share the inputs that
@@ -62,8 +62,8 @@ std::string TextOf(const Case& asked, std::initializer_list<std::string_view> ke
 }
 
 // Gives the device what a recorded program says of it: the host's time is part of the recording,
-// and so is the speed of copies if the device is the recorded one, or one of which only the recording
-// knows.
+// and so is the speed of copies if the device is the recorded one, or one of which only the
+// recording knows.
 void AdaptTo(const Trace& trace, Device& device) {
   device.launch_overhead = Duration();
   device.beside_copy = trace.hooks->beside_copy;
@@ -84,6 +84,23 @@ const Value& Kept(std::map<Key, Value>& values, const Key& key, const Make& make
   return known != values.end() ? known->second : values.emplace(key, make()).first->second;
 }
 
+// Returns the step with the changes that the case asks for, on its device and with its kernel
+// times.
+Trace ChangedAsAsked(const Case& asked, Trace step) {
+  const Device device = LoadMachine(asked);
+  const auto costed = [&](std::shared_ptr<const Trace> one) {
+    LoadedCost cost = LoadCost(asked.cost, *one, device);
+    if (cost.timed) one = std::move(cost.timed);
+    return CostedStep{std::move(one), std::move(cost.model)};
+  };
+  return WithContext(
+      [&] {
+        return *Changed(std::make_shared<const Trace>(std::move(step)), asked.changes, device,
+                        costed);
+      },
+      [&] { return fmt::format("workload '{}'", WorkloadText(asked)); });
+}
+
 }  // namespace
 
 Trace WithHostTimes(Trace trace, const HostTimes& host) {
@@ -97,18 +114,11 @@ Trace WithHostTimes(Trace trace, const HostTimes& host) {
 Trace LoadTrace(const Case& asked) {
   if (IsTraceFile(asked.workload)) {
     Trace trace = WithHostTimes(ReadTrace(asked.workload), asked.host);
-    if (asked.preset) Expect(asked, "--preset", *asked.preset, trace.preset);
+    if (asked.preset) Expect(asked, "preset", *asked.preset, trace.preset);
     if (asked.training) {
-      Expect(asked, "--mode", ModeName(*asked.training), ModeName(trace.training));
+      Expect(asked, "mode", ModeName(*asked.training), ModeName(trace.training));
     }
-    for (const char* key : kZooKeys) {
-      if (CaseKeyOf(key).get(asked).empty()) continue;
-      throw UsageError(
-          fmt::format("--{}: '{}' is a trace file; the option is for networks that "
-                      "spillway builds",
-                      key, asked.workload));
-    }
-    return trace;
+    return asked.changes.any() ? ChangedAsAsked(asked, std::move(trace)) : trace;
   }
   const Workload workload = ParseWorkload(asked.workload);
   return LowerNetwork(
@@ -137,7 +147,9 @@ Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
                std::unique_ptr<const CostModel> cost)
     : trace_(std::move(trace)), device_(LoadMachine(asked)) {
   if (!trace_) trace_ = std::make_shared<const Trace>(LoadTrace(asked));
-  read_.push_back({"trace", IsTraceFile(asked.workload) ? "file" : "generated", asked.workload});
+  const bool is_trace_file = IsTraceFile(asked.workload);
+  read_.push_back({"trace", is_trace_file ? "file" : "generated",
+                   is_trace_file ? asked.workload : WorkloadText(asked)});
   read_.push_back(DeviceFileOf(asked.device));
   if (!cost) {
     LoadedCost loaded = LoadCost(asked.cost, *trace_, device_);
@@ -190,9 +202,6 @@ Case Resolved(const LoadedCase& loaded) {
   const Bytes memory = inputs.MemoryOf(asked);
   asked.memory = memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count());
   asked.cost = inputs.cost()->Provenance();
-  if (IsTraceFile(asked.workload)) return asked;
-  asked.preset = inputs.trace()->preset;
-  asked.training = inputs.trace()->training;
   return asked;
 }
 
@@ -209,8 +218,7 @@ std::vector<InputFile> FilesOf(const LoadedCase& loaded) {
 
 std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
   const std::string trace_key =
-      TextOf(asked, {"workload", "preset", "mode", "attention", "optimizer", "precision",
-                     "accumulate", "clip-norm", "loss-chunks", "host"});
+      WorkloadText(asked) + (asked.changes.any() ? TextOf(asked, {"device", "pool", "cost"}) : "");
   const std::string inputs_key = TextOf(asked, {"device", "pool", "cost", "deterministic"});
   if (!trace_ || trace_key != trace_key_) {
     trace_ = std::make_shared<Lazy<Trace>>(

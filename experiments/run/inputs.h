@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "experiments/run/case.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
@@ -29,9 +29,9 @@ namespace spillway {
 // REQUIRES: the host's times are still the recorded ones.
 Trace WithHostTimes(Trace trace, const HostTimes& host);
 
-// Returns the trace that the case names. Throws `InputError` for a bad trace file. Throws
-// `UsageError` for an unknown network, or if the case asks for a preset or mode that the trace file
-// does not have.
+// Returns the trace that the case names, with the changes that it asks for. Throws `InputError` for
+// a bad trace file. Throws `UsageError` for an unknown network, or if the case asks for a preset or
+// mode that the trace file does not have, or for a change that cannot be made.
 Trace LoadTrace(const Case& asked);
 
 // Returns the device that the case names, with the pools that it adds. Throws `UsageError` or
@@ -44,7 +44,7 @@ InputFile DeviceFileOf(const std::string& specification);
 
 // The trace, device and kernel times of a case.
 //
-// Results of runs with the inputs that several cases need are kept for later calls.
+// Results that several cases need are kept for later calls.
 class Inputs {
  public:
   // Loads the device, the trace unless `trace` is given, and the kernel times unless `cost` is
@@ -58,8 +58,8 @@ class Inputs {
   // The files that the inputs depend on.
   const std::vector<InputFile>& read() const { return read_; }
 
-  // Each takes a case with these inputs.
-  //
+  // The cases of the next three functions have these inputs.
+
   // Returns the run of the case before trials decide anything. It has the memory, policy and
   // backend of the case, the arena of `AllocatorChoice::Undecided`, and compresses nothing.
   Draft DraftOf(const Case& asked) const;
@@ -93,8 +93,8 @@ struct LoadedCase {
   std::shared_ptr<const Inputs> inputs;
 };
 
-// Returns the case with the values that its words stand for: the memory in bytes, the source of the
-// kernel times and, unless its trace is a file, which has its own, preset and mode.
+// Returns the case with the values that its words stand for: the memory in bytes, and the source of
+// the kernel times.
 Case Resolved(const LoadedCase& loaded);
 // Returns the files of the inputs, of densities and of the plugin that the case depends on.
 std::vector<InputFile> FilesOf(const LoadedCase& loaded);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "experiments/run/archive.h"
+#include "experiments/run/case_keys.h"
 #include "traces/base/error.h"
 #include "traces/format.h"
 

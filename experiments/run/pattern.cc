@@ -66,11 +66,6 @@ size_t FindClose(std::string_view text, size_t open) {
   return text.size();
 }
 
-bool IsParameter(std::string_view part) {
-  const size_t equals = part.find_first_not_of(kKeyLetters);
-  return equals != std::string_view::npos && equals > 0 && part[equals] == '=';
-}
-
 // Returns the values that commas separate in the text.
 std::vector<std::string> Split(std::string_view text) {
   std::vector<std::string> values;
@@ -111,6 +106,11 @@ std::vector<std::string> ParseAlternatives(std::string_view text, std::string_vi
 }
 
 }  // namespace
+
+bool IsParameter(std::string_view text) {
+  const size_t equals = text.find_first_not_of(kKeyLetters);
+  return equals != std::string_view::npos && equals > 0 && text[equals] == '=';
+}
 
 std::vector<std::string> SplitSpecifications(const std::vector<std::string>& texts) {
   std::vector<std::string> values;

@@ -29,6 +29,9 @@ std::vector<std::string> SplitSpecifications(const std::vector<std::string>& tex
 // of `SplitSpecifications` and `Pattern`, and `UsageError` if there are more than a million values.
 std::vector<std::string> ExpandSpecifications(const std::vector<std::string>& texts);
 
+// Returns true iff the text begins with the key of a parameter: "key=".
+bool IsParameter(std::string_view text);
+
 // A pattern is a text with braces. Its memory grows with the sum of the numbers of alternatives,
 // not with their product.
 class Pattern {

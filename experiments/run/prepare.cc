@@ -206,7 +206,7 @@ Draft DecideCompression(const Case& asked, Draft run, const BackendFactories&) {
     if (run.backend != kSimulator && !plan.only_hidden) return with_plan();
     throw UsageError(
         "compression: predictions need the densities of the feature maps: give density=FILE, a "
-        "file that --export-densities of a run on real bytes wrote, or density=0.4 for all "
+        "file that --export densities of a run on real bytes wrote, or density=0.4 for all "
         "feature maps");
   }
   const Outcome plain = Predict(run);

@@ -1,9 +1,9 @@
 // A `Draft` is a run whose choices may be open. A `Prepared` is a run with nothing left to decide.
 // An `Outcome` is the result of a run.
 //
-// A `Case` (case.h) says what a user asked for. `Inputs` (inputs.h) makes a draft of it, passes
-// make the draft's choices, and `Decide` (prepare.h) makes of it a `Prepared`, which `Run` (run.h)
-// takes.
+// A `Case` (case.h) says what a user asked for, and `Inputs` (inputs.h) makes a draft of it.
+// `Decide` (prepare.h) makes the choices of the draft and turns it into a `Prepared`, which is the
+// only description of a run that `Run` (run.h) takes.
 
 #ifndef SPILLWAY_EXPERIMENTS_RUN_PREPARED_H_
 #define SPILLWAY_EXPERIMENTS_RUN_PREPARED_H_

@@ -220,9 +220,8 @@ Duration Trials::LeastTimeOf(const JointPlan& plan) const {
   Duration time;
   for (size_t i = 0; i < again.size(); ++i) {
     const Op& op = facts_->trace().ops[i];
-    const Duration once = plan.kernels[i].empty()
-                              ? least_times_[i]
-                              : TimeOf(facts_->cost(), op, plan.kernels[i]);
+    const Duration once =
+        plan.kernels[i].empty() ? least_times_[i] : TimeOf(facts_->cost(), op, plan.kernels[i]);
     time += once;
     if (again[i]) time += op.recorded && op.recorded->again ? op.recorded->again->time : once;
   }

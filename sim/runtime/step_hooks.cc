@@ -16,7 +16,8 @@ StepHookTable::StepHookTable(const Trace& trace, const Liveness& liveness)
     if (place.at == trace.ops.size()) continue;
     host_[place.at] += hooks_->pack * place.packed + hooks_->unpack * place.unpacked;
   }
-  std::map<TensorId, std::vector<OpId>> reads;  // by storage: the ops before which backward takes it
+  std::map<TensorId, std::vector<OpId>>
+      reads;  // by storage: the ops before which backward takes it
   for (const KeptForBackward& kept : trace.saved) {
     std::vector<OpId>& ops = reads[liveness.Root(kept.tensor)];
     for (const uint32_t at : kept.unpacked) {

@@ -72,8 +72,8 @@ class BadTraceTest(BadInputTest):
 
     def test_wrong_version_or_format(self):
         trace = self.trace()
-        trace["version"] = 7
-        self.refused("unsupported version 7; this program reads version 1 to 6", trace)
+        trace["version"] = 8
+        self.refused("unsupported version 8; this program reads version 1 to 7", trace)
         trace["format"] = "spillway-cost-table"
         self.refused("expected \"spillway-trace\"", trace)
         self.refused("expected an object", "[]")
@@ -199,13 +199,12 @@ class BadArgumentTest(BadInputTest):
 
     def test_a_trace_file_is_not_lowered_again(self):
         path = self.directory / "t.json"
-        self.ok("trace", "build", "alexnet:1", "--preset", "vdnn", "-o", path)
-        for option, value, found in (("--preset", "torch", "vdnn"),
-                                     ("--mode", "inference", "training")):
+        self.ok("trace", "build", "alexnet:1,preset=vdnn", "-o", path)
+        for option, value, found in (("preset", "torch", "vdnn"), ("mode", "inference", "training")):
             for verb in (("run",), ("compare",), ("trace", "info")):
-                message = self.fails(2, f"lowered with {option} {found}", *verb, path, option, value)
+                message = self.fails(2, f"lowered with {option}={found}", *verb, f"{path},{option}={value}")
                 self.assertIn(str(path), message)
-            self.ok("run", path, option, found)
+            self.ok("run", f"{path},{option}={found}")
 
     def test_options_of_another_backend_are_refused(self):
         for option, value, backends in (("--seed", "3", "cpu or cuda"),
@@ -271,25 +270,26 @@ class BadArgumentTest(BadInputTest):
         self.fails(3, "not a regular file", "run", "alexnet:1", "-o", "/dev/null")
 
 
-# Commands for every way to write a file.
-WRITERS = (("trace", "build", "vgg416:32", "-o"),
-           ("run", "vgg416:32", "--cost", "roofline", "--export-trace"),
-           ("run", "vgg416:32", "--cost", "roofline", "--export-memory"),
-           ("run", "vgg416:32", "--cost", "roofline", "--explain", "--format", "json", "-o"),
-           ("compare", "vgg416:32", "--cost", "roofline", "--policy", "liveness", "--policy",
-            "vdnn-all", "-o"),
-           ("reproduce", "all", "--format", "json", "-o"))
+def writers(path):
+    """Returns commands for every way to write the file."""
+    run = ("run", "vgg416:32", "--cost", "roofline")
+    return (("trace", "build", "vgg416:32", "-o", path),
+            (*run, "--export", f"trace:{path}"),
+            (*run, "--export", f"memory:{path}"),
+            (*run, "--explain", "--format", "json", "-o", path),
+            ("compare", *run[1:], "--policy", "liveness", "--policy", "vdnn-all", "-o", path),
+            ("reproduce", "all", "--format", "json", "-o", path))
 
 
 class BadPlaceTest(BadInputTest):
     def test_an_empty_name(self):
-        for args in (("run", "alexnet:1", "-o", ""), ("run", "alexnet:1", "--export-trace", ""),
-                     ("compare", "alexnet:1", "-o", ""), ("replay", "x.csv", "--export-memory", "")):
+        for args in (("run", "alexnet:1", "-o", ""), ("run", "alexnet:1", "--export", "trace:"),
+                     ("compare", "alexnet:1", "-o", ""), ("replay", "x.csv", "--export", "memory:")):
             self.fails(2, "the name of the file is empty", *args)
 
     def test_no_such_directory(self):
-        for args in WRITERS:
-            self.fails(3, "No such file or directory", *args, self.directory / "no" / "x.json")
+        for args in writers(self.directory / "no" / "x.json"):
+            self.fails(3, "No such file or directory", *args)
         self.assertEqual(os.listdir(self.directory), [])
 
     def test_a_place_is_looked_at_before_any_work(self):
@@ -303,11 +303,11 @@ class BadPlaceTest(BadInputTest):
         place.mkdir()
         with mounted(place, "size=4k"):
             # The only free page cannot hold a result, and the existing file stays unchanged.
-            for args in WRITERS:
+            path = place / "x.json"
+            for args in writers(path):
                 with self.subTest(args=args):
-                    path = place / "x.json"
                     path.write_text("before", encoding="utf-8")
-                    self.fails(3, "No space left on device", *args, path)
+                    self.fails(3, "No space left on device", *args)
                     self.assertEqual(os.listdir(place), ["x.json"])
                     self.assertEqual(path.read_text(encoding="utf-8"), "before")
 
@@ -315,8 +315,8 @@ class BadPlaceTest(BadInputTest):
         place = self.directory / "frozen"
         place.mkdir()
         with mounted(place, "ro,size=64k"):
-            for args in WRITERS:
-                self.fails(3, "Read-only file system", *args, place / "x.json")
+            for args in writers(place / "x.json"):
+                self.fails(3, "Read-only file system", *args)
 
     def test_standard_output_that_cannot_be_written(self):
         with open("/dev/full", "w", encoding="utf-8") as full:

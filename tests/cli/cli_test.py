@@ -108,7 +108,7 @@ class CliTest(unittest.TestCase):
         inference = listed - {"joint", "plan", "as-recorded", "saved-tensors"}
         training = inference - {"mmcnn", "inference-normal", "inference-vdnn"}
         for mode, policies in (("training", training), ("inference", inference)):
-            text = self.ok("compare", "alexnet:16", "--mode", mode, "--format", "csv")
+            text = self.ok("compare", f"alexnet:16,mode={mode}", "--format", "csv")
             rows = list(csv.DictReader(io.StringIO(text)))
             self.assertEqual({row["policy"].split(":")[0] for row in rows}, policies)
             self.assertTrue(all(float(row["slowdown"]) >= 1 for row in rows))
@@ -142,16 +142,16 @@ class CliTest(unittest.TestCase):
     def test_traces_round_trip_and_simulate_alike(self):
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "a.json.zst")
-            self.ok("trace", "build", "alexnet:8", "--preset", "vdnn", "-o", path)
+            self.ok("trace", "build", "alexnet:8,preset=vdnn", "-o", path)
             self.assertIn("ok", self.ok("trace", "validate", path))
             plain = os.path.join(directory, "b.json")
             pathlib.Path(plain).write_text(self.ok("trace", "build", path), encoding="utf-8")
             self.assertEqual(pathlib.Path(plain).read_text(encoding="utf-8"),
-                             self.ok("trace", "build", "alexnet:8", "--preset", "vdnn"))
+                             self.ok("trace", "build", "alexnet:8,preset=vdnn"))
             self.assertEqual(sorted(os.listdir(directory)), ["a.json.zst", "b.json"])
             args = ("--policy", "vdnn-all", "--cost", "roofline", "--format", "json")
             self.assertEqual(self.ok("run", plain, *args),
-                             self.ok("run", "alexnet:8", "--preset", "vdnn", *args))
+                             self.ok("run", "alexnet:8,preset=vdnn", *args))
             info = json.loads(self.ok("trace", "info", plain, "--format", "json"))
             self.assertEqual(info["rows"][0]["parameter_bytes"], 61100840 * 4)
 
@@ -214,7 +214,7 @@ class CliTest(unittest.TestCase):
         self.fails(2, "did you mean 'vdnn-all'?", "run", "vgg19:2", "--policy", "vdnn-al")
         self.fails(2, "did you mean 'h200'?", "run", "vgg19:2", "--device", "h2000")
         self.fails(2, "did you mean 'best-fit'?", "run", "vgg19:2", "--allocator", "bestfit")
-        self.fails(2, "did you mean 'torch'?", "run", "vgg19:2", "--preset", "torhc")
+        self.fails(2, "did you mean 'torch'?", "run", "vgg19:2,preset=torhc")
         self.fails(2, "10 gigs", "run", "vgg19:2", "--memory", "10 gigs")
         self.fails(2, "percentage", "run", "vgg19:2", "--memory", "x%")
         self.fails(2, "--frobnicate", "run", "vgg19:2", "--frobnicate")
@@ -260,16 +260,15 @@ class CliTest(unittest.TestCase):
             self.skipTest("this machine has a GPU")
         self.fails(5, "CUDA", "record", "alexnet:1", "-o", tempfile.gettempdir())
         self.fails(3, "cannot read 'nowhere.json'", "record", "nowhere.json")
-        self.fails(2, "inferenc", "record", "alexnet:1", "--mode", "inferenc")
-        self.fails(5, "CUDA", "record", "gpt2@8:1", "--attention", "math", "--precision", "bf16", "--optimizer", "adamw",
-                   "-o", tempfile.gettempdir())
-        self.fails(2, "did you mean 'bf16'?", "record", "gpt2@8:1", "--precision", "bf61")
+        self.fails(2, "inferenc", "record", "alexnet:1,mode=inferenc")
+        self.fails(5, "CUDA", "record", "gpt2@8:1,attention=math,precision=bf16,optimizer=adamw", "-o", tempfile.gettempdir())
+        self.fails(2, "did you mean 'bf16'?", "record", "gpt2@8:1,precision=bf61")
         with tempfile.TemporaryDirectory() as directory:
             trace, other = os.path.join(directory, "a.json"), os.path.join(directory, "b.json")
             self.ok("trace", "build", "alexnet:1", "-o", trace)
-            self.fails(2, "is a trace file", "record", trace, "--precision", "bf16")
-            self.fails(2, "lowered with --mode training", "record", trace, "--mode", "inference")
-            self.ok("trace", "build", "alexnet:1", "--precision", "tf32", "-o", other)
+            self.fails(2, "has no recorded step", "record", f"{trace},precision=bf16")
+            self.fails(2, "lowered with mode=training", "record", f"{trace},mode=inference")
+            self.ok("trace", "build", "alexnet:1,precision=tf32", "-o", other)
             self.fails(2, "are of different arithmetics, fp32 and tf32", "record", trace, other)
 
     def test_calibrating_without_a_gpu_exits_with_5(self):
@@ -344,7 +343,7 @@ class CliTest(unittest.TestCase):
     def test_version_and_help_exit_with_0(self):
         self.assertRegex(self.ok("--version"), r"^spillway \d+\.\d+\.\d+ \(commit (unknown|[0-9a-f]+(-dirty)?)\)\n$")
         self.assertIn("Exit codes", self.ok("--help"))
-        for verb in ("run", "compare", "limit", "list", "trace", "record", "store", "sweep", "validate", "calibrate", "reproduce",
+        for verb in ("run", "compare", "limit", "plan", "list", "trace", "record", "store", "sweep", "validate", "calibrate", "reproduce",
                      "new-policy"):
             self.assertIn("--help", self.ok(verb, "--help"))
 

@@ -25,7 +25,7 @@ class CompressionTest(DirectoryTest):
     def test_densities_are_measured_and_serve_predictions(self):
         plain = self.row("--backend", "cpu")
         measured = self.row("--backend", "cpu", "--compress", "all:piece=256KiB",
-                            "--export-densities", self.densities)
+                            "--export", f"densities:{self.densities}")
         self.assertEqual(measured["weights_digest"], plain["weights_digest"])
         self.assertNotIn("compressed_storages", plain)
         self.assertEqual(measured["plain_pinned_peak_bytes"], plain["pinned_peak_bytes"])
@@ -81,9 +81,9 @@ class CompressionTest(DirectoryTest):
         self.fails(2, "did you mean 'hidden'?", *RUN, "--compress", "hiden")
         self.fails(2, "density='2'", *RUN, "--compress", "all:density=2")
         self.fails(2, "only with --backend cpu or cuda", *RUN, "--compress", "all:density=1",
-                   "--export-densities", self.densities)
+                   "--export", f"densities:{self.densities}")
         self.fails(2, "needs --compress", *RUN, "--backend", "cpu",
-                   "--export-densities", self.densities)
+                   "--export", f"densities:{self.densities}")
         self.fails(3, "nowhere.csv", *RUN, "--compress", "all:density=/nowhere.csv")
         self.densities.write_text("tensor,density\nconv9.y,0.5\n", encoding="utf-8")
         self.fails(3, "conv9.y", *RUN, "--compress", f"all:density={self.densities}")

@@ -84,7 +84,7 @@ class ExportsTest(DirectoryTest):
 
     def export(self, *args):
         path = self.directory / "trace.json"
-        self.ok(*args, "--export-trace", path)
+        self.ok(*args, "--export", f"trace:{path}")
         text = path.read_text(encoding="utf-8")
         return self.conforms(text, "chrome-trace"), text
 
@@ -155,7 +155,7 @@ class ExportsTest(DirectoryTest):
 
     def test_memory_over_the_iteration_integrates_to_the_averages(self):
         path = self.directory / "memory.csv"
-        self.ok(*RUN, "--export-memory", path)
+        self.ok(*RUN, "--export", f"memory:{path}")
         row = self.row(*RUN)
         samples = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
         self.assertEqual(list(samples[0]), ["time_ms", "step", "op", "change", "tensor",
@@ -231,7 +231,7 @@ class ExportsTest(DirectoryTest):
         memory, plan = ("--memory", "10%"), self.directory / "plan.json"
         explain = ("--explain", "--format", "json")
         found = self.conforms(self.ok("run", "alexnet:32", *memory, "--policy", "joint:effort=50", *explain,
-                                      "--export-plan", plan), "explain")
+                                      "--export", f"plan:{plan}"), "explain")
         storages = found["storages"]
         self.assertGreater(len(storages), 2)
         sizes = [s["bytes"] for s in storages]
@@ -252,8 +252,8 @@ class ExportsTest(DirectoryTest):
 
     def test_a_schedule_adds_up_to_the_run(self):
         path = self.directory / "schedule.csv"
-        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
-        self.ok(*args, "--export-schedule", path)
+        args = ("run", "alexnet-caffe:1,mode=inference", "--policy", "mmcnn:limit=20MiB")
+        self.ok(*args, "--export", f"schedule:{path}")
         (row,) = json.loads(self.ok(*args, "--format", "json"))["rows"]
         layers = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
         self.assertEqual(sum(int(layer["in_bytes"]) for layer in layers), row["prefetched_bytes"])
@@ -267,18 +267,18 @@ class ExportsTest(DirectoryTest):
 
     def test_the_rewritten_trace_runs_as_it_is(self):
         path = self.directory / "divided.json"
-        args = ("run", "alexnet-caffe:1", "--mode", "inference", "--policy", "mmcnn:limit=20MiB")
-        self.ok(*args, "--export-rewritten", path)
+        args = ("run", "alexnet-caffe:1,mode=inference", "--policy", "mmcnn:limit=20MiB")
+        self.ok(*args, "--export", f"rewritten:{path}")
         self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["version"], 2)
         row = self.row("run", path, "--policy", "inference-vdnn")
         self.assertLess(row["peak_allocated_bytes"], 80 * 2 ** 20)  # fc6 alone has 144 MiB
-        self.ok(*args[:4], "--policy", "liveness", "--export-rewritten", path)
+        self.ok(*args[:2], "--policy", "liveness", "--export", f"rewritten:{path}")
         self.assertEqual(path.read_text(encoding="utf-8"),
-                         self.ok("trace", "build", "alexnet-caffe:1", "--mode", "inference"))
+                         self.ok("trace", "build", "alexnet-caffe:1,mode=inference"))
 
     def test_a_run_that_does_not_fit_exports_nothing(self):
         path = self.directory / "trace.json"
-        result = run("run", "vgg19:256", "--memory", "4GiB", "--export-trace", path)
+        result = run("run", "vgg19:256", "--memory", "4GiB", "--export", f"trace:{path}")
         self.assertEqual(result.returncode, 1)
         self.assertIn("does not fit", result.stderr)
         self.assertEqual(os.listdir(self.directory), [])
@@ -286,18 +286,16 @@ class ExportsTest(DirectoryTest):
     # --- manifests ------------------------------------------------------------------------------
 
     def export_all(self):
-        files = {option: self.directory / name for option, name in
-                 (("--output", "result.json"), ("--export-trace", "trace.json"),
-                  ("--export-memory", "memory.csv"))}
-        stdout = self.ok(*RUN, "--format", "json",
-                         *[word for pair in files.items() for word in pair])
+        files = {name: self.directory / name for name in ("result.json", "trace.json", "memory.csv")}
+        stdout = self.ok(*RUN, "--format", "json", "--output", files["result.json"], "--export",
+                         f"trace:{files['trace.json']}", "--export", f"memory:{files['memory.csv']}")
         self.assertEqual(stdout, "")
         return files
 
     def test_a_manifest_stands_beside_each_result(self):
         files = self.export_all()
         self.assertEqual(len(os.listdir(self.directory)), 6)
-        self.conforms(files["--output"].read_text(encoding="utf-8"), "results")
+        self.conforms(files["result.json"].read_text(encoding="utf-8"), "results")
         for path in files.values():
             manifest = self.conforms(pathlib.Path(f"{path}.manifest.json").read_text("utf-8"),
                                      "manifest")
@@ -312,13 +310,13 @@ class ExportsTest(DirectoryTest):
                 (ROOT / "sim/devices/h200.toml").read_bytes()).hexdigest())
             self.assertEqual(inputs["cost_table"]["name"],
                              "traces/recorded/h200/vgg16-64.json.zst")
-            trace = json.loads(files["--export-trace"].read_text(encoding="utf-8"))
+            trace = json.loads(files["trace.json"].read_text(encoding="utf-8"))
             self.assertEqual(trace["otherData"]["run_sha256"], manifest["run_sha256"])
 
     def test_replay_makes_the_same_bytes(self):
         files = self.export_all()
         again = self.directory / "again"
-        manifest = f"{files['--output']}.manifest.json"
+        manifest = f"{files['result.json']}.manifest.json"
         before = sorted(os.listdir(self.directory))
         document = self.conforms(self.ok("replay-run", manifest, "--format", "json"), "replay-run")
         self.assertEqual([row["same"] for row in document["rows"]], [True] * 3)
@@ -338,7 +336,7 @@ class ExportsTest(DirectoryTest):
         self.assertIn("DIFFERENT", self.ok("replay-run", manifest, code=1))
         document["arguments"] = ["trace", "build", "alexnet:1", "-o", str(self.directory / "new")]
         manifest.write_text(json.dumps(document), encoding="utf-8")
-        self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, replay, reproduce)",
+        self.fails(3, "cannot be replayed (valid: run, compare, limit, fit, plan, replay, reproduce)",
                    "replay-run", manifest)
         self.assertFalse((self.directory / "new").exists())
 
@@ -410,7 +408,7 @@ class ExportsTest(DirectoryTest):
         (self.directory / "a").mkdir()
         (self.directory / "b").mkdir()
         first, second = self.directory / "a" / "x", self.directory / "b" / "x"
-        self.ok("run", "alexnet:8", "-o", first, "--export-memory", second)
+        self.ok("run", "alexnet:8", "-o", first, "--export", f"memory:{second}")
         again = self.directory / "again"
         self.fails(3, "same name", "replay-run", f"{first}.manifest.json", "--output-dir", again)
         self.assertFalse(again.exists())
@@ -422,12 +420,12 @@ class ExportsTest(DirectoryTest):
 
     def test_two_exports_cannot_share_a_file(self):
         path = self.directory / "same"
-        self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export-memory", path)
+        self.fails(2, "same file", "run", "alexnet:8", "-o", path, "--export", f"memory:{path}")
         self.assertEqual(os.listdir(self.directory), [])
         # The error is the same for any spelling of the path, and for the manifest of an export.
         for other in ("./same", "link/same", "same.manifest.json"):
             (self.directory / "link").symlink_to(".")
-            self.fails(2, "same file", "run", "alexnet:8", "-o", "same", "--export-memory", other,
+            self.fails(2, "same file", "run", "alexnet:8", "-o", "same", "--export", f"memory:{other}",
                        cwd=self.directory)
             (self.directory / "link").unlink()
             self.assertEqual(os.listdir(self.directory), [])
@@ -486,12 +484,12 @@ class DecisionsTest(CommandTest):
         with tempfile.TemporaryDirectory() as directory:
             decisions = pathlib.Path(directory) / "decisions.json"
             again = pathlib.Path(directory) / "again.json"
-            self.ok(*RUN, "--export-decisions", str(decisions))
+            self.ok(*RUN, "--export", f"decisions:{decisions}")
             document = self.conforms(decisions.read_text(), "decisions")
             verbs = {d["verb"] for d in document["decisions"]}
             self.assertLessEqual({"offload", "release", "run"}, verbs)
             self.ok("run", "vgg16:64", "--kernels-from", str(decisions),
-                    "--export-decisions", str(again))
+                    "--export", f"decisions:{again}")
             repeated = self.conforms(again.read_text(), "decisions")
             runs = [d for d in document["decisions"] if d["verb"] == "run"]
             self.assertEqual([d for d in repeated["decisions"] if d["verb"] == "run"], runs)
@@ -507,7 +505,7 @@ class DecisionsTest(CommandTest):
             paths = [pathlib.Path(directory) / name for name in ("sim.json", "cpu.json")]
             for path, backend in zip(paths, ("sim", "cpu")):
                 self.ok("run", "alexnet:1", "--policy", "vdnn-all", "--backend", backend,
-                        "--export-decisions", str(path))
+                        "--export", f"decisions:{path}")
             self.assertEqual(paths[0].read_bytes(), paths[1].read_bytes())
 
     def peak(self, *args):
@@ -518,16 +516,16 @@ class DecisionsTest(CommandTest):
             plan = f"{directory}/plan.json"
             memory = ("--memory", "40%")
             found = self.peak("run", "alexnet:2", *memory, "--policy", "joint:effort=50",
-                              "--export-plan", plan)
+                              "--export", f"plan:{plan}")
             for backend in ("sim", "cpu"):
                 again = f"{directory}/{backend}.json"
                 peak = self.peak("run", "alexnet:2", *memory, "--policy", f"plan:file={plan}",
-                                 "--backend", backend, "--export-plan", again)
+                                 "--backend", backend, "--export", f"plan:{again}")
                 self.assertEqual(peak, found)
                 self.assertEqual(pathlib.Path(again).read_bytes(), pathlib.Path(plan).read_bytes())
             self.fails(3, f"{plan}:4:15", "run", "alexnet:4", "--policy", f"plan:file={plan}")
             self.fails(3, "none.json", "run", "alexnet:4", "--policy", "plan:file=none.json")
-            self.fails(2, "has no plan", "run", "alexnet:2", "--export-plan", f"{directory}/x.json")
+            self.fails(2, "has no plan", "run", "alexnet:2", "--export", f"plan:{directory}/x.json")
             self.assertFalse(pathlib.Path(f"{directory}/x.json").exists())
 
     def test_what_is_planned_is_printed_with_its_gap_to_the_bound(self):
@@ -543,7 +541,7 @@ class DecisionsTest(CommandTest):
     def test_kernels_of_another_network_are_bad_input(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "decisions.json"
-            self.ok("run", "alexnet:8", "--export-decisions", str(path))
+            self.ok("run", "alexnet:8", "--export", f"decisions:{path}")
             failed = run("run", "vgg16:8", "--kernels-from", str(path))
             self.assertEqual(failed.returncode, 3)
             self.assertIn("conv1_1.fwd", failed.stderr)

@@ -93,6 +93,29 @@ class FitTest(CommandTest):
                          ("fp32", "bf16", "model.bfloat16()"))
         self.assertLess(row["slowdown"], 1)
 
+    def test_a_workloads_text_asks_for_the_same_changes(self):
+        rows = {row["change"]: row for row in self.rows(GPT2, *SMALL, *QUICK, code=1)}
+        for change, text in (("8-bit optimizer", "optimizer=8bit"), ("offloaded optimizer", "optimizer=offloaded"),
+                             ("batch", "batch=3"), ("micro-batches", "batch=2,accumulate=2")):
+            run = self.run_row(f"{GPT2},{text}", rows[change], "unlimited")
+            for key in ("workload", "batch", "iteration_ms", "peak_requested_bytes"):
+                self.assertEqual(rows[change][key], run[key] if key != "workload" else str(GPT2), (change, key))
+        # Changes can be made together, on the way to a run, a comparison, a sweep or a trace.
+        both = f"{GPT2},batch=8,optimizer=8bit,precision=bf16"
+        (row,) = self.conforms(self.ok("compare", both, "--policy", "liveness", "--format", "json"), "results")["rows"]
+        self.assertEqual((row["batch"], row["optimizer"], row["precision"]), (8, "8bit", "bf16"))
+        with tempfile.TemporaryDirectory() as directory:
+            trace = pathlib.Path(directory) / "both.json"
+            self.ok("trace", "build", both, "-o", trace)
+            (built,) = json.loads(self.ok("compare", trace, "--policy", "liveness", "--format", "json"))["rows"]
+            self.assertAlmostEqual(built["iteration_ms"], row["iteration_ms"], delta=1e-3)  # a file holds whole ns
+            store = pathlib.Path(directory) / "s.sqlite"
+            self.ok("sweep", f"{GPT2},batch={{2,8}},precision=bf16", "--policy", "liveness", "-o", store)
+            swept = json.loads(self.ok("sweep", "export", store, "--format", "json"))["rows"]
+            self.assertEqual([(row["batch"], row["precision"]) for row in swept], [(2, "bf16"), (8, "bf16")])
+        self.fails(2, "precision: the device 'k40c' has no rate for bf16", "run", f"{GPT2},precision=bf16", "--device", "k40c")
+        self.fails(2, "does not hold two moments for each parameter", "run", f"{RESNET50},optimizer=8bit")
+
     def test_the_page_of_a_recorded_step(self):
         page = self.ok("fit", GPT2, *SMALL, *QUICK, code=1)
         parts = ["does not fit on", "What makes it fit in PyTorch", "  for b in model.transformer.h", "does not fit with",
@@ -285,7 +308,8 @@ class FitTest(CommandTest):
             self.assertEqual([settings[key] for key in ("workload", "device", "memory", "allocator", "policy", "outside")],
                              ["alexnet:1", "gtx_970", f"{row['memory_bytes']} B", "pytorch",
                               "liveness superneurons mxnet network-wide:algo=memory", "1MiB"])
-            self.assertEqual([i["name"] for i in manifest["inputs"]], ["alexnet:1", "sim/devices/gtx_970.toml"])
+            self.assertEqual([i["name"] for i in manifest["inputs"]],
+                             ["alexnet:1", "sim/devices/gtx_970.toml", "traces/recorded/gtx_970/alexnet-1.json.zst"])
             self.ok("replay-run", f"{path}.manifest.json")
 
     def test_a_card_of_ones_own(self):

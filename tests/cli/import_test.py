@@ -60,7 +60,7 @@ class ImportTest(ImportCase):
                 (run,) = json.loads(self.ok("run", trace, *DEVICE, "--policy", "as-recorded", "--check", "--format", "json"))["rows"]
                 self.assertAlmostEqual(run["compute_ms"], row["kernels_ms"], delta=1e-3)
                 self.assertEqual(run["iteration_ms"], row["plain_iteration_ms"])
-                (slow,) = json.loads(self.ok("run", trace, *DEVICE, "--policy", "as-recorded", "--host", "recorded", "--format",
+                (slow,) = json.loads(self.ok("run", f"{trace},host=recorded", *DEVICE, "--policy", "as-recorded", "--format",
                                              "json"))["rows"]
                 self.assertEqual(slow["iteration_ms"], row["iteration_ms"])
 

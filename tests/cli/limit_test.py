@@ -83,7 +83,7 @@ class LimitTest(CommandTest):
         self.fails(2, "did you mean 'liveness'", "limit", "vgg16", "--policy", "livenes")
         self.fails(2, "did you mean 'best-fit'", "limit", "vgg16", "--allocator", "bestfit")
         self.fails(2, "did you mean 'k40c'", "limit", "vgg16", "--device", "k40")
-        self.fails(2, "did you mean 'vdnn'", "limit", "vgg16", "--preset", "vdn")
+        self.fails(2, "did you mean 'vdnn'", "limit", "vgg16,preset=vdn")
         self.fails(2, "--scan", "limit", "vgg16", "--scan", "0")
         self.fails(2, "--compress", "limit", "vgg16", "--compress", "all:density=0.5")
         self.fails(3, "none.json", "limit", "vgg16", "--cost", "/nowhere/none.json")

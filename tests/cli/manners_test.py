@@ -97,7 +97,7 @@ class CompletionTest(CommandTest):
                 (("spillway", "trace", "info", "--format", "t"), {"table"}),
                 (("spillway", "run", "x", "--policy", "vdnn-a"), {"vdnn-all"}),
                 (("spillway", "compare", "x", "--device", "titan"), {"titan_x_maxwell"}),
-                (("spillway", "run", "--preset", "to"), {"torch"}),
+                (("spillway", "run", "--export", "mem"), {"memory:"}),
                 (("spillway", "run", "googl"), {"googlenet:"}),
                 (("spillway", "record", "x", "-o", "/et"), {"/etc"}),
                 (("spillway", "list", ""), {"ops", "networks"}),
@@ -114,7 +114,7 @@ class CompletionTest(CommandTest):
     def test_every_shell_accepts_its_script(self):
         for shell in ("bash", "zsh", "fish"):
             script = self.ok("completion", shell)
-            for word in ("replay-run", "export-trace", "table csv json"):
+            for word in ("replay-run", "export", "table csv json"):
                 self.assertIn(word, script)
             with self.subTest(shell=shell):
                 if shutil.which(shell) is None:
@@ -170,7 +170,6 @@ class TalkTest(CommandTest):
         self.assertNotIn("0/0", talk)
 
     def test_policies_for_inference_are_remarked_in_training(self):
-        mode = ("--mode", "inference")
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         for args in (("run", "alexnet:1", "--policy", "mmcnn"), ("fit", "alexnet:1", "--device", "h200", "--policy", "mmcnn"),
@@ -179,22 +178,24 @@ class TalkTest(CommandTest):
                      ("report", "alexnet:1", "--policy", "inference-normal", "-o", f"{folder.name}/r.html")):
             with self.subTest(args):
                 told = run(*args).stderr
-                self.assertRegex(told, r"spillway: \S+: made for inference, and this is training; try --mode inference\n")
+                self.assertRegex(told, r"spillway: \S+: made for inference, and this is training; try mode=inference\n")
                 self.assertEqual(run(*args, "--quiet").stderr, "")
-                self.assertNotIn("made for", run(*args, *mode).stderr)
-        sweep = ("sweep", "alexnet:1", "--policy", "{liveness,mmcnn}", "-o", f"{folder.name}/s.sqlite")
-        self.assertIn("mmcnn: made for inference", run(*sweep, "--mode", "inference,training").stderr)
-        self.assertNotIn("made for inference", run(*sweep, *mode).stderr)
+                self.assertNotIn("made for", run(args[0], args[1] + ",mode=inference", *args[2:]).stderr)
+        sweep = ("--policy", "{liveness,mmcnn}", "-o", f"{folder.name}/s.sqlite")
+        self.assertIn("mmcnn: made for inference", run("sweep", "alexnet:1,mode={inference,training}", *sweep).stderr)
+        self.assertNotIn("made for inference", run("sweep", "alexnet:1,mode=inference", *sweep).stderr)
         self.assertNotIn("mmcnn", self.ok("compare", "alexnet:1"))
 
     def test_an_unknown_option_gets_the_most_similar_one(self):
-        for wrong, right in (("--mem-limit", "--memory"), ("--export-traces", "--export-trace"), ("--trace-export", "--export-trace"),
-                             ("--polcy", "--policy"), ("--export-mem", "--export-memory"), ("--check-all", "--check"),
+        for wrong, right in (("--mem-limit", "--memory"), ("--exports", "--export"), ("--export-trace", "--export"),
+                             ("--polcy", "--policy"), ("--check-all", "--check"),
                              ("--drain_seed=3", "--drain-seed"), ("--devices", "--device")):
             for args in ((wrong, "1"), ("--policy", "liveness", wrong)):
                 self.fails(2, f"unknown option '{wrong.partition('=')[0]}'; did you mean '{right}'?",
                                   "run", "alexnet:8", *args)
         self.assertNotIn("did you mean", self.fails(2, "unknown option '--zzz'", "run", "alexnet:8", "--zzz"))
+        self.fails(2, "unknown option '--preset': it is part of a workload's text, WORKLOAD,preset=VALUE",
+                   "run", "alexnet:8", "--preset", "vdnn")
         self.fails(2, "unknown option '--file'", "trace", "info", "alexnet:8", "--file", "x")
         self.fails(2, "unknown option '--stor'", "sweep", "status", "s.sqlite", "--stor")
         self.fails(2, "'b' is one argument too many", "run", "alexnet:8", "b", "c")
@@ -258,7 +259,7 @@ class TableTest(CommandTest):
         self.assertIn(f" {text.count('not computed yet')} not computed\n", text)
 
 
-VERBS = ("run", "compare", "limit", "fit", "list", "list ops", "trace build", "trace info", "record",
+VERBS = ("run", "compare", "limit", "fit", "plan", "list", "list ops", "trace build", "trace info", "record",
          "validate", "calibrate", "reproduce", "replay", "new-policy", "replay-run", "doctor",
          "completion", "help")
 
@@ -276,7 +277,7 @@ class HelpTest(CommandTest):
         self.assertTrue(page.startswith(".TH SPILLWAY 1"))
         for verb in VERBS:
             self.assertIn(f'.SS "{verb}"'.replace("-", "\\-"), page)
-        self.assertIn("\\fB\\-\\-export\\-trace\\fR", page)
+        self.assertIn("\\fB\\-\\-export\\fR", page)
         if shutil.which("man"):
             told = subprocess.run(["man", "--warnings", "-l", "-"], input=page, capture_output=True,
                                   text=True, check=True)

@@ -241,7 +241,7 @@ class OutOfMemoryTest(DirectoryTest):
         for name in ("activations.py:66 forward", "recorded_failed_event", "remedies"):
             self.assertIn(name, text)
         memory = self.directory / "memory.csv"
-        self.ok("replay", self.path, "--allocator", "pytorch", "--memory", "unlimited", "--export-memory", memory, "--quiet")
+        self.ok("replay", self.path, "--allocator", "pytorch", "--memory", "unlimited", "--export", f"memory:{memory}", "--quiet")
         samples = list(csv.DictReader(io.StringIO(memory.read_text(encoding="utf-8"))))
         self.assertEqual({sample["largest_free_bytes"] for sample in samples}, {""})
         self.assertEqual(max(int(sample["requested_bytes"]) for sample in samples), (program.held + program.logits) * MIB)

@@ -34,7 +34,7 @@ class OutputTest(DirectoryTest):
                      ("reproduce", "vdnn"), ("trace", "build", "alexnet:1")):
             self.assertEqual(self.ok(*args, "-o", "-", cwd=self.directory),
                              self.ok(*args, cwd=self.directory))
-        self.fails(2, "only --output takes -", "run", "alexnet:8", "--export-trace", "-",
+        self.fails(2, "only --output takes -", "run", "alexnet:8", "--export", "trace:-",
                    cwd=self.directory)
         self.assertEqual(os.listdir(self.directory), [])
 
@@ -55,7 +55,7 @@ class OutputTest(DirectoryTest):
         result, trace = self.directory / "r.csv", self.directory / "t.json"
         for _ in range(4):
             started = [subprocess.Popen([Spillway.path, "run", f"alexnet:{batch}", "-o", result,
-                                         "--export-trace", trace]) for batch in range(1, 9)]
+                                         "--export", f"trace:{trace}"]) for batch in range(1, 9)]
             self.assertEqual({process.wait() for process in started}, {0})
             for path in (result, trace):
                 manifest = json.loads(pathlib.Path(f"{path}.manifest.json").read_text("utf-8"))

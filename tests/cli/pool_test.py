@@ -43,8 +43,8 @@ class PoolTest(CommandTest):
     def test_exports_name_the_pool(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory)
-            self.ok(*RUN, *PEER, "--export-trace", path / "t.json", "--export-memory", path / "m.csv",
-                    "--export-decisions", path / "d.json")
+            self.ok(*RUN, *PEER, "--export", f"trace:{path}/t.json", "--export", f"memory:{path}/m.csv",
+                    "--export", f"decisions:{path}/d.json")
             trace = self.conforms((path / "t.json").read_text("utf-8"), "chrome-trace")
             threads = {e["args"]["name"]: e["tid"] for e in trace["traceEvents"]
                        if e["name"] == "thread_name"}

@@ -98,7 +98,7 @@ class PyTorchTest(CommandTest):
             return subprocess.run([binary, *arguments], capture_output=True, text=True, check=True).stdout
 
         arguments = types.SimpleNamespace(spillway=Spillway.path, budgets=[], iterations=1, math="fp32",
-                                          any_table=False, in_core=False, cost=None, lowering=[])
+                                          any_table=False, in_core=False, cost=None)
         rows = []
         with mock.patch.object(compare_pytorch, "spillway", spillway), \
                 mock.patch.object(compare_pytorch, "time_pytorch", lambda *_: ([2.0 + len(rows)], 7)), \

@@ -299,7 +299,7 @@ class ReplayTest(LogTest):
     def test_texts_may_begin_with_a_byte_order_mark(self):
         rmm = "Thread,Time,Action,Pointer,Size,Stream\n1,\"10:30:05\",allocate,0x10,512,0\n1,12,free,0x10,512,0\n"
         decisions = self.directory / "decisions.json"
-        self.ok("run", "alexnet:2", "--export-decisions", decisions)
+        self.ok("run", "alexnet:2", "--export", f"decisions:{decisions}")
         for text in (GAP, GAP.replace("1,6", '"1","6"'), rmm, decisions.read_text("utf-8")):
             rows = [self.replay(self.file("log", mark + text.encode()), "--allocator", "best-fit")["rows"][0]
                     for mark in (b"", b"\xef\xbb\xbf")]
@@ -357,30 +357,28 @@ class ReplayTest(LogTest):
 
     def test_files_are_functions_of_their_inputs(self):
         path = self.file("gap.csv", GAP)
-        outputs = {option: self.directory / name for option, name in
-                   (("-o", "rows.json"), ("--export-memory", "memory.csv"),
-                    ("--export-trace", "trace.json"))}
+        outputs = {name: self.directory / name for name in ("rows.json", "memory.csv", "trace.json")}
         args = ["replay", path, "--allocator", "best-fit,planned", "--format", "json"]
-        for option, output in outputs.items():
-            args += [option, output]
+        args += ["-o", outputs["rows.json"], "--export", f"memory:{outputs['memory.csv']}",
+                 "--export", f"trace:{outputs['trace.json']}"]
         self.assertEqual(self.ok(*args), "")
-        first = {option: output.read_bytes() for option, output in outputs.items()}
-        document = self.conforms(first["-o"].decode(), "replay")
+        first = {name: output.read_bytes() for name, output in outputs.items()}
+        document = self.conforms(first["rows.json"].decode(), "replay")
         self.assertEqual({row["operations_per_second"] for row in document["rows"]}, {None})
         self.ok(*args)
-        self.assertEqual(first, {option: output.read_bytes() for option, output in outputs.items()})
+        self.assertEqual(first, {name: output.read_bytes() for name, output in outputs.items()})
         for output in outputs.values():
             manifest = pathlib.Path(f"{output}.manifest.json")
             self.conforms(manifest.read_text(encoding="utf-8"), "manifest")
             self.ok("replay-run", manifest)
         path.write_text(GAP + "d,1,2,3\n", encoding="utf-8")
-        self.fails(3, "has changed", "replay-run", f"{outputs['-o']}.manifest.json")
+        self.fails(3, "has changed", "replay-run", f"{outputs['rows.json']}.manifest.json")
 
-        samples = list(csv.DictReader(io.StringIO(first["--export-memory"].decode())))
+        samples = list(csv.DictReader(io.StringIO(first["memory.csv"].decode())))
         self.assertEqual(len(samples), 12)
         self.assertEqual(max(int(s["reserved_bytes"]) for s in samples), 3072)
-        self.conforms(first["--export-trace"].decode(), "chrome-trace")
-        events = json.loads(first["--export-trace"])["traceEvents"]
+        self.conforms(first["trace.json"].decode(), "chrome-trace")
+        events = json.loads(first["trace.json"])["traceEvents"]
         self.assertEqual([e["args"]["name"] for e in events if e["ph"] == "M"],
                          ["best-fit", "planned"])
         counters = [e for e in events if e["ph"] == "C"]
@@ -389,8 +387,8 @@ class ReplayTest(LogTest):
 
     def test_our_own_runs_can_be_replayed(self):
         decisions = self.directory / "decisions.json"
-        row = json.loads(self.ok("run", "alexnet:8", "--format", "json", "--export-decisions",
-                                 decisions, "-o", self.directory / "x.json") or "{}")
+        row = json.loads(self.ok("run", "alexnet:8", "--format", "json", "--export",
+                                 f"decisions:{decisions}", "-o", self.directory / "x.json") or "{}")
         row = json.loads((self.directory / "x.json").read_text(encoding="utf-8"))["rows"][0]
         replayed = self.replay(decisions, "--allocator", "best-fit")["rows"][0]
         for column in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
@@ -484,7 +482,7 @@ class SnapshotTest(LogTest):
 
     def test_a_written_snapshot_has_what_viewers_read(self):
         path = self.directory / "run.pickle"
-        self.ok("run", "resnet50:2", "--policy", "vdnn-all", "--export-snapshot", path)
+        self.ok("run", "resnet50:2", "--policy", "vdnn-all", "--export", f"snapshot:{path}")
         document = pickle.loads(path.read_bytes())
         self.has_fields("root", document)
         self.assertEqual(document["external_annotations"], [])
@@ -528,7 +526,7 @@ class SnapshotTest(LogTest):
     def test_a_simulated_run_is_a_snapshot_that_python_reads(self):
         path, decisions = self.directory / "run.pickle", self.directory / "decisions.json"
         args = ("run", "vgg16:16", "--policy", "vdnn-all")
-        self.ok(*args, "--export-snapshot", path, "--export-decisions", decisions)
+        self.ok(*args, "--export", f"snapshot:{path}", "--export", f"decisions:{decisions}")
         document = pickle.loads(path.read_bytes())
         (events,) = document["device_traces"]
         live, peak = {}, 0
@@ -555,8 +553,8 @@ class SnapshotTest(LogTest):
                 self.assertEqual(a[column], b[column])
 
     def test_real_bytes_have_no_times_to_export(self):
-        self.fails(2, "--backend sim", "run", "alexnet:2", "--backend", "cpu", "--export-snapshot",
-                   self.directory / "x")
+        self.fails(2, "--backend sim", "run", "alexnet:2", "--backend", "cpu", "--export",
+                   f"snapshot:{self.directory}/x")
 
 
 if __name__ == "__main__":

@@ -304,7 +304,7 @@ class ReportBrowserTest(CommandTest):
 
     def test_other_documents(self):
         decisions, replay = self.directory / "d.json", self.directory / "replay.json"
-        self.ok("run", "alexnet:16", "--export-decisions", decisions, "--quiet")
+        self.ok("run", "alexnet:16", "--export", f"decisions:{decisions}", "--quiet")
         self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report",
                 "-o", replay, "--quiet", code=1)
         self.check(self.report(replay, ROOT / "experiments" / "evidence" / "validation" / "h200.csv"))

@@ -56,7 +56,7 @@ class ReportTest(DirectoryTest):
     def documents(self):
         """Tests documents that have more than rows."""
         decisions, replay, explained = (self.directory / name for name in ("d.json", "replay.json", "explain.json"))
-        self.ok("run", "alexnet:16", "--export-decisions", decisions, "--quiet")
+        self.ok("run", "alexnet:16", "--export", f"decisions:{decisions}", "--quiet")
         self.ok("replay", decisions, "--allocator", "best-fit,first-fit", "--memory", "800MiB", "--out-of-memory-report",
                 "-o", replay, "--quiet", code=1)
         self.ok("run", "alexnet:16", "--policy", "vdnn-all", "--explain", "-o", explained, "--quiet")
@@ -82,7 +82,7 @@ class ReportTest(DirectoryTest):
         page = Page(self.report("alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory"))
         timeline = page.data["data-1"]
         trace = self.directory / "t.json"
-        self.ok("run", "alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory", "--export-trace", trace)
+        self.ok("run", "alexnet:64", "--memory", "80%", "--policy", "vdnn-all:algo=memory", "--export", f"trace:{trace}")
         events = [e for e in json.loads(trace.read_text("utf-8"))["traceEvents"] if e["ph"] == "X"]
         self.assertEqual(timeline["events"]["count"], len(events))
         tick = timeline["iteration_ms"] * 1e3 / 2 ** 32

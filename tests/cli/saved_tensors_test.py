@@ -63,7 +63,7 @@ class SavedTensorsTest(DirectoryTest):
     def judge_policy(self, parameters, device="h200"):
         rewritten = self.directory / "rewritten.json"
         text = self.ok("run", self.trace, "--device", device, "--policy", f"saved-tensors:{parameters}", "--check",
-                       "--export-rewritten", rewritten, "--format", "json")
+                       "--export", f"rewritten:{rewritten}", "--format", "json")
         row = json.loads(text)["rows"][0]
         ops = [op["name"] for op in json.loads(rewritten.read_text("utf-8"))["ops"]]
         return row["iteration_ms"], row["peak_requested_bytes"] / MIB, ops
@@ -210,7 +210,7 @@ class SavedInTraceTest(CommandTest):
             path = self.file(saved)
             decisions = path.with_name("decisions.json")
             self.ok("run", path, "--device", "h200", "--memory", "1GiB", "--policy", "vdnn-all", "--quiet",
-                    "--export-decisions", decisions)
+                    "--export", f"decisions:{decisions}")
             return {d["tensor"] for d in json.loads(decisions.read_text())["decisions"] if d["verb"] == "offload" and d["done"]}
 
         self.assertEqual(moved(self.SAVED) - {"x", "h", "y"}, set())

@@ -9,15 +9,16 @@ import pathlib
 import subprocess
 
 from harness import DirectoryTest, RECORDED, ROOT, SCHEMAS, Spillway, main
+from plan_test import step
 
 WORKLOAD = ("vgg16:32", "--memory", "50%", "--policy", "vdnn-all:algo=memory")
 JSON = ("--format", "json")
 
 
 class SchemasTest(DirectoryTest):
-    def written(self, name, *args, code=0):
-        path = self.directory / name
-        self.ok(*args, path, code=code)
+    def exported(self, kind, *args):
+        path = self.directory / f"{kind}.json"
+        self.ok("run", *args, "--export", f"{kind}:{path}")
         return path
 
     def documents(self):
@@ -25,19 +26,23 @@ class SchemasTest(DirectoryTest):
         yield "results", self.ok("run", *WORKLOAD, *JSON)
         yield "results", self.ok("compare", *WORKLOAD, "--policy", "liveness", *JSON)
         yield "explain", self.ok("run", *WORKLOAD, "--explain", *JSON)
-        trace = self.written("t.json", "run", *WORKLOAD, "--export-trace")
+        trace = self.exported("trace", *WORKLOAD)
         yield "chrome-trace", trace.read_text("utf-8")
         yield "manifest", pathlib.Path(f"{trace}.manifest.json").read_text("utf-8")
         yield "replay-run", self.ok("replay-run", f"{trace}.manifest.json", *JSON)
-        decisions = self.written("d.json", "run", *WORKLOAD, "--export-decisions")
+        decisions = self.exported("decisions", *WORKLOAD)
         yield "decisions", decisions.read_text("utf-8")
-        yield "plan", self.written("p.json", "run", "alexnet:8", "--memory", "50%", "--policy", "joint:effort=100",
-                                   "--export-plan").read_text("utf-8")
+        yield "plan", self.exported("plan", "alexnet:8", "--memory", "50%", "--policy",
+                                    "joint:effort=100").read_text("utf-8")
         yield "replay", self.ok("replay", decisions, "--allocator", "best-fit", *JSON)
         yield "limit", self.ok("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness",
                                *JSON)
         yield "fit", self.ok("fit", "alexnet:1", "--device", "k40c", *JSON)
         yield "fit-vary", self.ok("fit", "alexnet:1", "--device", "k40c", "--vary", "batch", *JSON)
+        plan = self.directory / "step-plan.json"
+        yield "step-plans", self.ok("plan", self.file("step.json", step()), "--memory", "320MiB", "--policy",
+                                    "joint:effort=300", "-o", plan, *JSON)
+        yield "step-plan", plan.read_text("utf-8")
         yield "columns", self.ok("list", "columns", *JSON)
         yield "ops", self.ok("list", "ops", *JSON)
         yield "doctor", self.ok("doctor", *JSON)
@@ -66,10 +71,10 @@ class SchemasTest(DirectoryTest):
 
     def test_refused_verbs_are_in_both_documents(self):
         # An iteration in which superneurons asks for a prefetch that has no room.
-        run = ("run", "googlenet:32", "--memory", "20%", "--policy", "superneurons")
-        explained = self.ok(*run, "--explain", *JSON)
+        args = ("googlenet:32", "--memory", "20%", "--policy", "superneurons")
+        explained = self.ok("run", *args, "--explain", *JSON)
         self.conforms(explained, "explain")
-        decisions = self.written("d.json", *run, "--export-decisions").read_text("utf-8")
+        decisions = self.exported("decisions", *args).read_text("utf-8")
         self.conforms(decisions, "decisions")
         refused = [(decision["verb"], decision["refusal"]) for decision in json.loads(decisions)["decisions"]
                    if not decision.get("done", True)]

@@ -64,7 +64,7 @@ class GridTest(SweepTest):
         self.conforms(self.export(form="json"), "results")
 
     def test_every_axis_reaches_the_run(self):
-        self.ok("sweep", "alexnet:4", "--preset", "torch,vdnn", "--mode", "training,inference",
+        self.ok("sweep", "alexnet:4,preset={torch,vdnn},mode={training,inference}",
                 "--device", "a100,h200:link={1,2}", "--allocator", "best-fit,first-fit", "--cost", "roofline",
                 "--pool", "peer:size={1,2}GiB,in=20GB/s,out=20GB/s", "--policy", "vdnn-all:algo=memory",
                 "-o", self.store)
@@ -135,8 +135,8 @@ class GridTest(SweepTest):
                 ("did you mean 'alexnet'?", ("alexnt:{1,2}",)),
                 ("did you mean 'torch'?", ("alexnet:1", "--policy", "torch,torh")),
                 ("did you mean 'a100'?", ("alexnet:1", "--device", "h200,a1000")),
-                ("unknown preset 'torh'", ("alexnet:1", "--preset", "torh")),
-                ("unknown mode 'traning'", ("alexnet:1", "--mode", "traning")),
+                ("unknown preset 'torh'", ("alexnet:1,preset=torh",)),
+                ("unknown mode 'traning'", ("alexnet:1,mode=traning",)),
                 ("unknown backend 'cuda' (valid: sim, cpu)", ("alexnet:1", "--backend", "sim,cuda")),
                 ("memory: '30%,,50%' has an empty place", ("alexnet:1", "--memory", "30%,,50%")),
                 ("'0/4' is no shard", ("alexnet:1", "--shard", "0/4")),
@@ -315,8 +315,8 @@ class ModelVersionTest(SweepTest):
     }
 
     def test_results_change_with_the_version_of_the_model(self):
-        self.ok("sweep", "alexnet:64", "resnet18:16", "inception-v4:4", "--device", "a100,h200,titan_x_maxwell",
-                "--preset", "torch,vdnn", "--allocator", "best-fit,pytorch", "--memory", "40%,90%",
+        self.ok("sweep", "{alexnet:64,resnet18:16,inception-v4:4},preset={torch,vdnn}", "--device",
+                "a100,h200,titan_x_maxwell", "--allocator", "best-fit,pytorch", "--memory", "40%,90%",
                 "-o", self.store)
         rows = list(csv.DictReader(io.StringIO(self.export())))
         self.assertEqual(len(rows), 1512)

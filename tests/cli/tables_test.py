@@ -58,7 +58,7 @@ class EveryVerbTest(TablesTest):
         """Returns a command of each verb that takes --format."""
         decisions, trace, store, sweep = (self.directory / name for name in
                                           ("d.json", "t.json", "s.sqlite", "r.sqlite"))
-        self.ok("run", "alexnet:1", "--export-decisions", decisions, "--export-trace", trace)
+        self.ok("run", "alexnet:1", "--export", f"decisions:{decisions}", "--export", f"trace:{trace}")
         self.ok("store", "import", store, RECORDED / "h200/alexnet-128.json.zst")
         self.ok("sweep", "alexnet:{1,2}", "--policy", "torch", "-o", sweep, "--quiet")
         recording = ROOT / "tests/testing/recordings/pytorch/resnet50-b32"

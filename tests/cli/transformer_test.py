@@ -20,7 +20,7 @@ from harness import CommandTest, ROOT, Spillway, main
 
 GPT = "gpt(16,2,4,30)@9:3"
 LLAMA = "llama(16,2,4,2,24,30)@9:3"
-IN_PARTS = ("--accumulate", "2", "--clip-norm", "0.1", "--loss-chunks", "3")
+IN_PARTS = ("accumulate=2", "clip-norm=0.1", "loss-chunks=3")
 # What each policy does with a small transformer in 70 % of the memory, or says.
 FITS, TOO_LARGE = "ok", "oom"
 POLICIES = {
@@ -38,10 +38,10 @@ class TransformerTest(CommandTest):
     def test_the_same_bits_under_every_policy(self):
         for workload in (GPT, LLAMA):
             for attention, *parts in (("fused",), ("math",), ("fused", *IN_PARTS)):
+                asked = ",".join((workload, f"attention={attention}", "optimizer=adamw", *parts))
                 digests = set()
                 for policy in ("liveness", "vdnn-all", "vdnn-conv", "superneurons", "mxnet", "capuchin"):
-                    text = self.ok("run", workload, "--attention", attention, "--optimizer", "adamw", *parts, "--backend",
-                                   "cpu", "--iterations", "3", "--policy", policy, "--memory", policy, "--format", "json")
+                    text = self.ok("run", asked, "--backend", "cpu", "--iterations", "3", "--policy", policy, "--memory", policy, "--format", "json")
                     (row,) = self.conforms(text, "results")["rows"]
                     digests.add((row["loss"], row["weights_digest"]))
                     self.assertEqual(row["attention"], attention)
@@ -51,7 +51,7 @@ class TransformerTest(CommandTest):
     @unittest.skipUnless(os.environ.get("SPILLWAY_WHOLE_ZOO"), "takes minutes")
     def test_gpt2_has_the_same_bits_under_three_policies(self):
         for parts in ((), IN_PARTS):
-            rows = [json.loads(self.ok("run", "gpt2@64:2", *parts, "--backend", "cpu", "--iterations", "1", "--policy", policy,
+            rows = [json.loads(self.ok("run", ",".join(("gpt2@64:2", *parts)), "--backend", "cpu", "--iterations", "1", "--policy", policy,
                                        "--memory", policy, "--format", "json"))["rows"][0]
                     for policy in ("liveness", "vdnn-all", "mxnet")]
             self.assertEqual(len({row["weights_digest"] for row in rows}), 1, parts)
@@ -88,7 +88,7 @@ class TransformerTest(CommandTest):
         self.assertNotEqual(lines[0], plain)
         self.assertEqual(plain, re.search("loss .*", self.ok("run", GPT.replace(")", ",dropout=0)"), "--backend", "cpu",
                                                              "--iterations", "2"))[0])
-        inference = self.ok("trace", "build", gpt, "--mode", "inference")
+        inference = self.ok("trace", "build", gpt + ",mode=inference")
         self.assertNotIn('"dropout.fwd"', inference)
         for ratio in ("1", "-0.1", "x", "0.1)(", ""):
             self.fails(2, "the ratio of dropout is not a number from 0 and less than 1", "run",
@@ -106,12 +106,12 @@ class TransformerTest(CommandTest):
             self.assertEqual(len({row["workload"] for row in json.loads(text)["rows"]}), 9)
 
     def test_attention_in_three_ops_holds_the_probabilities(self):
-        peaks = [self.rows(GPT.replace("@9", "@99"), "--attention", kind, "--policy", "liveness")[0]["peak_requested_bytes"]
+        peaks = [self.rows(GPT.replace("@9", "@99") + f",attention={kind}", "--policy", "liveness")[0]["peak_requested_bytes"]
                  for kind in ("fused", "math")]
         self.assertGreater(peaks[1] - peaks[0], 2 * 3 * 4 * 99 * 99 * 4)
 
     def test_bf16_needs_less_time_and_memory(self):
-        rows = {precision: self.rows("gpt2@256:4", "--precision", precision, "--policy", "liveness")[0]
+        rows = {precision: self.rows(f"gpt2@256:4,precision={precision}", "--policy", "liveness")[0]
                 for precision in ("fp32", "tf32", "bf16")}
         self.assertEqual([row["arithmetic"] for row in rows.values()], ["fp32", "tf32", "bf16"])
         self.assertGreater(rows["fp32"]["iteration_ms"], rows["tf32"]["iteration_ms"])
@@ -120,8 +120,8 @@ class TransformerTest(CommandTest):
         self.assertGreater(rows["fp32"]["peak_requested_bytes"], 1.5 * rows["bf16"]["peak_requested_bytes"])
 
     def test_micro_batches_hold_the_activations_of_one(self):
-        whole, parts = (self.rows(f"gpt(64,2,4,100)@64:{batch}", *options, "--policy", "liveness")[0]
-                        for batch, options in ((8, ()), (2, ("--accumulate", "4"))))
+        whole, parts = (self.rows(f"gpt(64,2,4,100)@64:{batch}", "--policy", "liveness")[0]
+                        for batch in ("8", "2,accumulate=4"))
         self.assertEqual((whole["batch"], parts["batch"], parts["accumulate"]), (8, 8, "4"))
         self.assertNotIn("accumulate", whole)
         self.assertGreater(whole["peak_requested_bytes"], 2 * parts["peak_requested_bytes"])
@@ -129,8 +129,8 @@ class TransformerTest(CommandTest):
 
     def test_a_loss_in_chunks_does_not_hold_all_logits(self):
         network, logits = "gpt(16,1,2,5000)@64:4", 4 * 64 * 5000 * 4
-        peaks = [self.rows(network, *options, "--policy", "liveness")[0]["peak_requested_bytes"]
-                 for options in ((), ("--loss-chunks", "2"), ("--loss-chunks", "8"))]
+        peaks = [self.rows(network + options, "--policy", "liveness")[0]["peak_requested_bytes"]
+                 for options in ("", ",loss-chunks=2", ",loss-chunks=8")]
         # At the peak, scores and probabilities are alive, or probabilities and their gradient.
         self.assertAlmostEqual(peaks[0] - peaks[1], 2 * logits / 2, delta=logits / 10)
         self.assertAlmostEqual(peaks[0] - peaks[2], 2 * logits * 7 / 8, delta=logits / 10)
@@ -138,21 +138,20 @@ class TransformerTest(CommandTest):
     def test_options_of_training_are_axes_of_a_sweep(self):
         with tempfile.TemporaryDirectory() as directory:
             store = pathlib.Path(directory) / "s.sqlite"
-            self.ok("sweep", "gpt2@64:2", "--policy", "liveness", "--accumulate", "1,2", "--clip-norm", "0.5,1",
-                    "--loss-chunks", "4", "-o", store, "--quiet")
+            self.ok("sweep", "gpt2@64:2,accumulate={1,2},clip-norm={0.5,1},loss-chunks=4", "--policy", "liveness", "-o", store,
+                    "--quiet")
             rows = json.loads(self.ok("sweep", "export", store, "--format", "json"))["rows"]
             self.assertEqual(sorted((row["accumulate"], row["clip_norm"], row["loss_chunks"]) for row in rows),
                              [("1", "0.5", "4"), ("1", "1", "4"), ("2", "0.5", "4"), ("2", "1", "4")])
 
     def test_recorded_tables_are_those_of_the_precision(self):
         for precision, attention in (("fp32", "math"), ("bf16", "fused")):
-            (row,) = self.rows("gpt2@1024:8", "--precision", precision, "--attention", attention, "--optimizer", "adamw",
-                               "--device", "h200", "--policy", "liveness")
+            (row,) = self.rows(f"gpt2@1024:8,precision={precision},attention={attention},optimizer=adamw", "--device", "h200", "--policy", "liveness")
             self.assertTrue(row["cost"].startswith("recorded on NVIDIA H200"), row["cost"])
             self.assertEqual(row["arithmetic"], precision)
 
     def test_inference_needs_less(self):
-        training, inference = (self.rows(LLAMA, "--mode", mode, "--policy", "liveness")[0] for mode in ("training", "inference"))
+        training, inference = (self.rows(f"{LLAMA},mode={mode}", "--policy", "liveness")[0] for mode in ("training", "inference"))
         self.assertGreater(training["peak_requested_bytes"], inference["peak_requested_bytes"])
 
     def test_the_comparison_of_policies(self):
@@ -173,9 +172,8 @@ class TransformerTest(CommandTest):
             program = pathlib.Path(directory) / "program"
             program.write_text("""#!/bin/sh
 case "$*" in
-  "validate a:1 --precision fp32"*" --attention math") row=1,2 ;;
-  "validate a:1 --precision bf16"*"--attention"*) exit 3 ;;
-  "validate a:1 --precision bf16"*) row=3,4 ;;
+  "validate a:1,optimizer=adamw,precision=fp32,attention=math "*) row=1,2 ;;
+  "validate a:1,optimizer=adamw,precision=bf16 "*) row=3,4 ;;
   *) exit 5 ;;
 esac
 echo "workload,predicted_iteration_ms,measured_iteration_ms
@@ -191,13 +189,15 @@ a:1,$row"
     def test_the_check_of_digests(self):
         script = ROOT / "experiments/evidence/transformers/check_digests"
 
+        asked = f"{GPT},optimizer=adamw"
+
         def check(program, *args):
-            result = subprocess.run([sys.executable, script, program, GPT, "--backend", "cpu", "--memory", "70%", *args],
+            result = subprocess.run([sys.executable, script, program, asked, "--backend", "cpu", "--memory", "70%", *args],
                                     capture_output=True, text=True, check=False)
             return result.returncode, result.stdout.splitlines()[1:]
 
-        self.assertEqual(check(Spillway.path, "--policies", "vdnn-all,torch", "--optimizer", "adamw"),
-                         (0, [f"{GPT} vdnn-all 70%: equal", f"{GPT} torch 70%: oom"]))
+        self.assertEqual(check(Spillway.path, "--policies", "vdnn-all,torch"),
+                         (0, [f"{asked} vdnn-all 70%: equal", f"{asked} torch 70%: oom"]))
         self.assertEqual(check(Spillway.path, "--policies", "torch")[0], 1)  # none ran
         code, (line,) = check(Spillway.path, "--policies", "nope")
         self.assertEqual(code, 1)
@@ -210,15 +210,15 @@ echo '{"rows": [{"status": "ok", "weights_digest": "'"$(echo "$2" | cut -c1)"'"}
 """, encoding="utf-8")
             other.chmod(0o755)
             self.assertEqual(check(other, "--policies", "lru,mxnet"),
-                             (1, [f"{GPT} lru 70%: equal", f"{GPT} mxnet 70%: differs: m"]))
+                             (1, [f"{asked} lru 70%: equal", f"{asked} mxnet 70%: differs: m"]))
 
     def test_bf16_on_the_cpu_is_near_fp32(self):
         for workload in (GPT, LLAMA):
-            for options in (("--optimizer", "adamw"), ("--attention", "math")):
+            for options in ("optimizer=adamw", "attention=math"):
                 rows = {}
                 for precision in ("fp32", "bf16"):
                     for policy in ("liveness", "vdnn-all", "mxnet"):
-                        text = self.ok("run", workload, *options, "--precision", precision, "--backend", "cpu", "--iterations",
+                        text = self.ok("run", f"{workload},{options},precision={precision}", "--backend", "cpu", "--iterations",
                                        "3", "--policy", policy, "--memory", policy, "--format", "json")
                         (row,) = json.loads(text)["rows"]
                         rows.setdefault(precision, set()).add((row["loss"], row["weights_digest"]))
@@ -230,32 +230,33 @@ echo '{"rows": [{"status": "ok", "weights_digest": "'"$(echo "$2" | cut -c1)"'"}
     def test_wrong_input(self):
         self.fails(3, "layer 'h0.attn': a width of 10 does not divide into 4 heads", "run", "gpt(10,1,4,5):1")
         self.fails(3, "a width of 4 does not divide into 8 heads", "run", "gpt(4,1,8,5):1")
-        self.fails(3, "the CPU backend computes in fp32 and bf16 only", "run", GPT, "--precision", "tf32", "--backend", "cpu")
+        self.fails(3, "the CPU backend computes in fp32 and bf16 only", "run", f"{GPT},precision=tf32", "--backend", "cpu")
         self.fails(2, "expected gpt(width,layers,heads,vocabulary)", "run", "gpt(10,1,5):1")
         self.fails(2, "the length '0' is not a whole number", "run", "gpt2@0:1")
         self.fails(2, "built in are bert-base, bert-large", "run", "bert-huge:1")
-        self.fails(2, "fused", "run", GPT, "--attention", "flash")
-        self.fails(2, "adamw", "run", GPT, "--optimizer", "lion")
-        self.fails(2, "needs another preset", "run", GPT, "--optimizer", "adam", "--preset", "vdnn")
+        self.fails(2, "fused", "run", f"{GPT},attention=flash")
+        self.fails(2, "adamw", "run", f"{GPT},optimizer=lion")
+        self.fails(2, "needs another preset", "run", f"{GPT},optimizer=adam,preset=vdnn")
         with tempfile.TemporaryDirectory() as directory:
             trace = pathlib.Path(directory) / "gpt.json"
-            self.ok("trace", "build", GPT, "--attention", "math", "-o", trace)
+            self.ok("trace", "build", f"{GPT},attention=math", "-o", trace)
             self.ok("run", trace, "--policy", "liveness")
-            self.fails(2, "is a trace file", "run", trace, "--attention", "fused")
-            self.fails(2, "is a trace file", "run", trace, "--loss-chunks", "2")
+            for option in ("attention=fused", "loss-chunks=2"):
+                self.fails(2, "is for networks that spillway builds", "run", f"{trace},{option}")
 
     def test_wrong_options_of_training(self):
-        for option in ("--accumulate", "--loss-chunks"):
+        for option in ("accumulate", "loss-chunks"):
             for text in ("0", "-1", "1.5", "70000", "x"):
-                self.fails(2, f"'{text}' is not a whole number from 1 to 65536", "run", GPT, f"{option}={text}")
+                self.fails(2, f"'{text}' is not a whole number from 1 to 65536", "run", f"{GPT},{option}={text}")
         for text in ("0", "-1", "inf", "nan", "x"):
-            self.fails(2, f"clip-norm: '{text}' is not a positive number", "run", GPT, f"--clip-norm={text}")
-        self.fails(2, "a batch of 3 with 9 tokens each has 27; expected 1 to 27 chunks", "run", GPT, "--loss-chunks", "28")
+            self.fails(2, f"clip-norm: '{text}' is not a positive number", "run", f"{GPT},clip-norm={text}")
+        self.fails(2, "a batch of 3 with 9 tokens each has 27; expected 1 to 27 chunks", "run", f"{GPT},loss-chunks=28")
         for workload in ("vgg16:2", "vit-b16:1"):
-            self.fails(2, "such as gpt2, bert-base and llama-1b", "run", workload, "--loss-chunks", "2")
-        for option, value in zip(IN_PARTS[::2], IN_PARTS[1::2]):
-            self.fails(2, f"{option[2:]}: the preset 'vdnn' updates", "run", GPT, option, value, "--preset", "vdnn")
-            self.fails(2, f"{option[2:]}: the option is for training", "run", GPT, option, value, "--mode", "inference")
+            self.fails(2, "such as gpt2, bert-base and llama-1b", "run", f"{workload},loss-chunks=2")
+        for option in IN_PARTS:
+            name = option.partition("=")[0]
+            self.fails(2, f"{name}: the preset 'vdnn' updates", "run", f"{GPT},{option},preset=vdnn")
+            self.fails(2, f"{name}: the option is for training", "run", f"{GPT},{option},mode=inference")
 
 
 if __name__ == "__main__":

@@ -53,9 +53,6 @@ SEVERAL = {
     # All verbs with a grid share its options.
     "sweep plan grid": (NETWORKS, (*LIVENESS, *STORE)),
     **{f"sweep plan --{name}": (values, ("alexnet:2", *LIVENESS, *STORE)) for name, values in (
-        ("preset", ("torch", "vdnn")), ("mode", ("training", "inference")), ("host", ("plain", "none")),
-        ("attention", ("fused", "math")), ("optimizer", ("sgd", "adam")), ("precision", ("fp32", "tf32")),
-        ("accumulate", ("1", "2", "4")), ("clip-norm", ("0.5", "1")), ("loss-chunks", ("1", "2")),
         ("device", DEVICES), ("pool", POOLS), ("cost", ("auto", "roofline")), ("allocator", ALLOCATORS),
         ("compress", ("all:density=0.4,codec=csr", "hidden:density=0.4")), ("backend", ("sim", "cpu")), ("memory", MEMORIES),
         ("timeout", ("60s", "600s")))},
@@ -63,7 +60,7 @@ SEVERAL = {
 }
 GRIDS = ("sweep", "sweep submit", "validate")
 # Values of these are taken as they are.
-VERBATIM = {"help verb", "sweep submit --slurm-option"}
+VERBATIM = {"help verb", "sweep submit --slurm-option", "run --export", "replay --export", "validate --export"}
 
 
 class ValuesTest(CommandTest):

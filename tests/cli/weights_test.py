@@ -16,7 +16,7 @@ import tempfile
 from harness import CommandTest, main, run
 
 NETWORK = "densenet(2,2,2,2,k=8)@64:1"
-RUN = ("run", NETWORK, "--mode", "inference")
+RUN = ("run", f"{NETWORK},mode=inference")
 CPU = ("--backend", "cpu")
 
 
@@ -37,7 +37,7 @@ class Files(CommandTest):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.directory = pathlib.Path(scratch.name)
-        self.trace = json.loads(self.ok("trace", "build", NETWORK, "--mode", "inference"))
+        self.trace = json.loads(self.ok("trace", "build", f"{NETWORK},mode=inference"))
         self.draw = random.Random(5)
         self.weights = {tensor["name"]: (tensor["shape"], self.contents(tensor))
                         for tensor in self.trace["tensors"]
@@ -136,7 +136,7 @@ class WeightsTest(Files):
 
 
 class ExportTest(CommandTest):
-    GPT = ("run", "gpt(8,1,2,256)@5:2", *CPU, "--optimizer", "adamw")
+    GPT = ("run", "gpt(8,1,2,256)@5:2,optimizer=adamw", *CPU)
 
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
@@ -145,19 +145,20 @@ class ExportTest(CommandTest):
         self.text = self.directory / "text"
         self.text.write_bytes(bytes(range(20)))  # two batches
 
-    def digest(self, *args):
-        return re.search("weights (.*)", self.ok(*self.GPT, "--text", self.text, *args))[1]
+    def digest(self, *args, mode="training"):
+        verb, workload, *backend = self.GPT
+        return re.search("weights (.*)", self.ok(verb, f"{workload},mode={mode}", *backend, "--text", self.text, *args))[1]
 
     def test_training_goes_on_from_exported_weights(self):
         for policy in ("liveness", "vdnn-all"):
             path = self.directory / f"{policy}.safetensors"
-            self.digest("--iterations", "2", "--policy", policy, "--memory", policy, "--export-weights", path)
+            self.digest("--iterations", "2", "--policy", policy, "--memory", policy, "--export", f"weights:{path}")
             self.assertEqual(self.digest("--iterations", "3", "--weights", path), self.digest("--iterations", "5"))
 
     def test_weights_of_inference_are_those_that_were_given(self):
         first, second = (self.directory / name for name in ("1", "2"))
-        self.digest("--mode", "inference", "--export-weights", first)
-        self.digest("--mode", "inference", "--weights", first, "--export-weights", second)
+        self.digest("--export", f"weights:{first}", mode="inference")
+        self.digest("--weights", first, "--export", f"weights:{second}", mode="inference")
         self.assertEqual(first.read_bytes(), second.read_bytes())
 
     def test_a_text_gives_tokens_and_the_next_ones_as_labels(self):
@@ -175,13 +176,13 @@ class ExportTest(CommandTest):
         fails = self.fails
         fails(2, "--text cannot be given with --images", *self.GPT, "--text", self.text, "--images", self.text)
         fails(2, "only with --backend cpu or cuda", "run", "gpt(8,1,2,256):1", "--text", self.text)
-        fails(2, "only with --backend cpu or cuda", "run", "gpt(8,1,2,256):1", "--export-weights", self.directory / "w")
+        fails(2, "only with --backend cpu or cuda", "run", "gpt(8,1,2,256):1", "--export", f"weights:{self.directory}/w")
         fails(3, "byte 10 is 10, but the vocabulary of gpt(8,1,2,10):1 has only 10 tokens", "run", "gpt(8,1,2,10):1", *CPU,
               "--text", self.text)
         fails(3, "reads images, not text", "run", NETWORK, *CPU, "--text", self.text)
         self.text.write_bytes(b"")
         fails(3, "the file is empty", *self.GPT, "--text", self.text)
-        fails(3, "cannot write", *self.GPT, "--export-weights", self.directory / "none" / "w")
+        fails(3, "cannot write", *self.GPT, "--export", f"weights:{self.directory}/none/w")
 
 
 class OnTheGpu(Files):

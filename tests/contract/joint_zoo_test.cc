@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "policies/registry.h"

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/prepare.h"

@@ -324,7 +324,7 @@ class OutOfTreeTest(unittest.TestCase):
             args = ["run", "googlenet:16", "--memory", "2GiB", "--check", "--policy", self.GOOD, "--explain",
                     "--format", "json", *mode]
             for name, file in zip(exports, files):
-                args += [f"--export-{name}", file]
+                args += ["--export", f"{name}:{file}"]
             result = self.run_spillway(*args)
             self.assertIn("no violation", result.stderr)
             written.append([result.returncode, result.stdout,

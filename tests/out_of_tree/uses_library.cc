@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 
 int main() {

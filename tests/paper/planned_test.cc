@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/prepare.h"

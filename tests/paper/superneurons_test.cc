@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/run.h"
 #include "policies/parts/superneurons_steps.h"

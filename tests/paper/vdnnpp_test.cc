@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/run.h"

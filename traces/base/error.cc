@@ -32,7 +32,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Returns the words of a name: "--export-trace" has the words "export" and "trace".
+// Returns the words of a name: "--drain-seed" has the words "drain" and "seed".
 std::vector<std::string_view> Words(std::string_view name) {
   std::vector<std::string_view> words;
   for (size_t at = 0; (at = name.find_first_not_of("-_", at)) != std::string_view::npos;) {

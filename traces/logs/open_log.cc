@@ -34,7 +34,7 @@ std::unique_ptr<MemoryLog> ParseMemoryLog(std::string contents, const std::strin
   throw InputError(
       origin +
       ": unknown format (valid: a PyTorch memory snapshot, the JSON of spillway run "
-      "--export-decisions, CSV with the columns Action,Pointer,Size,Stream of RMM, CSV with the "
+      "--export decisions, CSV with the columns Action,Pointer,Size,Stream of RMM, CSV with the "
       "columns id,lower,upper,size)");
 }
 

@@ -13,7 +13,7 @@
 namespace spillway {
 
 // Opens a log. Its contents determine its format: a pickle is a PyTorch memory snapshot, JSON is a
-// file of `spillway run --export-decisions`, and the header of a CSV file tells RMM logs from
+// file of `spillway run --export decisions`, and the header of a CSV file tells RMM logs from
 // static problems. `device` selects one of a snapshot's devices; without it only one device may
 // have events. Throws `InputError`.
 std::unique_ptr<MemoryLog> OpenMemoryLog(const std::filesystem::path& path,

@@ -5,7 +5,7 @@
 //              ignored, and so are free records of null pointers.
 //   static     id,lower,upper,size  each block lives in [lower, upper); at equal times frees come
 //              first, then allocations in the order of the file
-//   decisions  the JSON of `spillway run --export-decisions`: its device placements
+//   decisions  the JSON of `spillway run --export decisions`: its device placements
 
 #ifndef SPILLWAY_TRACES_LOGS_TEXT_LOGS_H_
 #define SPILLWAY_TRACES_LOGS_TEXT_LOGS_H_

@@ -366,7 +366,7 @@ as it is. "knee" marks the budget from which less memory costs much more time.
     python3 -m spillway_torch explain resnet50 --batch 32
 
 --export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them. Policies may move
-what a plan in PyTorch can move, so that `spillway_torch.read_plan` carries out the plans of `spillway run --export-plan`.
+what a plan in PyTorch can move, so that `spillway_torch.read_plan` carries out the plans of `spillway run --export plan`.
 
 The step runs twice, with all saved tensors on the host, so that it need not fit as it is; the second time is explained. A step
 that also updates the weights counts its optimizer's state. On a GPU, times are measured; those of a CPU are estimates.

@@ -132,7 +132,7 @@ class FilesTest(unittest.TestCase):
 
     def test_the_package_runs_a_plan_of_the_program(self):
         want = self.stepping.steps()
-        row = self.result("joint", "--export-plan", "plan.json")
+        row = self.result("joint", "--export", "plan:plan.json")
         plan = read_plan(self.file, self.record())
         self.assertGreater(len(plan.actions), 0)
         self.assertLessEqual(plan.peak, self.budget)
@@ -144,7 +144,7 @@ class FilesTest(unittest.TestCase):
         want = self.stepping.steps()
         for policy in ("dtr", "capuchin", "vdnnpp", "superneurons"):
             with self.subTest(policy):
-                row = self.result(policy, "--export-decisions", "plan.json")
+                row = self.result(policy, "--export", "decisions:plan.json")
                 plan = read_plan(self.file, self.record(), "1GiB")
                 self.assertGreater(len(plan.actions), 0)
                 self.assertAlmostEqual(row["iteration_ms"] / 1e3 / plan.seconds, 1, delta=0.06)
@@ -179,7 +179,7 @@ class FilesTest(unittest.TestCase):
                 (lambda d: d.pop("memory_bytes"), "does not say how much memory"),
                 (lambda d: d.update(memory_bytes=1000), "bytes under the plan, which may take 1,000"),
                 (lambda d: d.update(memory_bytes="much"), "memory 'much'"),
-                (lambda d: d.update(policy="dtr"), "the policy dtr decides in its place: give the file of --export-decisions"),
+                (lambda d: d.update(policy="dtr"), "the policy dtr decides in its place: give the file of --export decisions"),
                 (lambda d: d.update(micro="all"), "micro-batches")):
             data = plan_object(plan)
             change(data)

@@ -116,7 +116,7 @@ class RecordTest(unittest.TestCase):
             self.assertEqual(fit.returncode, 0, fit.stderr)
             self.assertIn("layers.*", fit.stdout)
             decisions = pathlib.Path(folder) / "decisions.csv"
-            self.assertEqual(program("run", path, "--policy", "as-recorded", "--device", "h100", "--export-decisions", decisions)
+            self.assertEqual(program("run", path, "--policy", "as-recorded", "--device", "h100", "--export", f"decisions:{decisions}")
                              .returncode, 0)
             self.assertEqual(program("replay", decisions).returncode, 0)
 

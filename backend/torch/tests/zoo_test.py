@@ -142,8 +142,8 @@ class ZooTest(unittest.TestCase):
             weights, images = (pathlib.Path(directory) / name for name in ("w.safetensors", "i.safetensors"))
             save_file({name: p.detach().clone() for name, p in model.p.items()}, weights)
             save_file({"tokens": tokens.int(), "labels": labels.int()}, images)
-            result = subprocess.run([SPILLWAY, "run", model.name, "--backend", "cpu", "--optimizer", optimizer, "--attention",
-                                     attention, "--weights", weights, "--images", images, "--iterations", str(steps)],
+            result = subprocess.run([SPILLWAY, "run", f"{model.name},optimizer={optimizer},attention={attention}", "--backend",
+                                     "cpu", "--weights", weights, "--images", images, "--iterations", str(steps)],
                                     capture_output=True, text=True, check=False)
             self.assertEqual(result.returncode, 0, result.stderr)
             return float(re.search(r"loss (\S+) after", result.stdout)[1])
@@ -192,8 +192,8 @@ class WeightsTest(unittest.TestCase):
                 save_file(contents(model), theirs)
                 save_file({"tokens": tokens.int(), "labels": labels.int()}, images)
                 self.assertEqual(spillway_torch(["weights", theirs, "-o", ours]), 0)
-                result = subprocess.run([SPILLWAY, "run", name, "--backend", "cpu", "--optimizer", "adamw", "--weights", ours,
-                                         "--images", images, "--iterations", str(STEPS), "--export-weights", trained],
+                result = subprocess.run([SPILLWAY, "run", f"{name},optimizer=adamw", "--backend", "cpu", "--weights", ours,
+                                         "--images", images, "--iterations", str(STEPS), "--export", f"weights:{trained}"],
                                         capture_output=True, text=True, check=False)
                 self.assertEqual(result.returncode, 0, result.stderr)
                 rule = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
@@ -251,22 +251,21 @@ class ComparisonTest(unittest.TestCase):
     """The models of scripts/compare_pytorch.py compute what `spillway` does."""
 
     def test_losses_and_parameters(self):
-        for name, options in ((Gpt.name, ["--optimizer=adamw"]), (Llama.name, ["--attention=math", "--optimizer=adam"]),
-                              (Llama.name, [])):
+        for name, options in ((Gpt.name, ",optimizer=adamw"), (Llama.name, ",attention=math,optimizer=adam"), (Llama.name, "")):
             with self.subTest(model=name, options=options), tempfile.TemporaryDirectory() as directory:
-                trainer = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(SPILLWAY, name, options), "eager", "cpu")
+                trainer = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(SPILLWAY, name + options), "eager", "cpu")
                 model = {Gpt.name: Gpt, Llama.name: Llama}[name]()
                 self.assertEqual(sum(p.numel() for p in trainer.parameters.values()), sum(p.numel() for p in model.p.values()))
                 weights, images = (os.path.join(directory, file) for file in "12")
-                short = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(
-                    SPILLWAY, name, [*options, "--precision=bf16"]), "eager", "cpu")
+                short = compare_pytorch.Trainer(torch, compare_pytorch.load_plan(SPILLWAY, f"{name}{options},precision=bf16"),
+                                                "eager", "cpu")
                 self.assertIn(torch.bfloat16, {p.dtype for p in short.parameters.values()})
                 losses = {}
                 for precision, trained, delta in (("fp32", trainer, 1e-5), ("bf16", short, 2e-3)):
                     save_file({name: value.detach().clone() for name, value in trained.parameters.items()}, weights)
                     save_file({"labels" if name == "labels" else "x": value.int() for name, value in trained.data.items()}, images)
                     losses[precision] = [trained.iterate().item() for _ in range(3)]
-                    result = subprocess.run([SPILLWAY, "run", name, *options, "--precision", precision, "--backend", "cpu",
+                    result = subprocess.run([SPILLWAY, "run", f"{name}{options},precision={precision}", "--backend", "cpu",
                                              "--iterations", "3", "--weights", weights, "--images", images],
                                             capture_output=True, text=True, check=True)
                     self.assertAlmostEqual(float(re.search(r"loss (\S+) after", result.stdout)[1]), losses[precision][-1],

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "experiments/run/pattern.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
@@ -39,8 +40,14 @@ std::string Unexpected(const std::vector<std::string>& words, const Command& com
     names.insert(names.end(), option.names.begin(), option.names.end());
   }
   for (const std::string& word : words) {
-    if (word.starts_with('-'))
-      return UnknownName("option", word.substr(0, word.find('=')), options);
+    if (!word.starts_with('-')) continue;
+    const std::string name = word.substr(0, word.find('='));
+    for (const WorkloadOption& option : WorkloadOptions()) {
+      if (name != fmt::format("--{}", option.name)) continue;
+      return fmt::format("unknown option '{}': it is part of a workload's text, WORKLOAD,{}=VALUE",
+                         name, option.name);
+    }
+    return UnknownName("option", name, options);
   }
   return fmt::format(
       "'{}' is one argument too many for {} (valid: {})", words.front(), path,
@@ -104,13 +111,20 @@ Option& Option::Needs(const Option& other) {
 
 Option& Option::OnlyFor(const Option& other, Texts values) {
   Help(fmt::format("{}: {}", fmt::join(values, ", "), help));
-  conflict = [&other, values = std::move(values)] {
-    return std::ranges::count(values, other.value) > 0
-               ? std::string()
-               : fmt::format("has no meaning with {0} {1}, only with {0} {2}", other.name(),
-                             other.value, fmt::join(values, " or "));
-  };
+  conflict = [&other, values = std::move(values)] { return other.Lacks(values); };
   return *this;
+}
+
+std::string Option::Lacks(const Texts& values) const {
+  if (std::ranges::count(values, value) > 0) return "";
+  return fmt::format("has no meaning with {0} {1}, only with {0} {2}", name(), value,
+                     fmt::join(values, " or "));
+}
+
+std::string Option::FileProblem(const std::string& path) {
+  return path.empty()  ? "the name of the file is empty"
+         : path == "-" ? "only --output takes - for standard output"
+                       : "";
 }
 
 Command::Command(std::string own_name, std::string own_help)
@@ -163,11 +177,7 @@ Option& Command::Flag(const std::string& names, bool& value, const std::string& 
 }
 
 Option& Command::File(const std::string& names, std::string& value, const std::string& text) {
-  return Text(names, value, text).Type("FILE").Check([](const std::string& path) {
-    return path.empty()  ? "the name of the file is empty"
-           : path == "-" ? "only --output takes - for standard output"
-                         : "";
-  });
+  return Text(names, value, text).Type("FILE").Check(Option::FileProblem);
 }
 
 Option& Command::Whole(const std::string& names, std::optional<uint64_t> initial, Range range,

@@ -64,6 +64,12 @@ struct Option {
   Option& Needs(const Option& other);
   // The option cannot be given unless the other one has one of the values, which open the help.
   Option& OnlyFor(const Option& other, Texts values);
+
+  // Returns the problem with what needs one of the values of this option, or an empty text if the
+  // option has one of them.
+  std::string Lacks(const Texts& values) const;
+  // Returns the problem with the path of a file, which is neither empty nor "-".
+  static std::string FileProblem(const std::string& path);
 };
 
 // The program or one of its verbs. A command without `Runs` needs one of its verbs.

@@ -28,7 +28,7 @@ std::string OptionRow(const Option& option, size_t width) {
   std::string name = fmt::format("{}", fmt::join(option.names, ", "));
   std::string text = option.Description();
   if (!option.type.empty() && !option.is_argument()) {
-    name += " " + (option.choices.empty() ? option.type : "WORD");
+    name += " " + (option.type.starts_with('{') ? "WORD" : option.type);
   }
   if (option.several) name += " ...";
   if (!option.initial.empty()) text += fmt::format(" (default: {})", option.initial);

@@ -16,6 +16,8 @@
 #include <utility>
 
 #include "experiments/cli/frame/commit.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/isolation.h"
 #include "policies/plugin/library.h"
 #include "traces/base/error.h"
@@ -206,7 +208,7 @@ void RemarkTraining(const std::vector<std::string>& policies, const Session& ses
     return PolicyChoice(policy).spec().plugin.empty() && library.Traits(policy).for_inference;
   });
   if (misused.empty()) return;
-  session.Remark(fmt::format("{}: made for inference, and this is training; try --mode inference",
+  session.Remark(fmt::format("{}: made for inference, and this is training; try mode=inference",
                              fmt::join(misused, ", ")));
 }
 

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/interrupts.h"
-#include "experiments/cli/frame/options.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/output/manifest.h"
 #include "experiments/run/isolation.h"
@@ -24,7 +24,7 @@ namespace spillway::cli {
 
 // A file that an option of a verb asks for.
 struct Export {
-  std::string option;  // "--export-trace"
+  std::string option;  // "--export trace"
   std::string path;    // empty: not asked for
   std::function<std::string(const Manifest&)> contents;
 };

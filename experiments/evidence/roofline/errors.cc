@@ -11,7 +11,8 @@
 #include <tuple>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/inputs.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"

@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "experiments/evidence/roofline/errors.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "sim/cost/roofline.h"
 #include "sim/cost/table_cost.h"

@@ -24,9 +24,8 @@ COLUMNS = ("iteration_ms", "compute_ms", "stall_ms", "stall_fetch_ms", "stall_fe
 
 def predict(spillway: str, setup: tuple, policies: list) -> list:
     workload, memory, allocator, preset, device, mode = setup
-    command = [spillway, "compare", workload, "--memory", f"{memory}B" if memory else "unlimited",
-               "--allocator", allocator, "--preset", preset, "--device", device, "--mode", mode, "--format", "csv",
-               "--quiet"]
+    command = [spillway, "compare", f"{workload},preset={preset},mode={mode}", "--memory", f"{memory}B" if memory else "unlimited",
+               "--allocator", allocator, "--device", device, "--format", "csv", "--quiet"]
     for policy in policies:
         command += ["--policy", policy]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

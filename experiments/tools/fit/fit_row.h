@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "experiments/changes/other_batch.h"
 #include "experiments/output/peak.h"
 #include "experiments/output/run_result.h"
-#include "experiments/tools/fit/other_batch.h"
 #include "traces/trace.h"
 
 namespace spillway {

@@ -12,10 +12,17 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/fit/largest.h"
 #include "traces/base/error.h"
 
@@ -143,13 +150,14 @@ std::string NameOf(const Question& one) {
   return fmt::format("{} on {}", one.workload().name, one.loaded().asked.device);
 }
 
-std::vector<FitWorkload> LoadWorkloads(const FitVerbOptions& options) {
+// Loads the workloads with the changes of their steps on the device.
+std::vector<FitWorkload> LoadWorkloads(const FitVerbOptions& options, const std::string& device) {
   std::vector<FitWorkload> workloads;
   for (const std::string& workload : options.workloads) {
-    Case asked = options.asked;
-    asked.workload = workload;
+    Case asked = WithWorkload(options.asked, workload);
+    asked.device = device;
     const auto trace = std::make_shared<const Trace>(LoadTrace(asked));
-    workloads.push_back({workload, trace, BatchSource::kGiven, trace, asked});
+    workloads.push_back({WorkloadText(asked), trace, BatchSource::kGiven, trace, asked});
   }
   return workloads;
 }
@@ -164,13 +172,12 @@ int ExecuteVary(const FitVerbOptions& options, Session& session) {
   const StepQuantity quantity = ParseQuantity(options.vary);
   const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
-  const auto families = FamiliesOf(quantity, LoadWorkloads(options));
   const Bytes outside = ParseSize("outside", options.outside);
   std::vector<LoadedCase> cases;
   std::vector<Largest> results;
   bool any = false;
   for (const std::string& device : devices) {
-    for (const auto& [workload, family] : families) {
+    for (const auto& [workload, family] : FamiliesOf(quantity, LoadWorkloads(options, device))) {
       const Question one(workload, device, outside);
       cases.push_back(one.loaded());
       session.progress().Say(NameOf(one));
@@ -195,20 +202,25 @@ int Execute(const FitVerbOptions& options, Session& session) {
   CheckView(options.format.view(), FitColumns());
   const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
-  std::vector<FitWorkload> workloads = LoadWorkloads(options);
+  std::vector<FitWorkload> workloads = LoadWorkloads(options, devices.front());
   std::vector<std::shared_ptr<const Trace>> traces;
   for (const FitWorkload& workload : workloads) traces.push_back(workload.given);
-  const std::vector<std::string> policies =
-      options.policies.policies(ModeOf(options.asked, traces));
+  const std::vector<std::string> policies = options.policies.policies(ModeOf(traces));
   CheckPolicies(policies, options.asked,
                 std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
   const FitOptions search{{policies.begin(), policies.end()}, options.policies.jobs};
   const Bytes outside = ParseSize("outside", options.outside);
 
+  const bool changes = std::ranges::any_of(
+      workloads, [](const FitWorkload& workload) { return workload.asked.changes.any(); });
   SetBatch(options.batch, workloads);
   std::vector<LoadedCase> cases;
   std::vector<Fit> fits;
   for (const std::string& device : devices) {
+    if (changes && device != devices.front()) {
+      workloads = LoadWorkloads(options, device);
+      SetBatch(options.batch, workloads);
+    }
     std::vector<Question> questions;
     for (const FitWorkload& workload : workloads) {
       questions.emplace_back(workload, device, outside);
@@ -246,10 +258,10 @@ void AddFit(Command& program, Session& session) {
   verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
-             "A trace file (.json, .json.zst) or NETWORK:BATCH, one or more: a network with a "
-             "smaller batch is a change that may make the one with a larger batch fit")
+             std::string(CaseKeyOf("workload").help) +
+                 "; one or more: a network with a smaller batch is a change that may make the one "
+                 "with a larger batch fit")
       .Required();
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, {"cost", "timeout", "in-process"}, options.asked);
   verb.Texts("--device", options.devices,
              "NAME or FILE.toml, then :key=value,... for changes; or help; one or more (default: "

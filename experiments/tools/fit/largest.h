@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "experiments/changes/other_batch.h"
 #include "experiments/output/columns.h"
 #include "experiments/tools/fit/fit_row.h"
-#include "experiments/tools/fit/other_batch.h"
 #include "experiments/tools/fit/question.h"
 
 namespace spillway {

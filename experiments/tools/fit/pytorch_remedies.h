@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "experiments/tools/fit/other_batch.h"
+#include "experiments/changes/other_batch.h"
 #include "traces/trace.h"
 
 namespace spillway {

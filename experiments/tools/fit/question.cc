@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/tools/fit/autocast_step.h"
-#include "experiments/tools/fit/changed_op.h"
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/autocast_step.h"
+#include "experiments/changes/changed_op.h"
+#include "experiments/changes/changed_step.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
@@ -32,7 +32,6 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
     : workload_(workload), loaded_{workload.asked, nullptr} {
   const Trace& trace = *workload.trace;
   Case& asked = loaded_.asked;
-  asked.workload = workload.name;
   // A process of its own would load the trace that was given.
   asked.in_process = asked.in_process || workload.trace != workload.given;
   asked.device = device;
@@ -180,9 +179,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
     std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
     if (!made) return std::nullopt;
     if (HasUnfusedAttention(one.trace())) {
-      why_not =
-          "Weights in bf16 were not tried: attention runs in several operators in fp32, and in one "
-          "in bf16; record the step in bf16.";
+      why_not = fmt::format("Weights in bf16 were not tried: {}.", kUnfusedAttention);
       return std::nullopt;
     }
     return one.About(*std::move(made)).Remedied(Bfloat16());
@@ -225,7 +222,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
 }
 
 std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part) {
-  std::optional<Trace> two = InMicroBatches(one.trace(), *part.trace, one.device());
+  std::optional<Trace> two = InMicroBatches(one.trace(), *part.trace, one.device(), 2);
   if (!two) return std::nullopt;
   const Question passes = one.About(part);
   const int64_t count = one.trace().batch / part.trace->batch;

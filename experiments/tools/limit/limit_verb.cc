@@ -7,12 +7,19 @@
 #include <algorithm>
 #include <optional>
 
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/case_results.h"
 #include "experiments/cli/frame/finished_rows.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/ranking.h"
 #include "experiments/output/wrap.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
@@ -20,7 +27,6 @@ namespace spillway::cli {
 namespace {
 
 struct LimitOptions {
-  std::string network;
   std::string vary = "batch";
   Case asked;
   FormatOption format;
@@ -30,8 +36,9 @@ struct LimitOptions {
 };
 
 LimitSearch SearchOf(const LimitOptions& options) {
-  LimitSearch search{options.vary == "batch" ? WorkloadFamily::OfBatches(options.network)
-                                             : WorkloadFamily::OfDepths(options.network),
+  const std::string& network = options.asked.workload;
+  LimitSearch search{options.vary == "batch" ? WorkloadFamily::OfBatches(network)
+                                             : WorkloadFamily::OfDepths(network),
                      options.asked, LoadMachine(options.asked), options.scan};
   search.asked.preset = FindPreset(options.asked.preset.value_or("torch")).name;
   // Budgets other than a size depend on the workload or do not limit memory.
@@ -81,7 +88,7 @@ void Describe(const LimitOptions& options, const std::vector<LimitResult>& resul
   std::vector<LoadedCase> cases;
   for (const LimitResult& result : results) cases.push_back(result.at);
   DescribeCases(cases, manifest);
-  manifest.configuration.emplace_back("network", options.network);
+  manifest.configuration.emplace_back("network", WorkloadText(options.asked));
   manifest.configuration.emplace_back("vary", options.vary);
   manifest.configuration.emplace_back("scan", fmt::format("{}", options.scan));
 }
@@ -135,13 +142,13 @@ void AddLimit(Command& program, Session& session) {
                    "limit 'resnet(2,2,n3,2):8' --vary depth --policy liveness --memory 1GiB"};
   auto& options = verb.Runs(Execute, session);
   options.asked.cost = "roofline";  // cost tables exist for few batches
-  verb.Text("network", options.network,
-            "A network (vgg16), or with --vary depth a network with a name in place of one number, "
-            "and its batch (resnet(6,32,n3,6):16)")
+  verb.Setting(
+          "network", "", [&](const std::string& text) { SetWorkload(options.asked, text); },
+          "A network (vgg16), or with --vary depth a network with a name in place of one "
+          "number, and its batch (resnet(6,32,n3,6):16), then ,option=value,...; or help")
       .Required();
   verb.Choice("--vary", options.vary, {"batch", "depth"},
               "The number that grows: the batch, or the named number of the network");
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   AddCaseOptions(verb, {"memory"}, options.asked);
   verb.Declared("--cost").initial = "roofline";

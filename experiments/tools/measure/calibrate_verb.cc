@@ -10,11 +10,12 @@
 #include <vector>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/tools/measure/calibration_fit.h"
 #include "sim/cost/records/measurements.h"
 #include "traces/base/error.h"

@@ -9,10 +9,14 @@
 #include <vector>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/measure/calibration_fit.h"
 #include "experiments/tools/measure/recording_option.h"
 #include "sim/cost/table_cost.h"
@@ -23,7 +27,6 @@ namespace {
 
 struct RecordCommand {
   std::vector<std::string> workloads;
-  Case asked;  // for all workloads
   std::string output = "traces/recorded/h200";
   RecordingOption recording;
   bool add = false;
@@ -44,17 +47,18 @@ Device DeviceOf(const CudaMachine& machine) {
 
 // Returns the traces for which a table is made: a network under all presets, or the trace in a
 // file.
-std::vector<Trace> TracesOf(Case asked, const std::string& workload) {
-  asked.workload = workload;
-  if (IsTraceFile(workload)) return {LoadTrace(asked)};
-  return LowerForAllPresets(asked);
+std::vector<Trace> TracesOf(const std::string& workload) {
+  const Case asked = WithWorkload({}, workload);
+  if (IsTraceFile(asked.workload)) return {LoadTrace(asked)};
+  if (!asked.preset) return LowerForAllPresets(asked);
+  throw UsageError(fmt::format("workload '{}': a table is for all presets", workload));
 }
 
 int Execute(RecordCommand command, Session& session) {
   // Wrong arguments fail before the GPU is opened.
   std::vector<std::vector<Trace>> workloads;
   for (const std::string& text : command.workloads) {
-    workloads.push_back(TracesOf(command.asked, text));
+    workloads.push_back(TracesOf(text));
   }
   RecordingOption& option = command.recording;
   option.Check();
@@ -103,12 +107,12 @@ int Execute(RecordCommand command, Session& session) {
 void AddRecord(Command& program, Session& session) {
   Command& verb = program.Add(
       "record", "Measure the kernels of networks on this machine's GPU; exit code 5 without one");
-  verb.examples = {"record gpt2@1024:4 --precision bf16 --optimizer adamw -o tables",
+  verb.examples = {"record gpt2@1024:4,precision=bf16,optimizer=adamw -o tables",
                    "record alexnet:8 --store kernels.sqlite"};
   auto& command = verb.Keep<RecordCommand>();
-  verb.Texts("workloads", command.workloads, "NETWORK:BATCH or a trace file, one or more")
+  verb.Texts("workloads", command.workloads,
+             std::string(CaseKeyOf("workload").help) + "; one or more")
       .Required();
-  AddCaseOptions(verb, {"mode", "attention", "optimizer", "precision"}, command.asked);
   verb.Text(
       "-o,--output", command.output,
       "Directory for NETWORK-BATCH.json.zst, which --cost reads, or NETWORK-bf16-BATCH.json.zst; "

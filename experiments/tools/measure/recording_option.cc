@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "backend/cuda/module.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/tools/measure/validation.h"
 #include "traces/base/error.h"
 
@@ -93,6 +93,11 @@ CostTable RecordingOption::Table(CostRecording& recording, const std::string& wo
       in_sequence ? *in_sequence : MeasureInSequence(table, traces.front(), device, backends);
   if (opened_) opened_->Put({workload, table.provenance, table.in_sequence, {}});
   return table;
+}
+
+std::string MathFor(const Trace& trace, const std::string& given) {
+  const std::string_view tf32 = Name(Arithmetic::kTf32);
+  return ArithmeticOf(trace) == tf32 ? std::string(tf32) : given;
 }
 
 }  // namespace spillway::cli

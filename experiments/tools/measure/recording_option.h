@@ -47,6 +47,10 @@ struct RecordingOption {
   std::shared_ptr<BenchmarkStore> opened_;
 };
 
+// Returns the arithmetic with which a backend computes the trace's products in float32: "tf32" if
+// the trace says so, otherwise `given`, the value of --math.
+std::string MathFor(const Trace& trace, const std::string& given);
+
 }  // namespace spillway::cli
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_RECORDING_OPTION_H_

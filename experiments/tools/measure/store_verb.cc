@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
 #include "experiments/tools/measure/kernel_recording.h"
 #include "sim/cost/records/benchmark_store.h"
 #include "sim/cost/table_cost.h"

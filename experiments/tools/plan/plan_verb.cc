@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
@@ -197,11 +199,10 @@ int Execute(const PlanOptions& options, Session& session) {
     exports.push_back({"--output", options.output,
                        [&](const Manifest&) { return planner.Format(rows.front().planned); }});
   }
-  return session.Finish(FormatAs(options.format.view(), columns, rows, "spillway.plan/v1", table),
-                        "", exports, any ? kOk : kNegative, [&](Manifest& manifest) {
-                          manifest.configuration = SettingsOf(options.asked);
-                          manifest.AddInput("trace", "file", options.asked.workload);
-                        });
+  return session.Finish(
+      FormatAs(options.format.view(), columns, rows, "spillway.step-plans/v1", table), "", exports,
+      any ? kOk : kNegative,
+      [&](Manifest& manifest) { DescribeCases({planner.loaded()}, manifest); });
 }
 
 }  // namespace
@@ -214,7 +215,7 @@ void AddPlan(Command& program, Session& session) {
   verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
   auto& options = verb.Runs(Execute, session);
   options.asked.policy = "joint";
-  AddCaseOptions(verb, {"workload", "device", "memory", "policy", "host"}, options.asked);
+  AddCaseOptions(verb, {"workload", "device", "memory", "policy"}, options.asked);
   verb.Declared("--policy").initial = "joint";
   verb.Declared("--policy")
       .Help(

@@ -45,6 +45,8 @@ class StepPlanner {
   explicit StepPlanner(const Case& asked);
 
   const Trace& trace() const { return *inputs_.trace(); }
+  // Returns the case that is planned. REQUIRES: the planner outlives the result.
+  LoadedCase loaded() const { return {asked_, Borrow(inputs_)}; }
   const StepPlaces& places() const { return places_; }
   const StepFloor& floor() const { return floor_; }
 

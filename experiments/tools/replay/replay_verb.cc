@@ -6,11 +6,14 @@
 #include <chrono>
 #include <memory>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/exports.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/run/allocator_choice.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/tools/replay/replay.h"
 #include "experiments/tools/replay/replay_report.h"
 #include "sim/alloc/make_allocator.h"
@@ -36,8 +39,7 @@ struct ReplayOptions {
   std::optional<int> device;
   FormatOption format;
   std::string output;
-  std::string export_trace;
-  std::string export_memory;
+  ExportsOption exports;
   bool out_of_memory_report = false;
   bool frames = false;
 };
@@ -218,11 +220,10 @@ int Execute(const ReplayOptions& options, Session& session) {
   const auto log = OpenMemoryLog(options.log, options.device);
   SkipPlan(*log, specifications, session);
 
-  const bool exports = !options.export_trace.empty() || !options.export_memory.empty();
   spillway::ReplayOptions replay;
   // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
-  if (exports) replay.samples = kSamples;
+  if (!options.exports.paths.empty()) replay.samples = kSamples;
   replay.unit = unit;
   const auto recorded =
       WithContext([&] { return ReadRecordedFailure(*log); }, [&] { return options.log; });
@@ -258,12 +259,12 @@ int Execute(const ReplayOptions& options, Session& session) {
   const bool fits = std::all_of(replayed.results.begin(), replayed.results.end(),
                                 [](const ReplayResult& result) { return result.fits(); });
   const std::vector<Export> files{
-      {"--export-trace", options.export_trace,
-       [&](const Manifest& manifest) {
-         return FormatReplayTrace(replayed, {manifest.version, options.log, RunSha256(manifest)});
-       }},
-      {"--export-memory", options.export_memory,
-       [&](const Manifest&) { return FormatReplayCsv(replayed); }}};
+      options.exports.File("trace",
+                           [&](const Manifest& manifest) {
+                             return FormatReplayTrace(
+                                 replayed, {manifest.version, options.log, RunSha256(manifest)});
+                           }),
+      options.exports.File("memory", [&](const Manifest&) { return FormatReplayCsv(replayed); })};
   return session.Finish(
       text, options.output, files, fits ? kOk : kNegative, [&](Manifest& manifest) {
         manifest.configuration = {
@@ -273,7 +274,7 @@ int Execute(const ReplayOptions& options, Session& session) {
              memory == Bytes::Unlimited() ? "unlimited" : fmt::format("{} B", memory.count())},
             {"unit", fmt::format("{} B", unit.count())}};
         ManifestInput input{"log", "file", options.log, {}};
-        input.sha256 = HashInput(input, manifest.configuration);
+        input.sha256 = HashInput(input);
         manifest.inputs.push_back(std::move(input));
       });
 }
@@ -290,7 +291,7 @@ void AddReplay(Command& program, Session& session) {
   verb.Text("log", options.log,
             "A PyTorch memory snapshot (.pickle, .pickle.gz; one with a request that failed is "
             "reported: who held the memory, what would have served it), an RMM log, CSV with "
-            "id,lower,upper,size, or a file of spillway run --export-decisions")
+            "id,lower,upper,size, or a file of spillway run --export decisions:FILE")
       .Required();
   verb.Texts("--allocator", options.allocators,
              "NAME or NAME:key=value,..., one or more; planned knows the log in "
@@ -310,9 +311,8 @@ void AddReplay(Command& program, Session& session) {
   verb.Flag("--frames", options.frames,
             "Show for each holder of a recorded failure the calls that lead to it");
   AddOutput(verb, options.output, options.format, "; operations per second are left out of it");
-  verb.File("--export-trace", options.export_trace,
-            "Write the memory over the log as Chrome/Perfetto counters");
-  verb.File("--export-memory", options.export_memory, "Write the memory over the log as CSV");
+  options.exports.Add(verb, {{"trace", "the memory over the log as Chrome/Perfetto counters"},
+                             {"memory", "the memory over the log as CSV"}});
 }
 
 }  // namespace spillway::cli

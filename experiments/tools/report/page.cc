@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "experiments/output/run_result.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/data_files.h"
 #include "policies/registry.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"

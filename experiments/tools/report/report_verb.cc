@@ -10,9 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/case_options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
+#include "experiments/output/run_result.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/report/page.h"
 #include "experiments/tools/report/run_timeline.h"
 #include "experiments/tools/report/sources.h"
@@ -42,12 +49,11 @@ bool IsResult(const std::string& source) {
 // policy under which the workload fits. Returns the results.
 std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions& options,
                                Session& session, std::vector<ReportSection>& sections) {
-  Case asked = options.asked;
-  asked.workload = workload;
+  const Case asked = WithWorkload(options.asked, workload);
   session.progress().Say(workload);
   const Inputs inputs(asked);
   const std::vector<std::string> policies =
-      options.policies.policies(ModeOf(asked, std::span(&inputs.trace(), 1)));
+      options.policies.policies(ModeOf(std::span(&inputs.trace(), 1)));
   CheckPolicies(policies, asked, inputs.trace()->training, session);
   std::vector<RunResult> results(policies.size());
   std::vector<std::optional<std::string>> timelines(policies.size());
@@ -80,9 +86,7 @@ std::vector<RunResult> AddRuns(const std::string& workload, const ReportOptions&
 [[noreturn]] void ThrowForNoOutput(const ReportOptions& options) {
   for (const std::string& source : options.sources) {
     if (IsResult(source)) continue;
-    Case asked = options.asked;
-    asked.workload = source;
-    LoadTrace(asked);
+    LoadTrace(WithWorkload(options.asked, source));
   }
   throw UsageError("--output is required");
 }
@@ -128,11 +132,11 @@ void AddReport(Command& program, Session& session) {
   verb.examples = {"report vgg16:64 --memory 30% -o report.html",
                    "report sweep.sqlite -o sweep.html"};
   auto& options = verb.Runs(Execute, session);
-  verb.Texts("sources", options.sources,
-             "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
-             "workloads to simulate (vgg16:64, or trace files), one or more")
+  verb.Texts(
+          "sources", options.sources,
+          "Stores of sweeps (.sqlite), rows that other verbs wrote (.csv, .json), and "
+          "workloads to simulate (vgg16:64, or trace files, then ,option=value,...), one or more")
       .Required();
-  AddCaseOptions(verb, kLoweringKeys, options.asked);
   AddCaseOptions(verb, kMachineKeys, options.asked);
   AddCaseOptions(verb, {"memory"}, options.asked);
   options.policies.Add(verb);

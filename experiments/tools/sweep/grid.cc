@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/isolation.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/lowering/preset.h"
@@ -51,6 +51,12 @@ class ExperimentReader {
     for (const CaseKey& key : CaseKeys()) {
       if (key.name == name) return ReadValues(key, node, experiment_.values[key.name]);
       names.emplace_back(key.name);
+    }
+    for (const WorkloadOption& option : WorkloadOptions()) {
+      if (option.name != name) continue;
+      Fail(node, fmt::format("{0} is part of a workload's text, as in "
+                             "workload = \"WORKLOAD,{0}=VALUE\"",
+                             name));
     }
     Fail(node, UnknownName("key", name, names));
   }
@@ -135,10 +141,6 @@ Case Grid::at(uint64_t i) const {
     value->first->set(cell, value->second);
   }
   if (cell.backend != kSimulator) cell.iterations = 1;
-  if (IsTraceFile(cell.workload)) {  // the trace file determines preset and mode
-    cell.preset = std::nullopt;
-    cell.training = std::nullopt;
-  }
   return cell;
 }
 
@@ -150,9 +152,8 @@ void Grid::Check() const {
       Case cell;
       axis.key->set(cell, value);
       if (name == "workload") {
-        if (!IsTraceFile(value)) ParseWorkload(value);
-      } else if (name == "preset") {
-        FindPreset(value);
+        if (!IsTraceFile(cell.workload)) ParseWorkload(cell.workload);
+        if (cell.preset) FindPreset(*cell.preset);
       } else if (name == "backend" && value != kSimulator && value != "cpu") {
         throw UsageError(UnknownName("backend", value, {kSimulator, "cpu"}));
       } else if (name == "policy") {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "experiments/run/case.h"
+#include "experiments/run/case_keys.h"
 #include "experiments/run/pattern.h"
 
 namespace spillway {

@@ -7,14 +7,17 @@
 
 #include "experiments/output/ranking.h"
 #include "experiments/output/wrap.h"
+#include "experiments/run/pattern.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
 
 void GridOption::Add(Command& verb) {
   verb.Texts("grid", given,
-             "NETWORK:BATCH with alternatives in braces ('resnet50:{16,32,64..256..32}'), "
-             "trace files, or an experiment file (.toml)")
+             "NETWORK:BATCH with alternatives in braces "
+             "('gpt2:{8,16..64..16},precision={fp32,bf16}'), trace files, or an experiment file "
+             "(.toml); or help")
       .Verbatim();
   for (const CaseKey& key : CaseKeys()) {
     const std::string name = key.name;
@@ -54,11 +57,14 @@ Experiment GridOption::Load() const {
 }
 
 void RemarkTraining(const Experiment& experiment, const Session& session) {
-  const auto policies = experiment.values.find("policy"), modes = experiment.values.find("mode");
+  const auto policies = experiment.values.find("policy");
   if (policies == experiment.values.end()) return;
-  const bool training = modes == experiment.values.end() ||
-                        std::ranges::count(ExpandSpecifications(modes->second), "training") > 0;
-  if (training) RemarkTraining(ExpandSpecifications(policies->second), session);
+  const auto trains = [](const std::string& workload) {
+    return WithWorkload({}, workload).training.value_or(true);
+  };
+  if (std::ranges::any_of(ExpandSpecifications(experiment.values.at("workload")), trains)) {
+    RemarkTraining(ExpandSpecifications(policies->second), session);
+  }
 }
 
 namespace {

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/arguments.h"
+#include "experiments/cli/frame/format_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/tools/sweep/grid.h"
 #include "experiments/tools/sweep/result_store.h"

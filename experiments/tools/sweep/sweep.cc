@@ -16,8 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 #include "traces/base/params.h"
@@ -165,6 +169,23 @@ CellInput Fingerprints::DataInput(const std::string& relative) {
   return {relative, known->second};
 }
 
+namespace {
+
+// Returns the command of the cell with the options of its workload apart. The keys of stores were
+// made of it before the options became part of the workload's text.
+std::string IdentityOf(const Case& cell) {
+  std::string text = Quoted(cell.workload);
+  for (const WorkloadOption& option : WorkloadOptions()) {
+    const std::string value = option.get(cell);
+    if (!value.empty() && value != option.initial) {
+      text += fmt::format(" --{} {}", option.name, Quoted(value));
+    }
+  }
+  return text + CommandOf(cell).substr(Quoted(WorkloadText(cell)).size());
+}
+
+}  // namespace
+
 CellProvenance Fingerprints::ProvenanceOf(const Case& cell) {
   CellProvenance from;
   from.model = kModelVersion;
@@ -215,7 +236,7 @@ CellInput Fingerprints::PolicyInput(const PolicyChoice& policy) {
 
 std::string Fingerprints::KeyOf(const Case& cell, const CellProvenance& provenance,
                                 const std::string& more) const {
-  std::string text = fmt::format("{}\n{}\n{}", kModelVersion, CommandOf(cell), more);
+  std::string text = fmt::format("{}\n{}\n{}", kModelVersion, IdentityOf(cell), more);
   for (const CellInput* input :
        {&provenance.trace, &provenance.device, &provenance.cost_table, &provenance.policy}) {
     text += fmt::format("{} {}\n", input->name, input->sha256);

@@ -14,12 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
+#include "experiments/output/run_result.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/workload_text.h"
 #include "experiments/tools/sweep/checkpoint.h"
 #include "experiments/tools/sweep/grid.h"
 #include "experiments/tools/sweep/grid_option.h"
@@ -108,7 +112,7 @@ int Sweep(const SweepOptions& options, Session& session) {
   session.progress().Start(before.cells - before.present);
   SweepProgress progress;
   progress.finished = [&](const Case& cell, const RunResult&) {
-    session.progress().Advance(fmt::format("{} {}", cell.workload, cell.policy.name()));
+    session.progress().Advance(fmt::format("{} {}", WorkloadText(cell), cell.policy.name()));
   };
   std::optional<SweepCounts> counts;
   try {

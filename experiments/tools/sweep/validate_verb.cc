@@ -13,14 +13,20 @@
 #include <vector>
 
 #include "backend/cuda/module.h"
+#include "experiments/cli/frame/arguments.h"
 #include "experiments/cli/frame/commit.h"
+#include "experiments/cli/frame/exports.h"
 #include "experiments/cli/frame/finished_rows.h"
-#include "experiments/cli/frame/options.h"
+#include "experiments/cli/frame/format_option.h"
+#include "experiments/cli/frame/policies_option.h"
 #include "experiments/cli/frame/progress.h"
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/execute.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/isolation.h"
 #include "experiments/tools/measure/recording_option.h"
 #include "experiments/tools/measure/validation.h"
@@ -42,7 +48,7 @@ struct ValidateOptions : GridOption {
   std::string timeline = "events";
   bool any_table = false;
   uint64_t seed = 1;
-  std::string commands;
+  ExportsOption exports;
   std::optional<uint64_t> cell;  // the only cell that a worker measures, by its number
 
   bool spin() const { return kernels == "spin"; }
@@ -91,7 +97,7 @@ class Measuring {
     for (const std::string& violation : result.validation.violations) {
       session_.Remark(fmt::format("{}: {}", CommandOf(cell), violation));
     }
-    if (!options_.commands.empty() && result.fits() && result.validation.parity()) {
+    if (options_.exports.asks_for("commands") && result.fits() && result.validation.parity()) {
       for (ValidatedCommand& command : CommandsOf(result.validation)) {
         command.workload = cell.workload;
         command.policy = cell.policy.name();
@@ -286,9 +292,9 @@ int Execute(const ValidateOptions& options, Session& session) {
                         experiment.output, rows.size(), rows.size() - found, found, agree,
                         options.tolerance, rows.size() - agree)
           : FormatRows(kind, rows, format);
-  const Export exported{"--export-commands", options.commands, [&](const Manifest&) {
-                          return FormatCsv(CommandColumns(), measuring.commands());
-                        }};
+  const Export exported = options.exports.File("commands", [&](const Manifest&) {
+    return FormatCsv(CommandColumns(), measuring.commands());
+  });
   return session.Finish(text, output, {exported},
                         !failures.empty()      ? kPolicyFailure
                         : agree == rows.size() ? kOk
@@ -327,8 +333,9 @@ void AddValidate(Command& program, Session& session) {
   AddOutput(verb, options.options.output, options.format,
             ". A .sqlite file is a store: each case is in it as soon as it is measured, and a case "
             "that is there is not measured again; spillway sweep export reads it");
-  verb.File("--export-commands", options.commands,
-            "Write every kernel and copy that is measured now, predicted and measured, as CSV");
+  options.exports.Add(
+      verb,
+      {{"commands", "every kernel and copy that is measured now, both times of each, as CSV"}});
 }
 
 }  // namespace spillway::cli

@@ -1,7 +1,7 @@
 """Renames the weights of a model of the library transformers to those of a network of `spillway`, and back:
 
     python3 -m spillway_torch weights model.safetensors -o w.safetensors     # for `spillway run --weights w.safetensors`
-    python3 -m spillway_torch weights w.safetensors -o model.safetensors     # what `spillway run --export-weights` wrote
+    python3 -m spillway_torch weights w.safetensors -o model.safetensors     # what `spillway run --export weights` wrote
 
 The names in the file say which of the two it is, and of which model: GPT2LMHeadModel, BertForMaskedLM,
 ViTForImageClassification or LlamaForCausalLM, whose names are those of their `state_dict()`.

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/case_keys.h"
+#include "experiments/run/data_files.h"
 #include "experiments/run/prepare.h"
+#include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
@@ -58,8 +60,7 @@ TEST_F(InputsTest, TakesEverythingFromTheCase) {
 }
 
 TEST_F(InputsTest, BadTextsAreUsageErrors) {
-  for (const char* key :
-       {"device", "pool", "memory", "allocator", "cost", "compress", "mode", "host"}) {
+  for (const char* key : {"device", "pool", "memory", "allocator", "cost", "compress"}) {
     const auto load = [&] {
       Case asked;
       CaseKeyOf(key).set(asked, "nonsense");
@@ -85,8 +86,7 @@ Trace RecordedStep(const std::string& gpu) {
 TEST(HostTimesTest, OfARecordingWithTimes) {
   const auto hosts = [](const std::string& text) {
     Case asked;
-    CaseKeyOf("host").set(asked, text);
-    EXPECT_EQ(CaseKeyOf("host").get(asked), text);
+    SetWorkload(asked, "step.json,host=" + text);
     const Trace trace = WithHostTimes(RecordedStep("NVIDIA H200"), asked.host);
     return std::pair(trace.ops[0].recorded->host, trace.ops[1].recorded->host);
   };

@@ -12,6 +12,7 @@
 #include "experiments/output/decisions.h"
 #include "experiments/output/run_result.h"
 #include "experiments/run/archive.h"
+#include "experiments/run/case_keys.h"
 #include "experiments/run/prepare.h"
 #include "traces/base/error.h"
 #include "traces/format.h"

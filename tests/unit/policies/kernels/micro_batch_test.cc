@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/run.h"
 #include "policies/kernels/workspace_division.h"

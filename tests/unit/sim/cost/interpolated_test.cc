@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/run.h"

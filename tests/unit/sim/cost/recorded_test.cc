@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "experiments/run/device_specification.h"
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 

@@ -7,7 +7,8 @@
 #include <span>
 
 #include "experiments/evidence/roofline/errors.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/cost_source.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "sim/cost/kernel_time.h"
 #include "tests/testing/files.h"

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "experiments/run/device_specification.h"
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 

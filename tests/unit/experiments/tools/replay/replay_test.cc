@@ -12,7 +12,7 @@
 #include <random>
 
 #include "experiments/output/snapshot_export.h"
-#include "experiments/run/catalogue.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/memory_budget.h"
 #include "experiments/run/run.h"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "experiments/run/catalogue.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/prepare.h"
 #include "experiments/tools/report/sources.h"

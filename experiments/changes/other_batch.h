@@ -1,7 +1,7 @@
 // The trace of a workload at another batch, or of recordings of it at another length of its data.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_OTHER_BATCH_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_OTHER_BATCH_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_
 
 #include <cstdint>
 #include <memory>
@@ -81,4 +81,4 @@ class StepFamily {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_OTHER_BATCH_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_

@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/other_batch.h"
+#include "experiments/changes/other_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // The trace of a recorded step in fp32 as it would run under autocast to bf16.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_AUTOCAST_STEP_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_AUTOCAST_STEP_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_AUTOCAST_STEP_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_AUTOCAST_STEP_H_
 
 #include <optional>
 #include <string>
@@ -32,4 +32,4 @@ std::optional<Trace> UnderAutocast(const Trace& trace, const Device& device, con
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_AUTOCAST_STEP_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_AUTOCAST_STEP_H_

@@ -4,9 +4,10 @@
 // The new ops take as long as their traffic takes in the device's memory. The new recording has no
 // measured step and peaks.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_
 
+#include <cstdint>
 #include <optional>
 
 #include "sim/core/cost_model.h"
@@ -15,13 +16,14 @@
 
 namespace spillway {
 
-// Returns a step that computes `whole` in two passes of forward and backward over micro-batches,
-// each of which is that of `part`, and one update. The second pass adds its gradients to those of
-// the first, as each later one would. All data of `whole` is on the device. What the program holds
-// until the update or longer it holds in the second pass only. Returns nullopt if an op of forward
-// or backward follows one of the update. REQUIRES: both are the same recorded step at different
-// batches.
-std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device);
+// Returns a step that computes `whole` in passes of forward and backward over micro-batches, each
+// of which is that of `part`, and one update. Each pass but the first adds its gradients to those
+// of the first. All data of `whole` is on the device. What the program holds until the update or
+// longer it holds in the last pass only. Returns nullopt if an op of forward or backward follows
+// one of the update. REQUIRES: both are the same recorded step at different batches, and there are
+// at least two passes.
+std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device,
+                                    int64_t passes);
 
 // Returns the step with all parameters and computed values of fp32 in bf16, as `model.bfloat16()`
 // leaves them if the program casts nothing but the input of its log-softmax and loss, which it
@@ -61,4 +63,4 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_STEP_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_

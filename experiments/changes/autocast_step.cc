@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/autocast_step.h"
+#include "experiments/changes/autocast_step.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/tools/fit/changed_op.h"
+#include "experiments/changes/changed_op.h"
 #include "policies/recorded/pytorch_plans.h"
 #include "traces/liveness.h"
 

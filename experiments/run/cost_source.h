@@ -1,78 +1,27 @@
-// Finds the devices, pools, data files and cost tables that a command names.
-//
-// The program comes with data files. It looks for them first in the directory named by the
-// environment variable SPILLWAY_DATA. An installed program then looks in the tree that it is
-// installed in, even if that tree was moved; any other program looks in the source tree that it was
-// built from.
+// Finds the kernel times that a command names, and the recorded tables that come with the program.
 
-#ifndef SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
-#define SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
+#ifndef SPILLWAY_EXPERIMENTS_RUN_COST_SOURCE_H_
+#define SPILLWAY_EXPERIMENTS_RUN_COST_SOURCE_H_
 
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "experiments/run/data_files.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/cost_table.h"
 #include "sim/core/device.h"
-#include "traces/base/params.h"
 #include "traces/trace.h"
 
 namespace spillway {
 
-// Returns the directory that this program is installed under, or nullopt if it runs from a build
-// tree.
-std::optional<std::filesystem::path> InstallPrefix();
-
-// Returns the directories that are searched for data files, in the order of the search. They need
-// not exist.
-std::vector<std::filesystem::path> DataDirectories();
-
-// Returns the path of a data file, or nullopt if no data directory has it. `relative` is its path
-// below a data directory: under sim/devices, traces/recorded or experiments.
-std::optional<std::filesystem::path> FindDataFile(const std::filesystem::path& relative);
-
-// Returns the device that comes with the program and whose driver reports the name `gpu`; nullopt
-// if there is none.
-std::optional<Device> DeviceOf(const std::string& gpu);
-
-// Returns the names of the devices that come with the program, sorted.
-std::vector<std::string> DeviceNames();
-
-// Returns the path of the device file for `name`, which is one of `DeviceNames` or itself a path
-// that ends in ".toml". Throws `UsageError` with a suggestion for an unknown name.
-std::filesystem::path DevicePath(const std::string& name);
-
-// Loads a device. The specification is a name or path as for `DevicePath`, without a colon, and
-// may go on with changes: "h200:link=2,memory=24GiB". The changes become part of the device's name
-// and description. Only properties that no kernel time depends on can be changed, so that recorded
-// times stay valid. Throws `UsageError` if the specification is invalid.
-Device LoadDevice(const std::string& specification);
-// Returns the properties of a device that a specification can change.
-std::vector<ParamInfo> DeviceParameters();
-// Adds a pool outside the device, or changes one that the device has: "peer:size=40GiB" or
-// "host:size=64GiB". Properties of the link that are not given are those of the device file. The
-// pool becomes part of the device's name and description. Throws `UsageError` if the specification
-// is invalid.
-void AddPool(Device& device, const std::string& specification);
-// Returns the parameters that the specification of a pool can give.
-std::vector<ParamInfo> PoolParameters();
-// Returns the part of a device's specification before the first colon: its name or path.
-std::string DeviceBase(const std::string& specification);
-
 // Returns the table that "auto" finds for the workload on the device; nullopt if no recorded table
 // covers the trace.
 std::optional<CostTable> FindRecordedTable(const Trace& trace, const Device& device);
-
-// A file or generated trace that a run depends on.
-struct InputFile {
-  std::string role;    // "trace", "device", "cost_table", "operator_table", "policy"
-  std::string source;  // "file", "data" (comes with the program) or "generated" (NETWORK:BATCH)
-  std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
-};
 
 // A source of kernel times as a user names it.
 class CostSource {
@@ -139,4 +88,4 @@ int64_t BatchOfKernels(const Trace& trace);
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_RUN_CATALOGUE_H_
+#endif  // SPILLWAY_EXPERIMENTS_RUN_COST_SOURCE_H_

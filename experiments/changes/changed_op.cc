@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/changed_op.h"
+#include "experiments/changes/changed_op.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/changed_step.h"
 
 #include <gtest/gtest.h>
 
@@ -119,7 +119,7 @@ TEST(ChangedStepTest, TheStepAsItIs) {
 // Gradients live throughout the second pass, which makes those of its own and adds them at once.
 TEST(ChangedStepTest, MicroBatchesAddTheirGradients) {
   const Device device = testing::RoundDevice();
-  const Trace two = InMicroBatches(Step(2), Step(1), device).value();
+  const Trace two = InMicroBatches(Step(2), Step(1), device, 2).value();
   EXPECT_EQ(OpsOf(two),
             "mm loss mean loss.bwd mm.dw db "
             "mm.again loss.again mean.again loss.bwd.again mm.dw.again dw.add_.again db.again "
@@ -135,13 +135,24 @@ TEST(ChangedStepTest, MicroBatchesAddTheirGradients) {
   EXPECT_EQ(two.recording->reserved, Bytes());
 }
 
+// The gradients of a pass end with it: three passes differ from two in their data.
+TEST(ChangedStepTest, EachPassHoldsItsGradientsAlone) {
+  const Device device = testing::RoundDevice();
+  const Trace two = InMicroBatches(Step(2), Step(1), device, 2).value();
+  const Trace three = InMicroBatches(Step(3), Step(1), device, 3).value();
+  EXPECT_EQ(three.batch, 3);
+  EXPECT_EQ(three.ops.size(), two.ops.size() + 8);
+  EXPECT_EQ(OpOf(three, "dw.add_.again.1").inputs[0], OpOf(three, "dw.add_.again").inputs[0]);
+  EXPECT_EQ(PeakOf(three), PeakOf(two) + 8);
+}
+
 TEST(ChangedStepTest, AnUpdateBetweenPassesCannotWait) {
   const auto early = [](int64_t n) {
     Trace trace = Step(n);
     trace.ops[2].phase = Phase::kUpdate;
     return trace;
   };
-  EXPECT_FALSE(InMicroBatches(early(2), early(1), testing::RoundDevice()));
+  EXPECT_FALSE(InMicroBatches(early(2), early(1), testing::RoundDevice(), 2));
 }
 
 TEST(ChangedStepTest, Bfloat16HalvesAllButTheLoss) {

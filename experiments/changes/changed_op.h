@@ -1,7 +1,7 @@
 // Parts of a trace of a changed step: new ops, and ops on numbers of fewer bytes.
 
-#ifndef SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
-#define SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
+#ifndef SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_
+#define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_
 
 #include <cstdint>
 #include <string>
@@ -23,6 +23,9 @@ bool IsInFp32(const Trace& trace);
 // Returns true iff PyTorch took attention apart, for which no fused kernel of fp32 exists. One
 // operator does all of it in bf16.
 bool HasUnfusedAttention(const Trace& trace);
+// Says why such a step is not predicted in bf16.
+inline constexpr const char* kUnfusedAttention =
+    "attention runs in several operators in fp32, and in one in bf16; record the step in bf16";
 // Makes the tensor one of bf16. REQUIRES: it has elements of 4 bytes.
 void Halve(Tensor& tensor);
 
@@ -60,4 +63,4 @@ class HalvedWork {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_CHANGED_OP_H_
+#endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_

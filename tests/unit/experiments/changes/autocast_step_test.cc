@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/autocast_step.h"
+#include "experiments/changes/autocast_step.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "experiments/tools/fit/changed_step.h"
+#include "experiments/changes/changed_step.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "experiments/tools/fit/changed_op.h"
+#include "experiments/changes/changed_op.h"
 #include "traces/liveness.h"
 
 namespace spillway {
@@ -19,11 +19,11 @@ bool IsPersistent(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
 }
 
-// Writes the step that computes a batch in two passes.
-class TwoPasses {
+// Writes the step that computes a batch in several passes.
+class Passes {
  public:
   // `update` is the number of ops before the update.
-  TwoPasses(const Trace& whole, const Trace& part, const Device& device, size_t update)
+  Passes(const Trace& whole, const Trace& part, const Device& device, size_t update)
       : whole_(whole),
         part_(part),
         device_(device),
@@ -37,19 +37,14 @@ class TwoPasses {
     for (const Op& op : part.ops) names_.insert(op.name);
   }
 
-  Trace Build() {
+  Trace Build(int64_t passes) {
     FindGradients();
     to_.ops.resize(update_);  // the first pass
-    for (size_t i = 0; i < part_.ops.size(); ++i) {
-      Op op = part_.ops[i];
-      if (i < update_) op.name = NewName(op.name);
-      for (auto* operands : {&op.inputs, &op.outputs, &op.scratch}) {
-        for (TensorId& id : *operands) id = i < update_ || !IsGradient(id) ? Second(id) : id;
-      }
-      to_.ops.push_back(std::move(op));
-      if (i < update_) Accumulate(i);
-      places_[i] = static_cast<OpId>(to_.ops.size() - 1);
+    for (int64_t pass = 1; pass < passes; ++pass) {
+      if (pass > 1) EndPass();
+      for (size_t i = 0; i < update_; ++i) Add(i);
     }
+    for (size_t i = update_; i < part_.ops.size(); ++i) Add(i);
     Hold();
     for (size_t i = 0; i < part_.tensors.size(); ++i) {
       if (part_.tensors[i].kind != TensorKind::kInput || part_.tensors[i].alias_of) continue;
@@ -95,15 +90,38 @@ class TwoPasses {
     return wanted;
   }
 
-  // Returns the tensor of the second pass.
-  TensorId Second(TensorId id) {
+  // Adds an op of a later pass, or of the update.
+  void Add(size_t i) {
+    Op op = part_.ops[i];
+    if (i < update_) op.name = NewName(op.name);
+    for (auto* operands : {&op.inputs, &op.outputs, &op.scratch}) {
+      for (TensorId& id : *operands) id = i < update_ || !IsGradient(id) ? Later(id) : id;
+    }
+    to_.ops.push_back(std::move(op));
+    if (i < update_) Accumulate(i);
+    places_[i] = static_cast<OpId>(to_.ops.size() - 1);
+  }
+
+  // Ends a pass that another one follows, which has tensors of its own.
+  void EndPass() {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      if (!copies_[i]) continue;
+      std::optional<OpId>& held = to_.tensors[Index(*copies_[i])].held_until;
+      if (IsGradient(static_cast<TensorId>(i))) held.reset();
+      if (held) held = places_[std::min(Index(*held), update_ - 1)];
+      copies_[i].reset();
+    }
+  }
+
+  // Returns the tensor of the pass that is being added.
+  TensorId Later(TensorId id) {
     if (!IsOfPass(id)) return id;
     if (!copies_[Index(id)]) {
       Tensor copy = part_.tensor(id);
       copy.name = NewName(copy.name);
       copy.request.reset();
       if (IsGradient(id)) copy.kind = TensorKind::kGradient;
-      if (copy.alias_of) copy.alias_of = Second(*copy.alias_of);
+      if (copy.alias_of) copy.alias_of = Later(*copy.alias_of);
       copies_[Index(id)] = static_cast<TensorId>(to_.tensors.size());
       to_.tensors.push_back(std::move(copy));
     }
@@ -148,9 +166,9 @@ class TwoPasses {
   const Liveness liveness_;
   Trace to_;
   std::set<std::string> names_;
-  std::vector<std::optional<TensorId>> copies_;  // the tensors of the second pass
+  std::vector<std::optional<TensorId>> copies_;  // the tensors of the latest pass
   std::vector<std::vector<TensorId>> ready_;     // gradients of parameters, by the op before
-  std::vector<OpId> places_;                     // of the ops in the second pass or the update
+  std::vector<OpId> places_;                     // of the ops in the latest pass or the update
 };
 
 // Writes the step in bf16, whose loss is computed in fp32.
@@ -446,13 +464,14 @@ GradientCopies CopyGradients(const Trace& trace, const Liveness& liveness, const
 
 }  // namespace
 
-std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device) {
+std::optional<Trace> InMicroBatches(const Trace& whole, const Trace& part, const Device& device,
+                                    int64_t passes) {
   const auto is_update = [](const Op& op) { return op.phase == Phase::kUpdate; };
   const auto update = std::ranges::find_if(part.ops, is_update);
   if (update == part.ops.begin() || !std::all_of(update, part.ops.end(), is_update)) {
     return std::nullopt;
   }
-  return TwoPasses(whole, part, device, static_cast<size_t>(update - part.ops.begin())).Build();
+  return Passes(whole, part, device, static_cast<size_t>(update - part.ops.begin())).Build(passes);
 }
 
 std::optional<Trace> InBfloat16(const Trace& trace, const Device& device, const CostModel& cost) {

@@ -1,0 +1,85 @@
+#include "experiments/changes/step_changes.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "experiments/changes/autocast_step.h"
+#include "experiments/changes/changed_op.h"
+#include "experiments/changes/changed_step.h"
+#include "experiments/changes/other_batch.h"
+#include "traces/base/error.h"
+#include "traces/base/units.h"
+
+namespace spillway {
+namespace {
+
+using Step = std::shared_ptr<const Trace>;
+
+// Returns the trace of a change, or throws `UsageError`, which says why there is none.
+Step Made(std::optional<Trace> made, const char* option, const std::string& why_not) {
+  if (made) return std::make_shared<const Trace>(*std::move(made));
+  throw UsageError(fmt::format("{}: {}", option, why_not));
+}
+
+Step WithNumbers(const Step& step, StepChanges::Numbers numbers, const Device& device,
+                 const CostModel& cost) {
+  if (!device.matrix_flops_per_second.contains(Arithmetic::kBf16)) {
+    throw UsageError(fmt::format("precision: the device '{}' has no rate for bf16", device.name));
+  }
+  if (HasUnfusedAttention(*step)) return Made(std::nullopt, "precision", kUnfusedAttention);
+  if (numbers == StepChanges::Numbers::kAutocast) {
+    std::string ignored;
+    return Made(UnderAutocast(*step, device, cost, ignored), "precision",
+                "autocast is for a step of spillway_torch with parameters in fp32 and no values of "
+                "16 bits, whose file says what autograd saved");
+  }
+  return Made(InBfloat16(*step, device, cost), "precision",
+              "bf16 is for a step with parameters in fp32 and no values of 16 bits");
+}
+
+Step WithUpdate(const CostedStep& step, StepChanges::Update update, const Device& device) {
+  constexpr const char* kNotAdam =
+      "its update does not hold two moments for each parameter, as that of Adam does";
+  if (update == StepChanges::Update::k8Bit) {
+    return Made(With8BitOptimizer(*step.trace, device), "optimizer", kNotAdam);
+  }
+  std::optional<OffloadedStep> made = WithOffloadedOptimizer(*step.trace, *step.cost);
+  if (made && made->host > device.host_memory) {
+    throw UsageError(fmt::format("optimizer: offloaded needs {} of host memory, of which {} has {}",
+                                 FormatBytes(made->host), device.name,
+                                 FormatBytes(device.host_memory)));
+  }
+  return Made(made ? std::optional(std::move(made->trace)) : std::nullopt, "optimizer",
+              std::string(kNotAdam) + ", or gradients are used between backward and the update");
+}
+
+}  // namespace
+
+Step Changed(Step step, const StepChanges& changes, const Device& device,
+             const std::function<CostedStep(Step)>& costed) {
+  using Numbers = StepChanges::Numbers;
+  using Update = StepChanges::Update;
+  const int64_t batch = changes.batch.value_or(step->batch);
+  const Step given = step;
+  step = AtBatch(given, {}, batch).trace;
+  StepChanges others = changes;
+  others.batch.reset();
+  if (others.any() && !step->recording) {
+    throw UsageError("the trace has no recorded step, of which only the batch can be changed");
+  }
+  if (changes.numbers != Numbers::kRecorded) {
+    step = WithNumbers(step, changes.numbers, device, *costed(step).cost);
+  }
+  if (changes.update == Update::k8Bit) step = WithUpdate({step, nullptr}, changes.update, device);
+  if (changes.update == Update::kOffloaded) step = WithUpdate(costed(step), changes.update, device);
+  if (changes.passes.value_or(1) > 1) {
+    const BatchTrace whole = AtBatch(given, {}, batch * *changes.passes);
+    step = Made(InMicroBatches(*whole.trace, *step, device, *changes.passes), "accumulate",
+                "an operator of forward or backward follows one of the update");
+  }
+  return step;
+}
+
+}  // namespace spillway

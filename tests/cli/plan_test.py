@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Tests spillway plan on a recorded chain of ops whose results autograd saves.
+
+    x --f0--> y0 --f1--> y1 ... --f7--> y7      backward of f7 reads y7, of f6 reads y6, ...
+
+usage: plan_test.py PATH_OF_SPILLWAY
+"""
+
+import json
+import pathlib
+
+from harness import DirectoryTest, load_schema, main, schema_errors
+
+MIB = 1 << 20
+LENGTH = 8
+QUICK = ("--policy", "joint:effort=300")
+
+
+def tensor(name, kind):
+    return {"name": name, "kind": kind, "shape": [16 * MIB], "size": 64 * MIB}
+
+
+def op(name, phase, inputs, outputs):
+    return {"name": name, "layer": name[-2:], "type": "other", "phase": phase, "batch": 1, "inputs": inputs,
+            "outputs": outputs, "slots": [{"name": "op", "signature": name[:2], "flops": 0, "traffic": 0}],
+            "recomputable": phase == "forward",
+            "recorded": {"time_ns": 5 * 10**6, "gap_ns": 0, "host_ns": 10**4, "workspace": 0}}
+
+
+def step(**hooks):
+    """Returns the step; `hooks` replaces what its program can do."""
+    y, d = [f"y{i}" for i in range(LENGTH)], [f"d{i}" for i in range(LENGTH)]
+    last = 2 * LENGTH - 1
+    return {
+        "format": "spillway-trace", "version": 7, "name": "chain:1", "network": "chain", "batch": 1, "preset": "recorded",
+        "training": True,
+        "recording": {"framework": "a test", "device": "NVIDIA H200", "step_ns": 0, "plain_step_ns": 0, "allocated": 0,
+                      "reserved": 0},
+        "layers": [{"name": f"f{i}", "type": "other"} for i in range(LENGTH)],
+        "tensors": [tensor("x", "input")] + [tensor(name, "activation") for name in y] +
+                   [tensor(name, "gradient") for name in d],
+        "ops": [op(f"f{i}", "forward", [y[i - 1] if i else "x"], [y[i]]) for i in range(LENGTH)] +
+               [op(f"b.f{i}", "backward", [y[i]] + d[i + 1:i + 2], [d[i]]) for i in reversed(range(LENGTH))],
+        "saved": [{"tensor": y[i], "packed": i + 1, "unpacked": [last - i]} for i in range(LENGTH)],
+        "hooks": {"places": [[i + 1, 1, 0] for i in range(LENGTH - 1)] + [[LENGTH, 1, 1]] +
+                            [[last - i, 0, 1] for i in reversed(range(LENGTH - 1))],
+                  "pack_ns": 1000, "unpack_ns": 1000, "copy_bytes_per_second": 50 * 10**9, "beside_copy": 0.02,
+                  "moves": {"offload_ns": 10000, "prefetch_ns": 10000, "evict_ns": 0}, **hooks},
+    }
+
+
+class PlanTest(DirectoryTest):
+    def setUp(self):
+        super().setUp()
+        self.trace = self.file("step.json", step())
+        self.output = self.directory / "plan.json"
+
+    def rows(self, *args, code=0, trace=None):
+        text = self.ok("plan", trace or self.trace, *QUICK, *args, "--format", "json", code=code)
+        return self.conforms(text, "step-plans")["rows"]
+
+    def test_a_plan_fits_its_budget_and_is_predicted_alike(self):
+        (row,) = self.rows("--memory", "320MiB", "-o", self.output)
+        plan = json.loads(self.output.read_text("utf-8"))
+        self.assertEqual(list(schema_errors(plan, load_schema("step-plan"))), [])
+        self.assertEqual((row["status"], plan["workload"]), ("ok", "chain:1"))
+        self.assertLessEqual(row["peak_allocated_bytes"], 320 * MIB)
+        self.assertEqual(row["eager_peak_bytes"], (LENGTH + 1) * 64 * MIB)
+        self.assertEqual(row["peak_allocated_bytes"], plan["peak_bytes"])
+        self.assertEqual(row["offloaded_storages"] + row["evicted_storages"], len(plan["storages"]))
+        self.assertGreater(row["offloaded_bytes"], 0)
+        self.assertGreaterEqual(row["slowdown"], 1)
+        (again,) = self.rows("--memory", "320MiB", "--predict", self.output)
+        for key in ("peak_allocated_bytes", "iteration_ms", "offloaded_bytes", "evicted_bytes"):
+            self.assertEqual(again[key], row[key], key)
+        manifest = json.loads(pathlib.Path(f"{self.output}.manifest.json").read_text("utf-8"))
+        self.assertEqual([file["role"] for file in manifest["inputs"]], ["trace", "device", "cost_table"])
+        self.ok("replay-run", f"{self.output}.manifest.json")
+
+    def test_a_program_makes_only_the_moves_that_it_has(self):
+        for fate, moves in (("evicted", ("evict",)), ("offloaded", ("offload", "prefetch"))):
+            trace = self.file(f"{fate}.json", step(moves={f"{move}_ns": 0 for move in moves}))
+            (row,) = self.rows("--memory", "448MiB", trace=trace)
+            self.assertGreater(row[f"{fate}_storages"], 0, row)
+            self.assertEqual(row["offloaded_storages"] + row["evicted_storages"], row[f"{fate}_storages"])
+
+    def test_all_of_the_memory_needs_no_plan(self):
+        (row,) = self.rows("--memory", "1GiB")
+        self.assertEqual((row["offloaded_storages"], row["evicted_storages"], row["slowdown"]), (0, 0, 1))
+
+    def test_a_budget_below_the_floor(self):
+        (row,) = self.rows("--memory", "100MiB", code=1)
+        self.assertEqual((row["status"], row["iteration_ms"]), ("none", None))
+        self.assertGreater(row["floor_bytes"], 100 * MIB)
+
+    def test_a_curve_falls(self):
+        rows = [row for row in self.rows("--curve") if row["status"] == "ok"]
+        self.assertGreater(len(rows), 3)
+        times = [row["iteration_ms"] for row in rows]
+        self.assertEqual(times, sorted(times, reverse=True))
+        self.assertEqual(rows[-1]["memory_bytes"], rows[-1]["eager_peak_bytes"])
+        self.assertLessEqual(sum(row["knee"] for row in rows), 1)
+
+    def test_an_explanation_names_what_moves(self):
+        text = self.ok("plan", self.trace, *QUICK, "--memory", "320MiB", "--explain")
+        self.assertIn("No plan takes less than", text)
+        self.assertRegex(text, r"y\d is (offloaded|recomputed)")
+
+    def test_wrong_input_gets_clear_messages(self):
+        self.fails(2, "a budget is needed: --memory, or --curve for several", "plan", self.trace)
+        without = step()
+        del without["hooks"]
+        self.fails(3, "the step has no hooks", "plan", self.file("without.json", without), "--memory", "1GiB")
+        self.ok("plan", self.trace, *QUICK, "--memory", "320MiB", "-o", self.output)
+        plan = json.loads(self.output.read_text("utf-8"))
+        for change, message in (({"workload": "other:1"}, "the plan is for 'other:1', and this is 'chain:1'"),
+                                ({"storages": [{"tensor": "d0", "fate": "evict", "drops": []}]},
+                                 "'d0' is no storage that autograd saves and that backward reads"),
+                                ({"storages": [{"tensor": "y0", "fate": "keep", "drops": []}]},
+                                 'expected "offload" or "evict"'),
+                                ({"storages": [{"tensor": "y0", "fate": "evict", "drops": [], "release": 5}]},
+                                 'only a storage that is offloaded has "release" and "prefetches"'),
+                                ({"storages": [{"tensor": "y0", "fate": "offload", "drops": [], "release": 99}]},
+                                 "the step has no position 99")):
+            path = self.file("bad.json", {**plan, **change})
+            self.assertIn(str(path), self.fails(3, message, "plan", self.trace, "--memory", "320MiB", "--predict", path))
+
+
+if __name__ == "__main__":
+    main()
