@@ -18,7 +18,6 @@ class OneStepTest(unittest.TestCase):
         recorded = record(self.step, "cpu", model=self.model, name="mlp", batch=16, values=True)
         plain = record(self.step, "cpu", model=self.model, name="mlp", batch=16)
         self.assertEqual({op.module for op in recorded.operators}, {op.module for op in plain.operators})
-        self.assertEqual({op.phase for op in recorded.operators}, {"forward", "backward", "update"} - {"update"})
         self.assertEqual([row.device for row in recorded.fit(["h200"])], ["h200"])
         self.assertAlmostEqual(recorded.peak_requested / plain.peak_requested, 1, delta=0.01)
         self.assertEqual(len(recorded.trace()["saved"]), len(plain.trace()["saved"]))
