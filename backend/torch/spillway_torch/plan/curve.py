@@ -92,7 +92,7 @@ class Curve:
     def object(self) -> dict[str, Any]:
         """Returns what `text` says, in bytes and seconds (experiments/schemas/torch-explain.json)."""
         def described(at: int, row: Row) -> dict[str, Any]:
-            numbers = {"peak_bytes": row.peak, "step_s": row.seconds, "times": row.times, "offloaded_bytes": row.offloaded,
+            numbers: dict[str, Any] = {"peak_bytes": row.peak, "step_s": row.seconds, "times": row.times, "offloaded_bytes": row.offloaded,
                        "recomputed_bytes": row.evicted, "host_bound": row.host_bound}
             if row.best is not None:
                 numbers = dict.fromkeys(numbers)

@@ -101,7 +101,7 @@ def assemble(tape: Tape, actions: dict[int, str], memory: int = 1 << 40, moments
     if moments is None:
         moments = Moments()
         for saved in movable_storages(tape, 0):
-            release = bisect.bisect_left(tape.positions, saved.dies)
+            release = bisect.bisect_left(tape.positions, saved.dies or 0)
             reads = sorted({tape.unpacks[u].position for u in saved.unpacks})
             if actions.get(saved.storage, KEEP) != KEEP:
                 moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0] else None, (), reads[:-1])

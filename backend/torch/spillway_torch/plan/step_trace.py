@@ -10,9 +10,7 @@ import bisect
 import itertools
 from typing import Any
 
-import torch
-
-from ..step.trace import saved_tensors, type_of
+from ..step.format import op_form, recorded_form, saved_tensors, tensor_form, trace_form, type_of
 from ..tape.chains import Saved
 from ..tape.tape import Tape, fingerprint
 from .clock import host_clock
@@ -123,16 +121,13 @@ class StepTrace:
         for at, made in by_index.items():
             made["recorded"]["workspace"] = rest[at] - unused
         tensors = [self._tensor(s) for s in self.first]
-        tensors.append({"name": "unused", "kind": "optimizer_state", "shape": [unused], "size": unused, "dtype": "uint8"})
+        tensors.append(tensor_form("unused", "optimizer_state", (), unused))
         packs = self._saved(numbers)
         started, before = host_clock(self.tape, self.costs), 0.0
-        for op, at in zip(ops, numbers):
-            op["recorded"]["host_ns"], before = round(1e9 * (started[at + 1] - before)), started[at + 1]
-        name = step_name(self.tape)
-        return {"format": "spillway-trace", "version": 7, "name": f"{name}:1", "network": name, "batch": 1, "preset": "recorded",
-                "training": True, "recording": {"framework": f"PyTorch {torch.__version__}", "device": self.tape.name, "step_ns": 0,
-                                                "plain_step_ns": 0, "allocated": max(self.tape.used), "reserved": 0},
-                "layers": _layers(ops, packs), "tensors": tensors, "ops": ops, "saved": packs, "hooks": self._hooks(numbers)}
+        for made, at in zip(ops, numbers):
+            made["recorded"]["host_ns"], before = round(1e9 * (started[at + 1] - before)), started[at + 1]
+        recording = {"device": self.tape.name, "step_ns": 0, "plain_step_ns": 0, "allocated": max(self.tape.used), "reserved": 0}
+        return trace_form(step_name(self.tape), 1, True, recording, _layers(ops, packs), tensors, ops, packs, self._hooks(numbers))
 
     def _rest(self, ops: dict[int, dict[str, Any]]) -> dict[int, int]:
         """Returns, by operator, the recorded bytes that no tensor of the trace has."""
@@ -197,10 +192,10 @@ class StepTrace:
             if dies is not None and at <= self.home[max(dies, 1) - 1]:
                 self.forward[storage] = at
         name = f"{name.split('::')[-1]}.{at}"
-        return {"name": name, "layer": name, "type": type_of(self.tape.ops[at].name.split("::")[-1]), "phase": phase, "batch": 1,
-                "inputs": [storage_name(s) for s in inputs], "outputs": [storage_name(s) for s in written],
-                "slots": [{"name": "op", "signature": name.rsplit(".", 1)[0], "flops": 0, "traffic": 0}],
-                "recorded": {"time_ns": round(seconds * 1e9), "gap_ns": 0, "host_ns": 0, "workspace": 0}}
+        made = op_form(name, name, type_of(self.tape.ops[at].packet), phase, 1, list(map(storage_name, inputs)),
+                       list(map(storage_name, written)), name.rsplit(".", 1)[0])
+        made["recorded"] = recorded_form(round(seconds * 1e9))
+        return made
 
     def _hold(self, ops: dict[int, dict[str, Any]]) -> None:
         """Makes operators read storages that the program does not let go of before.
@@ -238,4 +233,4 @@ class StepTrace:
         before = recorded.born < 0
         kind = ("input" if recorded.died is not None else "parameter") if before else (
             "activation" if not self.tape.ops[self.first[storage]].backward else "gradient")
-        return {"name": storage_name(storage), "kind": kind, "shape": [size], "size": size, "dtype": "uint8"}
+        return tensor_form(storage_name(storage), kind, (), size)

@@ -100,10 +100,6 @@ class StepData:
         self.device = self.target.shown.type
 
     @property
-    def framework(self) -> str:
-        return f"PyTorch {torch.__version__}"
-
-    @property
     def workspace(self) -> int:
         """The bytes of all workspaces of libraries."""
         return sum(size for _, size in self.workspaces)

@@ -65,17 +65,10 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
 def _run(step: Callable[[], Any], recorder: Recorder, take: Take) -> None:
     """Runs the step and records it."""
     take.step.storages.update((storage.number, storage) for storage in recorder.ledger.renew())
-
-    def begin_update(*_: Any) -> None:
-        take.updating = True
-
-    def end_update(*_: Any) -> None:
-        take.updating = False
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(take.modules.watched())
-        for handle in (register_optimizer_step_pre_hook(begin_update), register_optimizer_step_post_hook(end_update)):
-            stack.callback(handle.remove)
+        stack.callback(register_optimizer_step_pre_hook(lambda *_: setattr(take, "updating", True)).remove)
+        stack.callback(register_optimizer_step_post_hook(lambda *_: setattr(take, "updating", False)).remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack))
         recorder.take = take
         stack.callback(setattr, recorder, "take", None)

@@ -1,40 +1,15 @@
-"""Writes a recording as a trace, the file that `spillway` reads (traces/FORMAT.md, version 6)."""
+"""Makes the trace of a recorded step."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ..base.ledger import BEFORE, Storage
 from .data import Operand, Operator, StepData
-
-MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation", "_scaled_mm", "_grouped_mm", "_int_mm"))
-
-
-DATA_TYPES = frozenset("""float64 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64
-    complex128""".split())
-
-
-def _form(shape: Sequence[int], size: int, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Returns the shape, size and type of a tensor. Its extent follows from its size if it has no shape."""
-    name = str(dtype).rpartition(".")[2]
-    item = dtype.itemsize if dtype is not None else 1
-    shape = shape or [size // item]
-    if name not in DATA_TYPES:  # float32, or a type that a trace does not know
-        return {"shape": list(shape), "size": size}
-    return {"shape": list(shape), "size": size, "dtype": name}
-
-
-def type_of(name: str) -> str:
-    """Returns the op type of an operator for its name without namespace."""
-    if name in MATMUL:
-        return "matmul"
-    if "convolution" in name or "conv_depthwise" in name:
-        return "convolution"
-    return "attention" if "attention" in name else "other"
+from .format import op_form, recorded_form, saved_tensors, tensor_form, trace_form, type_of
 
 
 @dataclasses.dataclass
@@ -84,7 +59,7 @@ class _Writer:
             for place, (first, size) in enumerate(self.step.workspaces):
                 if first == number:
                     name = f"workspace.{place}"
-                    self.tensors.append({"name": name, "kind": "optimizer_state", **_form((), size, torch.uint8)})
+                    self.tensors.append(tensor_form(name, "optimizer_state", (), size))
                     self.make_allocation(f"empty.{name}", name, number)
             self.places.append(len(self.ops))
             if number < len(self.operators):
@@ -93,13 +68,10 @@ class _Writer:
         saved = self.saved()
         step, measured = self.step, self.step.measured
         requests = {"requests": self.requests} if self.requests else {}
-        return {"format": "spillway-trace", "version": 6 if saved else 5 if requests else 4, "name": f"{step.network}:{step.batch}",
-                "network": step.network, "batch": step.batch, "preset": "recorded",
-                "training": any(phase != "forward" for phase in self.phases),
-                "recording": {"framework": step.framework, "device": measured.device, "step_ns": measured.step_ns,
-                              "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated,
-                              "reserved": measured.reserved, **requests},
-                "layers": self.layers, "tensors": self.tensors, "ops": self.ops, **({"saved": saved} if saved else {})}
+        return trace_form(step.network, step.batch, any(phase != "forward" for phase in self.phases),
+                          {"device": measured.device, "step_ns": measured.step_ns, "plain_step_ns": measured.step_ns,
+                           "allocated": step.peak_allocated, "reserved": measured.reserved, **requests},
+                          self.layers, self.tensors, self.ops, saved)
 
     def find_uses(self) -> None:
         begun = False  # a parameter was read
@@ -178,11 +150,11 @@ class _Writer:
                 if size == 0 or use.storage.died in (0, use.storage.born):
                     continue
                 use.name = f"unused.{use.storage.number}"
-            self.tensors.append({"name": use.name, "kind": use.kind, **_form(use.storage.shape, size, use.storage.dtype)})
+            self.tensors.append(tensor_form(use.name, use.kind, use.storage.shape, size, use.storage.dtype))
             if self.requests and use.before and use.storage.request is not None:
                 self.tensors[-1]["request"] = use.storage.request
         if unused:
-            self.tensors.append({"name": "unused", "kind": "optimizer_state", **_form((), unused, torch.uint8)})
+            self.tensors.append(tensor_form("unused", "optimizer_state", (), unused))
 
     def tensor_of(self, operand: Operand) -> str:
         """Returns the name of an operand: its whole storage, or an alias for a part."""
@@ -195,7 +167,7 @@ class _Writer:
         if key not in self.parts:
             name = self.parts[key] = f"{use.name}[{operand.offset}:{operand.offset + part}]"
             shape = operand.shape if part == operand.size else ()
-            alias = {"name": name, "kind": use.kind, **_form(shape, part, operand.dtype), "alias_of": use.name}
+            alias = {**tensor_form(name, use.kind, shape, part, operand.dtype), "alias_of": use.name}
             if operand.offset:
                 alias["offset"] = operand.offset
             self.tensors.append(alias)
@@ -231,29 +203,23 @@ class _Writer:
         layer = self.op_names[op.layer]
         if op.layer == number:
             self.layers.append({"name": layer, "type": type_})
-        made: dict[str, Any] = {
-            "name": name, "layer": layer, "type": type_, "phase": phase,
-            "batch": 1 if phase == "update" else self.step.batch, "inputs": inputs, "outputs": outputs,
-            "slots": [{"name": "op", "signature": f"{op.name}{shapes} traffic={traffic}", "flops": op.flops,
-                       "traffic": traffic}]}
+        made = op_form(name, layer, type_, phase, 1 if phase == "update" else self.step.batch, inputs, outputs,
+                       f"{op.name}{shapes} traffic={traffic}", op.flops, traffic)
         if arithmetic := arithmetic_of(op):
             made["slots"][0]["arithmetic"] = arithmetic
         measured = self.step.measured
         made["attributes"] = {"operators": 1, **op.attributes} if measured.device else op.attributes
         if repeatable:
             made["recomputable"] = True
-        made["recorded"] = {"time_ns": op.time_ns, "gap_ns": 0, "host_ns": measured.host_ns // len(self.operators),
-                            "workspace": op.scratch}
+        made["recorded"] = recorded_form(op.time_ns, measured.host_ns // len(self.operators), op.scratch)
         self.ops.append(made)
 
     def make_allocation(self, name: str, tensor: str, number: int) -> None:
         """Adds an op that only takes memory for a tensor, before the operator `number`."""
         phase = self.phases[min(number, len(self.operators) - 1)]
         self.layers.append({"name": name, "type": "other"})
-        self.ops.append({"name": name, "layer": name, "type": "other", "phase": phase,
-                         "batch": 1 if phase == "update" else self.step.batch, "inputs": [], "outputs": [tensor],
-                         "slots": [{"name": "op", "signature": "aten::empty", "flops": 0, "traffic": 0}],
-                         "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}})
+        self.ops.append({**op_form(name, name, "other", phase, 1 if phase == "update" else self.step.batch, [], [tensor], "aten::empty"),
+                         "recorded": recorded_form()})
 
     def saved(self) -> list[dict[str, Any]]:
         """Returns what autograd kept for backward. A tensor that it kept several times at one position counts once."""
@@ -270,15 +236,6 @@ class _Writer:
             died = len(self.operators) if use.storage.died is None else use.storage.died
             if died > 0 and died - 1 > use.last:
                 tensor["held_until"] = self.op_names[died - 1]
-
-
-def saved_tensors(found: Iterable[tuple[str, int, Iterable[int]]]) -> list[dict[str, Any]]:
-    """Returns the saved tensors of a trace for their names, and the positions at which each was packed and unpacked."""
-    positions: dict[tuple[int, str], set[int]] = {}
-    for name, packed, unpacked in found:
-        positions.setdefault((packed, name), set()).update(unpacked)
-    return [{"tensor": name, "packed": packed, "unpacked": sorted(unpacked)}
-            for (packed, name), unpacked in sorted(positions.items(), key=lambda item: item[0][0])]
 
 
 def arithmetic_of(op: Operator) -> str:

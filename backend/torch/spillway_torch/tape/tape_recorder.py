@@ -123,11 +123,11 @@ class TapeRecorder(Recorder):
     def cancel(self) -> None:
         """Ends the recording without a result."""
         self.end_forward()
+        self._watching.close()
         if _get_current_dispatch_mode() is not self:
             raise SpillwayError("a dispatch mode that was entered during the recording is still active when it ends")
         self.__exit__(None, None, None)
         self._ended = True
-        self._watching.close()
         self._closing.close()
         self._copies.clear()
         for host, _ in self._hosts:
