@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..plan.plan import EVICT, OFFLOAD, Floor, Plan
+from ..plan.plan import EVICT, OFFLOAD, Plan
 from ..run.executor import Executor
 from ..tape.chains import Saved, saved_storages
 from ..tape.costs import HostCosts
@@ -101,4 +101,4 @@ def _executor(tape: Tape, saved: list[Saved], action: str) -> Executor:
     """Returns one whose plan gives storages up when forward ends, and never again."""
     last = tape.packs[-1].position
     releases = {last: [s.storage for s in saved]} if action == OFFLOAD else {}
-    return Executor(Plan(0, {s.storage: action for s in saved}, releases, {}, {}, 0, 0, 0.0, 0.0, Floor(0, "", []), tape))
+    return Executor(Plan(0, {s.storage: action for s in saved}, releases, {}, {}, 0, 0, 0.0, 0.0, None, tape))
