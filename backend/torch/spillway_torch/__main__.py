@@ -32,7 +32,7 @@ import sys
 
 import torch
 
-from .base.errors import SpillwayError
+from .base.errors import ProgramError, SpillwayError
 from .base.stepfile import guarded, load_step
 from .base.target import parse_target
 from .fit.record import record
@@ -366,12 +366,14 @@ as it is. "knee" marks the budget from which less memory costs much more time.
     python3 -m spillway_torch explain resnet50 --batch 32
 
 --export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them. Policies may move
-what a plan in PyTorch can move, so that `spillway_torch.read_plan` carries out the plans of `spillway run --export plan`.
+what a plan in PyTorch can move, and `spillway plan` writes plans of the step that `spillway_torch.read_plan` reads.
 
 The step runs twice, with all saved tensors on the host, so that it need not fit as it is; the second time is explained. A step
 that also updates the weights counts its optimizer's state. On a GPU, times are measured; those of a CPU are estimates.
 
-Exit codes: 0 if explained, 2 for bad usage, 3 if the step fails or cannot be planned, 5 if the model is missing.
+The program `spillway` makes the plans.
+
+Exit codes: 0 if explained, 2 for bad usage, 3 if the step fails or cannot be planned, 5 if the model or the program is missing.
 """
 
 
@@ -410,7 +412,7 @@ def exit_code(name, run):
     """Runs a command; returns the exit code that it returns, or that its error has."""
     try:
         return run() or 0
-    except (MissingError, ModuleNotFoundError) as error:
+    except (MissingError, ModuleNotFoundError, ProgramError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 5
     except SpillwayError as error:

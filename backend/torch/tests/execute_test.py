@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import os
 import random
-import types
 import unittest
 import weakref
 from unittest import mock
@@ -16,25 +15,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adversary import Adversary
 from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.base.device import CpuDevice, block_of
+from spillway_torch.base.errors import NoPlanError
 from spillway_torch.fit.host import host_costs, measure_host
-from spillway_torch.plan import planner
-from spillway_torch.plan.ask import Moments
-from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan
+from spillway_torch.plan.plan import Moments
+from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan, predict
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from spillway_torch.step.recorder import tensors_in
 from spillway_torch.tape.costs import HostCosts
 from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
-from stepping import MODELS, Stepping, candidates, different, random_plan
+from stepping import MODELS, QUICK, Stepping, candidates, different, random_plan
 
 PLANS = 8
 
 
 def random_moments(tape, draw):
     """Returns moments at random positions, also where nothing can happen to the storage."""
-    def some():
-        return {s.storage: sorted(draw.choices(range(len(tape.positions)), k=3)) for s in candidates(tape) if draw.random() < 0.8}
+    moments, everywhere = Moments(), range(len(tape.positions))
+    reads = [unpack.position for unpack in tape.unpacks]
 
-    return Moments({storage: positions[0] for storage, positions in some().items()}, some(), some())
+    def some(positions):
+        return sorted(draw.choices(positions, k=3)) if draw.random() < 0.8 else []
+
+    for saved in candidates(tape):
+        moments.add(saved.storage, next(iter(some(everywhere)), None), some(everywhere), some(reads))
+    return moments
 
 
 class EqualityTest(unittest.TestCase):
@@ -202,9 +206,10 @@ class MemoryTest(unittest.TestCase):
                 self.assertAlmostEqual(self.live(stepping, eager) / eager.peak, 1, delta=0.01)
             plans = [random_plan(tape, seed) for seed in range(6)]
             plans += [assemble(tape, plan.actions, 1 << 40, random_moments(tape, random.Random(at))) for at, plan in enumerate(plans)]
+            plans = [predict(plan) for plan in plans]
             for share in (0.6, 0.3, 0.1):
-                with contextlib.suppress(SpillwayError):
-                    plans.append(make_plan(tape, int(eager.floor.bytes + share * (eager.peak - eager.floor.bytes))))
+                with contextlib.suppress(NoPlanError):
+                    plans.append(make_plan(tape, int(eager.floor.bytes + share * (eager.peak - eager.floor.bytes)), policy=QUICK))
             for at, plan in enumerate(plans):
                 with self.subTest(name, plan=at):
                     live = self.live(stepping, plan)
@@ -219,83 +224,63 @@ class PlanTest(unittest.TestCase):
         self.eager = make_plan(self.tape, 1 << 40)
 
     def test_a_copy_comes_back_while_it_is_absent(self):
-        for name, make in MODELS.items():
-            tape = Stepping(make).record()
-            model = planner._Model(tape, 0)
-            for seed in range(8):
-                draw = random.Random(seed)
-                tape.bandwidth = draw.choice((1e6, 1e9))  # slow copies start early
-                actions = {s.storage: draw.choice(("offload", "evict") if s.chain is not None else ("offload",)) for s in candidates(tape)}
-                moments = random_moments(tape, draw) if draw.random() < 0.5 else None
-                plan = planner._plan(model, planner._Choice(actions, draw.choice((1, 4)), moments), 1 << 40)
-                absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
-                for position in range(len(tape.positions)):
-                    with self.subTest(name, seed=seed, position=position):
-                        absent.update(plan.releases.get(position, ()))
-                        self.assertLessEqual(set(plan.prefetches.get(position, ())), absent)
-                        absent.difference_update(plan.prefetches.get(position, ()))
-                        self.assertNotIn(used.get(position), absent)
-                        absent.update(s for s in plan.drops.get(position, ()) if actions[s] == "offload")
+        for name in ("gpt", "llama, autocast"):
+            tape = Stepping(MODELS[name]).record()
+            eager = make_plan(tape, 1 << 40)
+            for bandwidth in (1e6, 1e9):  # slow copies start early
+                tape.bandwidth = bandwidth
+                for policy in (QUICK, "vdnnpp", "capuchin"):
+                    plan = make_plan(tape, (eager.floor.bytes + 3 * eager.peak) // 4, moves=("offload",), policy=policy)
+                    absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
+                    self.assertGreater(len(plan.releases), 0)
+                    for position in range(len(tape.positions)):
+                        with self.subTest(name, bandwidth=bandwidth, policy=policy, position=position):
+                            absent.update(plan.releases.get(position, ()))
+                            self.assertLessEqual(set(plan.prefetches.get(position, ())), absent)
+                            absent.difference_update((*plan.prefetches.get(position, ()), used.get(position)))
+                            absent.update(s for s in plan.drops.get(position, ()) if plan.actions[s] == "offload")
 
     def test_budgets_down_to_the_floor_are_kept(self):
         want = self.stepping.steps()
         previous = 0
         for share in (0.8, 0.5, 0.2):
             budget = int(self.eager.floor.bytes + share * (self.eager.peak - self.eager.floor.bytes))
-            plan = make_plan(self.tape, budget)
+            plan = make_plan(self.tape, budget, policy=QUICK)
             self.assertLessEqual(plan.peak, budget)
             self.assertGreaterEqual(len(plan.actions), previous)
             self.assertEqual(different(want, self.stepping.steps(plan)), [])
             previous = len(plan.actions)
         self.assertEqual(self.eager.actions, {})
 
-    def test_the_program_plans(self):
+    def test_policies_of_the_program_plan(self):
         want = self.stepping.steps()
         budget = self.eager.floor.bytes + 3 * (self.eager.peak - self.eager.floor.bytes) // 4
-        try:
-            plan = make_plan(self.tape, budget, policy="joint:effort=1")
-        except ProgramError as error:
-            if "version" in str(error) or "SPILLWAY" in str(error):
-                self.skipTest(f"the program does not read traces of version 6: {error}")
-            raise
-        self.assertLessEqual(plan.peak, budget)
-        self.assertGreater(len(plan.actions), 0)
-        self.assertEqual(different(want, self.stepping.steps(plan)), [])
-        with mock.patch.dict(os.environ, {"SPILLWAY": "/bin/false"}), self.assertRaisesRegex(SpillwayError, "no plan within"):
-            make_plan(self.tape, self.eager.floor.bytes + 100, policy="joint")
+        for policy in (None, QUICK, "dtr"):
+            with self.subTest(policy):
+                plan = make_plan(self.tape, budget, policy=policy)
+                self.assertLessEqual(plan.peak, budget)
+                self.assertGreater(len(plan.actions), 0)
+                self.assertEqual(different(want, self.stepping.steps(plan)), [])
+        with self.assertRaisesRegex(ProgramError, "exit code 2: .*none_such"):
+            make_plan(self.tape, budget, policy="none_such")
 
-    def test_a_program_that_is_missing_is_needed_only_where_a_policy_is_named(self):
-        model = planner._Model(self.tape, 0)
-        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}):
-            self.assertEqual(planner._chosen(model, 1, ("offload", "evict"), None), {})  # nobody is asked for a CPU
-            with self.assertRaisesRegex(ProgramError, "/no/program"):
-                planner._chosen(model, 1, ("offload", "evict"), "joint")
-            with mock.patch.object(self.tape, "device", "cuda"), \
-                    self.assertLogs("spillway_torch", "WARNING") as logs:
-                self.assertEqual(planner._chosen(model, 1, ("offload", "evict"), None), {})
-        self.assertRegex(logs.output[0], "the program was not asked for a plan: .*/no/program")
+    def test_the_least_memory_of_a_plan_is_known_where_none_is_found(self):
+        budget = make_plan(self.tape, 1 << 40, moves=("evict",)).floor.bytes + 100
+        with self.assertRaisesRegex(NoPlanError, f"no plan within {budget:,} bytes was found .one takes [0-9,]+; the floor is "
+                                                 f"{budget - 100:,}.: give a larger budget") as raised:
+            make_plan(self.tape, budget, moves=("evict",), policy=QUICK)
+        self.assertGreater(raised.exception.best, budget)
+        plan = make_plan(self.tape, raised.exception.best, moves=("evict",), policy=QUICK)
+        self.assertEqual(set(plan.actions.values()), {"evict"})
 
-    def test_a_step_that_waits_for_copies_waits_for_the_oldest(self):
-        model = planner._Model.__new__(planner._Model)
-        model.tape = types.SimpleNamespace(bandwidth=10.0)  # a copy of 10 bytes takes a second
-        model.candidates = [types.SimpleNamespace(storage=s, packs=[types.SimpleNamespace(position=s)]) for s in range(3)]
-        model.bytes = dict.fromkeys(range(3), 10)
-        model.dying = {s: (s + 1, s + 1) for s in range(3)}
-        model.starts = list(range(12))
-        model.runs = [True] * 12
-        fetched = {s: [planner._Span(11, 12, 11)] for s in range(3)}
-        times = [0.1 * at for at in range(12)]
-
-        def out(budget, moments=None):
-            memory = [0] * 12
-            choice = planner._Choice(dict.fromkeys(range(3), "offload"), 1, moments)
-            releases, stalls = model._copies_out(choice, memory, fetched, budget, times)
-            return releases, round(stalls, 6), memory
-
-        self.assertEqual(out(30), ({10: [0]}, 0.0, [0, 10, 20, 30, 30, 30, 30, 30, 30, 30, 20, 0]))
-        self.assertEqual(out(20)[:2], ({3: [0]}, 0.7))  # until 1.0, and the others are there when they are used
-        self.assertEqual(out(10)[:2], ({2: [0], 3: [1]}, 1.7))  # the second copy is done at 2.0
-        self.assertEqual(out(30, Moments({0: 1, 1: 5})), ({1: [0], 5: [1]}, 1.5, [0, 0, 10, 20, 20, 10, 10, 10, 10, 10, 10, 0]))
+    def test_a_program_that_is_missing_is_needed(self):
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}), self.assertRaisesRegex(ProgramError, "SPILLWAY=/no/program is not"):
+            make_plan(self.tape, 1 << 40)
+        with mock.patch.dict(os.environ, {"SPILLWAY": "", "PATH": ""}), \
+                self.assertRaisesRegex(ProgramError, "the program 'spillway' is not on PATH; build it .*, or set the variable SPILLWAY"):
+            make_plan(self.tape, 1 << 40)
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/bin/false"}), self.assertRaisesRegex(ProgramError, "spillway plan printed no rows"):
+            make_plan(self.tape, 1 << 40)
 
     def test_the_host_limits_a_step_that_the_gpu_would_run_faster(self):
         tape = self.tape
@@ -308,7 +293,7 @@ class PlanTest(unittest.TestCase):
             def seconds(actions, least=0.0):
                 for op in tape.ops:
                     op.seconds = least
-                plan = assemble(tape, actions, 1 << 40)
+                plan = predict(assemble(tape, actions))
                 self.assertEqual(plan.host_bound, plan.seconds < 1.2 * plan.host_seconds)
                 return plan.seconds
 
@@ -317,9 +302,9 @@ class PlanTest(unittest.TestCase):
             hooks = len(tape.packs) + 2 * (len(tape.positions) - len(tape.packs))
             self.assertAlmostEqual(seconds({saved.storage: "offload"}), eager + hooks + 3 + 5, delta=1e-3)
             self.assertAlmostEqual(seconds({saved.storage: "evict"}), eager + hooks + 10 + 20 + 40 * len(saved.chain.ops), delta=1e-3)
-            self.assertAlmostEqual(seconds({}, 10.0), 10 * len(tape.ops))  # the GPU is the limit
+            self.assertAlmostEqual(seconds({}, 10.0), 10 * len(tape.ops), delta=10)  # the GPU is the limit
             seconds({})
-            slow = assemble(tape, {saved.storage: "offload"}, 1 << 40)
+            slow = predict(assemble(tape, {saved.storage: "offload"}))
             self.assertAlmostEqual(slow.forward_seconds, 2 * tape.unpacks[0].op + len(tape.packs) + 3)
             for near in (0.9, 1.2, float("inf")):  # the last one was not measured
                 self.assertFalse(learn_host_speed(slow, near * slow.forward_seconds))
@@ -332,13 +317,18 @@ class PlanTest(unittest.TestCase):
     def test_operators_of_a_gpu_take_longer_beside_copies(self):
         tape = self.tape
         saved = next(s for s in candidates(tape) if len(s.unpacks) == 1 and tape.unpacks[s.unpacks[0]].op - s.packs[0].op > 20)
-        tape.bandwidth = float(tape.rounded(saved.storage))  # a copy takes a second
+        tape.bandwidth = 1e6 * tape.rounded(saved.storage)  # a copy takes a microsecond
         for op in tape.ops:
-            op.host, op.seconds = 0.0, 1.0
+            op.host, op.seconds = 0.0, 1e-6
+        read = tape.unpacks[saved.unpacks[0]]
+        release = next(at for at, op in enumerate(tape.positions) if op >= saved.dies)
+        prefetch = max(at for at, op in enumerate(tape.positions) if op < read.op - 3)
         for device, beside in (("cuda", 0.03), ("cpu", 0.0)):
             with mock.patch.object(tape, "device", device):
-                took = assemble(tape, {saved.storage: "offload"}, 1 << 40).seconds - assemble(tape, {}, 1 << 40).seconds
-                self.assertAlmostEqual(took, 2 * beside)
+                moments = Moments()
+                moments.add(saved.storage, release, [prefetch], [])
+                plan = predict(assemble(tape, {saved.storage: "offload"}, moments=moments))
+                self.assertAlmostEqual(1e6 * (plan.seconds - plan.eager_seconds), 2 * beside, delta=0.005)
 
     def test_the_cost_of_the_host_is_measured(self):
         costs = dataclasses.asdict(measure_host("cpu"))
@@ -373,18 +363,13 @@ class PlanTest(unittest.TestCase):
             make_plan(self.tape, floor.bytes - 1)
         self.assertEqual(make_plan(self.tape, "1024GiB").budget, 1 << 40)
 
-    def test_fewer_changes_are_tried_the_more_operators_there_are(self):
-        tried = [planner._most_tried(types.SimpleNamespace(ops=range(ops))) for ops in (1, 500, 2000, 50_000)]
-        self.assertEqual(tried, [1000, 1000, 250, 60])
-
     def test_a_plan_of_a_gpu_leaves_a_little_of_its_budget(self):
-        with mock.patch.object(self.tape, "device", "cuda"), \
-                mock.patch.object(planner, "_chosen", lambda *_: {}):
-            eager = make_plan(self.tape, 1 << 40, smallest=0)
-            for budget in (eager.floor.bytes, eager.peak, (eager.floor.bytes + eager.peak) // 2):
-                plan = make_plan(self.tape, budget, smallest=0)
+        with mock.patch.object(self.tape, "name", "H200"):
+            for budget in (self.eager.peak, (self.eager.floor.bytes + self.eager.peak) // 2):
+                plan = make_plan(self.tape, budget, policy=QUICK)
                 self.assertEqual(plan.budget, budget)
-                self.assertLessEqual(plan.peak, max(eager.floor.bytes, budget - budget // 400))
+                self.assertGreater(len(plan.actions), 0)
+                self.assertLessEqual(plan.peak, budget - budget // 400)
 
     def test_a_step_without_backward_is_refused(self):
         with self.assertRaisesRegex(SpillwayError, "saved no tensor"):

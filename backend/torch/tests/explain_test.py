@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import pathlib
 import tempfile
 import unittest
@@ -14,7 +15,6 @@ import torch
 from spillway_torch import SpillwayError, explain, make_plan
 from spillway_torch.__main__ import main
 from spillway_torch.tape.tape_recorder import record_tape
-from spillway_torch.plan.curve import Row, _knee
 from stepping import MODELS, Stepping, check_schema
 
 FILE = """
@@ -53,14 +53,15 @@ class CurveTest(unittest.TestCase):
                 rows = curve.rows
                 self.assertEqual((rows[0].budget, rows[-1].budget), (eager.floor.bytes, eager.eager_peak))
                 self.assertEqual(sorted({row.budget for row in rows}), [row.budget for row in rows])
-                self.assertEqual(rows[-1].plan.actions, {})
-                self.assertEqual(rows[-1].times, 1)
+                self.assertEqual((rows[-1].best, rows[-1].offloaded, rows[-1].evicted, rows[-1].times), (None, 0, 0, 1))
+                self.assertEqual((rows[-1].peak, rows[-1].seconds), (eager.eager_peak, eager.eager_seconds))
                 for row in rows:
-                    if row.plan is None:
+                    if row.best is not None:
                         self.assertGreater(row.best, row.budget)
                     else:
-                        self.assertLessEqual(row.plan.peak, row.budget)
-                        self.assertEqual((row.moved("offload"), row.moved("evict") > 0), (0, len(row.plan.actions) > 0))
+                        self.assertLessEqual(row.peak, row.budget)
+                        self.assertEqual((row.offloaded, row.evicted > 0), (0, row is not rows[-1]))
+                        self.assertGreaterEqual(row.times, 1)
                 self.assertGreaterEqual(curve.moment, 0)
                 self.assertEqual(curve.phase, "backward")
                 self.assertLessEqual(curve.without[0], curve.floor.bytes)
@@ -70,19 +71,21 @@ class CurveTest(unittest.TestCase):
     def test_offloading_reaches_lower(self):
         tape = Stepping(MODELS["vit"]).record()
         recomputed, both = explain(tape), explain(tape, ("offload", "evict"))
-        self.assertIsNone(recomputed.rows[0].plan)
-        self.assertGreater(both.rows[-2].moved("offload") + both.rows[-2].moved("evict"), 0)
-        self.assertLess(next(row.plan.peak for row in both.rows if row.plan), next(row.plan.peak for row in recomputed.rows if row.plan))
+        self.assertIsNotNone(recomputed.rows[0].best)
+        self.assertGreater(both.rows[-2].offloaded + both.rows[-2].evicted, 0)
+        self.assertLess(*(next(row.peak for row in curve.rows if row.best is None) for curve in (both, recomputed)))
 
-    def test_the_knee(self):
-        def rows(*points):
-            return [Row(budget, None if seconds is None else mock.Mock(seconds=seconds)) for budget, seconds in points]
+    def test_the_knee_lies_below_the_line_from_the_first_plan_to_the_last(self):
+        curve = explain(Stepping(MODELS["vit"]).record())
+        planned = [row for row in curve.rows if row.best is None]
+        first, last, knee = planned[0], planned[-1], curve.rows[curve.knee]
 
-        # A line from (1, 10) to (5, 2): at 2 it is at 8, where 4 lies 4 below, and at 3 it is at 6, where 3 lies 3 below.
-        self.assertEqual(_knee(rows((0, None), (1, 10), (2, 4), (3, 3), (5, 2))), 2)
-        self.assertIsNone(_knee(rows((1, 10), (2, 8), (5, 2))))
-        self.assertIsNone(_knee(rows((1, 2), (2, 2), (5, 2))))
-        self.assertIsNone(_knee(rows((5, 2))))
+        def below(row):
+            share = (row.budget - first.budget) / (last.budget - first.budget)
+            return first.seconds + share * (last.seconds - first.seconds) - row.seconds
+
+        self.assertGreater(below(knee), 0)
+        self.assertAlmostEqual(below(knee), max(map(below, planned)))
 
     def test_a_floor_in_the_update(self):
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
@@ -102,14 +105,14 @@ class CurveTest(unittest.TestCase):
     def test_the_text(self):
         curve = explain(Stepping(MODELS["vit"]).record())
         text = curve.text()
-        for pattern in ("floor\n", "  knee\n", "  without a plan\n", "no plan was found; the best takes",
+        for pattern in ("floor\n", "  knee\n", "  without a plan\n", "no plan was found; one takes",
                         "The times of a CPU are estimates",
                         r"No plan takes less than the floor, [0-9.]+ KiB, which aten::\w+.* \(operator \d+ of \d+\) needs:",
                         r"If aten::\w+.* needed less, .* the floor would be [0-9.]+ KiB, held by aten::\w+.*\."):
             self.assertRegex(text, pattern)
         same = dataclasses.replace(curve, without=(curve.floor.bytes, "aten::two"))
         self.assertIn("aten::two needs as much: a change to one", same.text())
-        curve.rows[-1].plan.host_seconds = curve.rows[-1].plan.seconds
+        curve.rows[-1].host_bound = True
         self.assertRegex(curve.text(), "without a plan, host-bound\n")
 
 
@@ -164,6 +167,10 @@ class CommandTest(unittest.TestCase):
                             ("import none_such", "train.py:1: ModuleNotFoundError")):
             self.file.write_text(text, encoding="utf-8")
             self.assertRegex(self.run_command(self.file, code=3), error)
+
+    def test_the_program_is_needed(self):
+        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}):
+            self.assertRegex(self.run_command(self.file, code=5), "SPILLWAY=/no/program is not a program")
 
     def test_a_tape_without_a_step_is_refused(self):
         with self.assertRaisesRegex(SpillwayError, "saved no tensor"):

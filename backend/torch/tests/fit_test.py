@@ -19,7 +19,6 @@ from spillway_torch import ProgramError, SpillwayError, fit
 from spillway_torch.base.device import Memory
 from spillway_torch.plan import planner
 from spillway_torch.plan.plan import parse_bytes
-from spillway_torch.tape.chains import saved_storages
 from stepping import Vit, different
 
 
@@ -86,19 +85,22 @@ class FitTest(unittest.TestCase):
                 self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
 
     def test_a_policy_of_the_program_chooses(self):
-        budget, eager = budget_of()
+        budget, _ = budget_of()
         want = Script().run()
         script = Script()
         fitted = fit(script.model, script.optimizer, budget, policy="dtr")
-        chosen = next(s for s in saved_storages(eager.tape).values() if s.dies is not None and s.chain is not None and s.bytes > 5000)
-        with mock.patch.object(planner, "ask", return_value={chosen.storage: "evict"}) as ask:
+        with mock.patch.object(planner, "ask", wraps=planner.ask) as ask:
             self.assertEqual(different(want, script.run()), [])
-        self.assertEqual(ask.call_args[0][3], "dtr")
+        self.assertEqual(ask.call_args[0][-2:], ("--policy", "dtr"))
         self.assertGreater(len(fitted.plan.actions), 0)
+        self.assertGreater(fitted.last.recomputed, 0)
         fitted.remove()
+
+    def test_a_program_that_is_missing_is_needed(self):
         script = Script()
-        fitted = fit(script.model, script.optimizer, budget, policy="dtr")
-        with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}), self.assertRaisesRegex(ProgramError, "/no/program"):
+        fitted = fit(script.model, script.optimizer, 1 << 40)
+        with mock.patch.dict(os.environ, {"SPILLWAY": "", "PATH": ""}), \
+                self.assertRaisesRegex(ProgramError, "the program 'spillway' is not on PATH; build it .* and put it there"):
             script.run()
         fitted.remove()
 

@@ -93,7 +93,7 @@ class AutogradInPythonTest(InPython, execute_autograd_test.AutogradTest):
 def recomputes(stepping):
     """Runs a step that recomputes all it can; returns each recompute that ran with the arguments of its `run`."""
     tape = stepping.record()
-    plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
+    plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None})
     ran, run = [], Recompute.run
 
     def note(self, device, storages, marks):
@@ -273,7 +273,7 @@ class StepsTest(unittest.TestCase):
 
     def test_backward_runs_when_the_plan_is_gone(self):
         want = self.gradients(contextlib.nullcontext())
-        plan = assemble(self.tape, self.actions, 0)
+        plan = assemble(self.tape, self.actions)
         context = step(plan)
         executor = weakref.ref(executor_of(plan))
         self.assertIsNotNone(executor_of(plan)._library)
@@ -288,7 +288,7 @@ class StepsTest(unittest.TestCase):
 
     def test_python_takes_over_where_the_library_does_not_take_a_chain(self):
         want = self.gradients(contextlib.nullcontext())
-        plan = assemble(self.tape, self.actions, 0)
+        plan = assemble(self.tape, self.actions)
         with mock.patch.object(recompute.Recompute, "_in_library", lambda *_: None):
             context = step(plan)
         self.assertIsNone(executor_of(plan)._library)
@@ -301,7 +301,7 @@ class StepsTest(unittest.TestCase):
                 self.gradients(context)
             return collections.Counter(event.name for event in profile.events())
 
-        plan = assemble(self.tape, self.actions, 0)
+        plan = assemble(self.tape, self.actions)
         for _ in range(3):
             self.gradients(step(plan))
         self.assertTrue(executor_of(plan).hashes.known)
@@ -317,7 +317,7 @@ class StepsTest(unittest.TestCase):
         model = torch.nn.Linear(4, 4)
         self.stepping = Stepping(lambda: (model, lambda: torch.ops.spillway_inside.choose(model(torch.ones(2, 4))).tanh().sum()))
         tape = self.stepping.record()
-        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
+        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None})
         for inside in (torch.exp, torch.exp, torch.exp, torch.sigmoid):
             self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
@@ -337,7 +337,7 @@ class StepsTest(unittest.TestCase):
 
         self.stepping = Stepping(lambda: (model, loss))
         tape = self.stepping.record()
-        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None}, 0)
+        plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None})
         for factor in (1.0, 1.0, 1.0, 2.0):
             self.assertEqual(executor_of(plan).deviations, [])
             self.assertEqual(different(self.gradients(contextlib.nullcontext()), self.gradients(step(plan))), [])
@@ -371,7 +371,7 @@ class StepsTest(unittest.TestCase):
                 super().copy(queue, into, source)
 
         for Device.failing in (Queue.OUT, Queue.IN):
-            plan = assemble(self.tape, dict.fromkeys(self.actions, "offload"), 0)
+            plan = assemble(self.tape, dict.fromkeys(self.actions, "offload"))
             EXECUTORS[plan] = Executor(plan, Device())
             with self.assertRaisesRegex(ValueError, "no copy"):
                 self.gradients(step(plan))

@@ -20,6 +20,8 @@ from spillway_torch.tape.chains import saved_storages
 
 
 torch.set_num_threads(1)  # the models are small
+QUICK = "joint:effort=300"  # a policy that decides at once
+SCHEMAS = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas"
 
 
 class Dropout(nn.Module):
@@ -172,7 +174,7 @@ def candidates(tape):
 
 
 def random_plan(tape, seed):
-    """Returns a plan with random actions, for a budget that wants copies early or late."""
+    """Returns a plan with random actions, whose copies come back where backward reads them, or a few positions before."""
     draw = random.Random(seed)
     choice = draw.choice(("kor", "or", "ko", "kr", "ooor", "rrrko", "o", "r"))
     names = {"k": "keep", "o": "offload", "r": "evict"}
@@ -180,7 +182,13 @@ def random_plan(tape, seed):
     for saved in candidates(tape):
         action = names[draw.choice(choice)]
         actions[saved.storage] = "keep" if action == "evict" and saved.chain is None else action
-    return assemble(tape, actions, draw.choice((0, 1 << 40)))
+    plan = assemble(tape, actions)
+    before = draw.choice((0, 1, 4))
+    for saved in candidates(tape) if before else ():
+        if actions[saved.storage] == "offload":
+            for unpack in map(tape.unpacks.__getitem__, saved.unpacks):
+                plan.prefetches.setdefault(unpack.position - before, []).append(saved.storage)
+    return plan
 
 
 def check_schema(test, name, value):
@@ -202,8 +210,7 @@ def check_schema(test, name, value):
             types = kind["type"] if isinstance(kind["type"], list) else [kind["type"]]
             test.assertIn(type(value), [known[t] for t in types] + [int] * ("number" in types))
 
-    schemas = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "schemas"
-    compare(json.loads((schemas / f"{name}.json").read_text(encoding="utf-8")), value)
+    compare(json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8")), value)
 
 
 WAYS = ("evict", "offload", "mixed")  # the plans of `PlansTest`
@@ -216,7 +223,7 @@ def plan_of(tape, way):
     for at, saved in enumerate(candidates(tape)):
         wanted = way if way != "mixed" else ("evict", "offload")[at % 2]
         actions[saved.storage] = wanted if wanted == "offload" or saved.chain is not None else "keep"
-    return assemble(tape, actions, 0)
+    return assemble(tape, actions)
 
 
 class Case:

@@ -19,7 +19,7 @@ class ProgramError(SpillwayError):
 
 
 class NoPlanError(SpillwayError):
-    """The planner found no plan within the budget; `best` is the predicted peak, in bytes, of the best one that it tried."""
+    """The program found no plan within the budget; `best` is the least memory, in bytes, with which it found one."""
 
     def __init__(self, message: str, best: int) -> None:
         super().__init__(message)
