@@ -12,7 +12,11 @@ if(SPILLWAY_BUILD_CLI)
     ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
   set_target_properties(spillway_cli PROPERTIES
     BUILD_RPATH "$ORIGIN/${library_from_program}"
-    INSTALL_RPATH "$ORIGIN/${library_from_program}")
+    INSTALL_RPATH "$ORIGIN/${library_from_program};$ORIGIN/${library_from_program}/spillway")
+  # A package may bring other libraries in lib/spillway. The older kind of path serves those that they need, too.
+  set_target_properties(spillway PROPERTIES INSTALL_RPATH "$ORIGIN/spillway")
+  target_link_options(spillway PRIVATE -Wl,--disable-new-dtags)
+  target_link_options(spillway_cli PRIVATE -Wl,--disable-new-dtags)
   install(TARGETS spillway_cli)
   if(TARGET spillway_cuda)
     set_target_properties(spillway_cuda PROPERTIES

@@ -1,23 +1,13 @@
-"""Adds the library of spillway_torch.build to the wheel, if PyTorch and a compiler are there when the wheel is built."""
+"""Adds the program to the wheel, if scripts/wheel left it in the folder program/ beside this file.
 
-import importlib.util
-import pathlib
-import subprocess
-import sys
+The wheel then serves Linux on x86-64 with glibc 2.35 or later, whose libstdc++ is that of GCC 12 or later.
+"""
+
+from pathlib import Path
 
 from setuptools import setup
-from setuptools.command.build_py import build_py
 
-
-class BuildWithLibrary(build_py):
-    def run(self):
-        super().run()
-        if self.editable_mode or importlib.util.find_spec("torch") is None:
-            return
-        folder = pathlib.Path(self.build_lib).resolve() / "spillway_torch" / "run"
-        built = subprocess.run([sys.executable, "-m", "spillway_torch.build", folder], check=False, cwd=pathlib.Path(__file__).parent)
-        if built.returncode == 0:
-            self.get_finalized_command("bdist_wheel").plat_name_supplied = True  # other versions of Python do without it
-
-
-setup(cmdclass={"build_py": BuildWithLibrary})
+TREE = Path("program")
+files = [path for path in sorted(TREE.rglob("*")) if path.is_file() and not path.is_symlink()]  # a wheel has no links
+setup(data_files=[(str(path.parent.relative_to(TREE)), [str(path)]) for path in files],
+      options={"bdist_wheel": {"plat_name": "manylinux_2_35_x86_64"}} if files else {})

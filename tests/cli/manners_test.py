@@ -156,7 +156,7 @@ class TalkTest(CommandTest):
         self.assertEqual(result.stderr, b"")
 
     def test_scripts_print_help_before_they_install_anything(self):
-        for script in ("demo", "test"):
+        for script in ("demo", "test", "wheel"):
             for option in ("-h", "--help"):
                 result = subprocess.run([SCRIPTS / script, option], capture_output=True, text=True, check=True,
                                         env={"PATH": "/usr/bin:/bin"})

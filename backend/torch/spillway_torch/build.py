@@ -1,6 +1,6 @@
 """Builds the library that carries out plans without Python, for the PyTorch that is installed:
 
-    python3 -m spillway_torch.build [FOLDER]      by default into the package, where it is looked for
+    python3 -m spillway_torch.build [FOLDER]      by default into the package, where it is looked for first
 
 It takes a compiler for C++20 (c++, or the one in the variable CXX), the headers of Python, and ccache if there is one. The library
 serves this version of Python, and builds of this version of PyTorch for CPUs and for GPUs. Without it, Python runs the operators; without
@@ -12,6 +12,7 @@ Exit codes: 0 if the library is there, 2 for bad usage, 5 if it cannot be built.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -51,8 +52,9 @@ def build(folder: pathlib.Path) -> pathlib.Path:
             "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", home / "include",
             "-isystem", home / "include/torch/csrc/api/include", "-isystem", headers, "-I."]
-        for source, target in zip(sources, objects):
-            subprocess.run([*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda source, target: subprocess.run(
+                [*cached, *compiler, *flags, "-c", source.name, "-o", target], cwd=source.parent, check=True), sources, objects))
         subprocess.run([*compiler, "-shared", *objects, "-o", linked, f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],
                        check=True)
         linked.replace(library)

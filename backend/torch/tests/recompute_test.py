@@ -380,27 +380,44 @@ class StepsTest(unittest.TestCase):
 
 
 class FallbackTest(unittest.TestCase):
-    def reason(self, **patches):
-        recompute._library.cache_clear()
-        self.addCleanup(recompute._library.cache_clear)
-        with self.assertLogs("spillway_torch", "DEBUG") as logs, contextlib.ExitStack() as stack:
-            for name, value in patches.items():
-                stack.enter_context(mock.patch.object(recompute, name, value))
+    def reason(self, **variables):
+        """Returns the levels and texts of what is said where there is no library."""
+        for cached in recompute._library, recompute.found_library:
+            cached.cache_clear()
+            self.addCleanup(cached.cache_clear)
+        with self.assertLogs("spillway_torch", "DEBUG") as logs, mock.patch.dict(os.environ, variables):
             self.assertIsNone(recompute._library())
-        self.assertEqual(len(logs.records), 1)
-        self.assertEqual(logs.records[0].levelname, "DEBUG")
-        return logs.output[0]
+        return [(record.levelname, record.getMessage()) for record in logs.records]
 
     def test_reasons(self):
-        with mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_RECOMPUTE": "1"}):
-            self.assertIn("SPILLWAY_TORCH_PYTHON_RECOMPUTE is set", self.reason())
-        self.enterContext(mock.patch.dict(os.environ, {"SPILLWAY_TORCH_PYTHON_RECOMPUTE": "0"}))
-        with mock.patch.object(torch, "__version__", "2.99.0+cu999"):
-            self.assertIn("recompute-2.99.0-", self.reason())
-        with tempfile.TemporaryDirectory() as folder:
-            broken = pathlib.Path(folder, "recompute.so")
-            broken.write_bytes(b"no library")
-            self.assertIn("recompute.so", self.reason(library_path=lambda: broken))
+        ((level, text),) = self.reason(SPILLWAY_TORCH_PYTHON_RECOMPUTE="1")
+        self.assertEqual(level, "DEBUG")
+        self.assertIn("SPILLWAY_TORCH_PYTHON_RECOMPUTE is set", text)
+        with tempfile.TemporaryDirectory() as cache, mock.patch.object(torch, "__version__", "2.99.0+cu999"):
+            variables = {"SPILLWAY_TORCH_PYTHON_RECOMPUTE": "0", "XDG_CACHE_HOME": cache}
+            ((level, text),) = self.reason(CXX="/no/compiler -O2", **variables)
+            self.assertEqual(level, "WARNING")
+            self.assertIn("no library was built for PyTorch 2.99.0+cu999", text)
+            self.assertIn("there is no C++ compiler (/no/compiler)", text)
+
+            library = recompute.library_path(pathlib.Path(cache, "spillway_torch"))
+            told, failed = self.reason(CXX="false", **variables)
+            self.assertIn("building the library for PyTorch 2.99.0+cu999", told[1])
+            self.assertIn(str(library.with_suffix(".log")), failed[1])
+            self.assertEqual(self.reason(CXX="false", **variables), [failed])  # it is not tried again
+            library.write_bytes(b"no library")
+            self.assertIn(library.name, self.reason(**variables)[0][1])
+
+    def test_it_is_built_when_it_is_first_needed(self):
+        self.addCleanup(recompute.found_library.cache_clear)
+        recompute.found_library.cache_clear()
+        with tempfile.TemporaryDirectory() as cache, mock.patch.object(torch, "__version__", "2.99.0"), \
+                mock.patch.dict(os.environ, {"XDG_CACHE_HOME": cache, "CXX": "true"}):
+            library = recompute.library_path(pathlib.Path(cache, "spillway_torch"))
+            with mock.patch.object(recompute.subprocess, "run", lambda *_, **__: library.touch()), self.assertLogs("spillway_torch") as logs:
+                self.assertEqual(recompute.found_library(), library)
+            self.assertIn("takes a minute, once", logs.output[0])
+            self.assertEqual(list(library.parent.iterdir()), [library])  # and no output of the compiler
 
     @unittest.skipIf(LIBRARY is None, "there is no library")
     def test_a_chain_that_the_library_does_not_take_runs_in_python(self):
@@ -431,10 +448,10 @@ class FallbackTest(unittest.TestCase):
 
     def test_without_headers_of_python_less_is_built(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["recompute_chains.cc", "compare_steps.cc"])
+            self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))], ["compare_steps.cc", "recompute_chains.cc"])
             pathlib.Path(folder, "Python.h").touch()
             self.assertEqual([source.name for source in build.compiled(pathlib.Path(folder))],
-                             ["recompute_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"])
+                             ["compare_steps.cc", "devices.cc", "recompute_chains.cc", "run_steps.cc"])
 
     def test_a_library_without_steps(self):
         recompute.steps_library.cache_clear()
@@ -442,7 +459,7 @@ class FallbackTest(unittest.TestCase):
         with mock.patch.object(recompute, "_library", object), tempfile.TemporaryDirectory() as folder:
             other = pathlib.Path(folder, "recompute.so")
             other.write_bytes(b"no library")
-            with mock.patch.object(recompute, "library_path", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
+            with mock.patch.object(recompute, "found_library", lambda: other), self.assertLogs("spillway_torch", "DEBUG") as logs:
                 self.assertIsNone(recompute.steps_library())
         self.assertIn("Python handles the tensors that autograd saves", logs.output[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ from .errors import ProgramError
 
 
 def find_program() -> str:
-    """Returns the path of `spillway`: the value of the variable SPILLWAY, else the program of that name on PATH.
+    """Returns the path of `spillway`: the value of the variable SPILLWAY, else the program that was installed with this package,
+    else the one on PATH.
 
     Raises `ProgramError` if there is none.
     """
@@ -19,11 +21,20 @@ def find_program() -> str:
         if os.path.isfile(named) and os.access(named, os.X_OK):
             return named
         raise ProgramError(f"SPILLWAY={named} is not a program")
-    found = shutil.which("spillway")
+    found = _installed() or shutil.which("spillway")
     if found is None:
-        raise ProgramError("the program 'spillway' is not on PATH; build it (README of Spillway) and put it there, or set the "
-                           "variable SPILLWAY to its path")
+        raise ProgramError("the program 'spillway' is not on PATH, and this package was installed without it; install the wheel "
+                           "(README of Spillway), or set the variable SPILLWAY to the path of a program")
     return found
+
+
+def _installed() -> str | None:
+    """Returns the path of the program that was installed with this package, if there is one."""
+    for package in importlib.metadata.distributions(name="spillway-torch"):
+        for file in package.files or ():
+            if file.parts[-2:] == ("bin", "spillway") and os.path.isfile(file.locate()):
+                return os.path.realpath(file.locate())
+    return None
 
 
 def run_program(*arguments: str) -> str:

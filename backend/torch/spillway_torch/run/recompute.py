@@ -9,6 +9,8 @@ import logging
 import os
 import pathlib
 import platform
+import shutil
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -23,8 +25,7 @@ from ..tape.tape import IGNORED, Op, Ref, Tape, view_in
 
 log = logging.getLogger("spillway_torch")
 Storages = dict[int, torch.Tensor]  # by number, a tensor that lies in the storage
-SOURCES = tuple(pathlib.Path(__file__).with_name(name) for name in (
-    "step_library.h", "devices.h", "recompute_chains.cc", "compare_steps.cc", "devices.cc", "run_steps.cc"))
+SOURCES = tuple(sorted(path for path in pathlib.Path(__file__).parent.iterdir() if path.suffix in (".h", ".cc")))
 
 
 def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
@@ -37,18 +38,44 @@ def library_path(folder: pathlib.Path = SOURCES[0].parent) -> pathlib.Path:
 
 
 @functools.cache
+def found_library() -> pathlib.Path:
+    """Returns the path of the library: in the package, or in the user's cache, for which it is built at its first use.
+
+    Raises OSError with the reason if there is none.
+    """
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spillway_torch"
+    for library in library_path(), library_path(cache):
+        if library.exists():
+            return library
+    this = f"PyTorch {torch.__version__} and Python {platform.python_version()}"
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if shutil.which(compiler) is None:
+        raise OSError(f"no library was built for {this}, and there is no C++ compiler ({compiler}) to build it")
+    output = library.with_suffix(".log")
+    if not output.exists():  # else a build failed, or is on its way in another process
+        log.warning("spillway: building the library for %s, which takes a minute, once", this)
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(output, "x", encoding="utf-8") as file:
+            subprocess.run([sys.executable, "-m", "spillway_torch.build", cache], check=False, stdout=file, stderr=file,
+                           cwd=pathlib.Path(__file__).parents[2])
+        if library.exists():
+            output.unlink()
+            return library
+    raise OSError(f"no library was built for {this} (see {output}); `python3 -m spillway_torch.build` builds it")
+
+
+@functools.cache
 def _library() -> Any:
     """Returns the operators of the library; None if there is none for this PyTorch, or the program wants none."""
     if os.environ.get("SPILLWAY_TORCH_PYTHON_RECOMPUTE", "") not in ("", "0"):
-        reason = "SPILLWAY_TORCH_PYTHON_RECOMPUTE is set"
-    else:
-        try:
-            torch.ops.load_library(library_path())
-            return torch.ops.spillway_recompute
-        except OSError as error:
-            reason = f"{error}; `python3 -m spillway_torch.build` makes it"
-    log.debug("spillway: operators run again in Python, which takes longer: %s", reason)
-    return None
+        log.debug("spillway: operators run again in Python, which takes longer: SPILLWAY_TORCH_PYTHON_RECOMPUTE is set")
+        return None
+    try:
+        torch.ops.load_library(found_library())
+        return torch.ops.spillway_recompute
+    except OSError as error:
+        log.warning("spillway: operators run again in Python, which takes longer: %s", error)
+        return None
 
 
 @functools.cache
@@ -56,7 +83,7 @@ def steps_library() -> Any:
     """Returns the part of the library that handles saved tensors; None if there is none, or it was built without Python's headers."""
     if _library() is None:
         return None
-    loader = importlib.machinery.ExtensionFileLoader("spillway_steps", str(library_path()))
+    loader = importlib.machinery.ExtensionFileLoader("spillway_steps", str(found_library()))
     spec = importlib.util.spec_from_loader("spillway_steps", loader)
     assert spec is not None
     try:
