@@ -104,7 +104,7 @@ def assemble(tape: Tape, actions: dict[int, str], memory: int = 1 << 40, moments
             release = bisect.bisect_left(tape.positions, saved.dies or 0)
             reads = sorted({tape.unpacks[u].position for u in saved.unpacks})
             if actions.get(saved.storage, KEEP) != KEEP:
-                moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0] else None, (), reads[:-1])
+                moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0] else None, (), reads)
     moved = {s: a for s, a in actions.items() if a != KEEP}
     return Plan(memory, moved, moments.releases, moments.prefetches, moments.drops, 0, 0, 0.0, 0.0, None, tape)
 

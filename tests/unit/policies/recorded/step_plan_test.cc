@@ -74,7 +74,7 @@ TEST_F(StepPlanTest, ReleasesAndPrefetchesAreWhereHooksAre) {
   const StepPlan plan = PlanOf(SendY1);
   ASSERT_EQ(plan.storages.size(), 1);
   EXPECT_EQ(plan.storages[0],
-            (StepPlan::Storage{TensorId{1}, StepPlan::Fate::kOffload, 2, {3}, {}}));
+            (StepPlan::Storage{TensorId{1}, StepPlan::Fate::kOffload, 2, {3}, {4}}));
 }
 
 // The policy sends y1 after f2, where the program has started the copy before f2.
