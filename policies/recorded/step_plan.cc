@@ -142,7 +142,7 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
     };
     const auto first = std::ranges::find_if(found->second, leaves);
     if (first == found->second.end()) continue;
-    const bool offloads = first->verb == Verb::kRelease, evicts = !offloads;
+    const bool offloads = first->verb == Verb::kRelease;
     const size_t released = first->before;
     storage.fate = offloads ? StepPlan::Fate::kOffload : StepPlan::Fate::kEvict;
     const size_t taken = Index(times.reads.front().taken);
