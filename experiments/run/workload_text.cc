@@ -168,8 +168,9 @@ constexpr WorkloadOption kOptions[] = {
 size_t EndOfName(const std::string& text) {
   std::error_code ignored;
   if (IsTraceFile(text) && std::filesystem::exists(text, ignored)) return text.size();
-  for (size_t at = 0; at < text.size(); ++at) {
-    if ((text[at] == ',' || text[at] == ':') && IsTraceFile(text.substr(0, at))) return at;
+  for (size_t at = 0; at <= text.size(); ++at) {
+    const bool ends = at == text.size() || text[at] == ',' || text[at] == ':';
+    if (ends && IsTraceFile(text.substr(0, at))) return at;
   }
   int depth = 0;  // of brackets, in which networks have parameters
   for (size_t at = 0; at < text.size(); ++at) {
