@@ -106,7 +106,28 @@ def assemble(tape: Tape, actions: dict[int, str], memory: int = 1 << 40, moments
             if actions.get(saved.storage, KEEP) != KEEP:
                 moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0] else None, (), reads)
     moved = {s: a for s, a in actions.items() if a != KEEP}
+    _end_sources(tape, moved, moments)
     return Plan(memory, moved, moments.releases, moments.prefetches, moments.drops, 0, 0, 0.0, 0.0, None, tape)
+
+
+def _end_sources(tape: Tape, actions: dict[int, str], moments: Moments) -> None:
+    """Gives up what came back only for others to be recomputed from it, behind the last read of its own."""
+    saved = {s.storage: s for s in movable_storages(tape, 0)}
+    reads = {s: sorted({tape.unpacks[u].position for u in of.unpacks}) for s, of in saved.items()}
+    for storage in [s for s, action in actions.items() if action == EVICT]:
+        sources: dict[int, None] = {}
+        waiting = [storage]
+        while waiting:
+            at = waiting.pop()
+            chain = saved[at].chain if actions[at] == EVICT else None
+            for source, _ in chain.sources if chain is not None else ():
+                if source in actions and source in saved and source not in sources:
+                    sources[source] = None
+                    waiting.append(source)
+        for position in reads[storage]:
+            for source in sources:
+                if position > reads[source][-1] and source not in moments.drops.get(position, ()):
+                    moments.drops.setdefault(position, []).append(source)
 
 
 def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
@@ -155,6 +176,7 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
         storage = known[name].storage
         actions[storage] = fate
         moments.add(storage, item.get("release"), item.get("prefetches", ()), item["drops"])
+    _end_sources(tape, actions, moments)
     return Plan(int(document["memory_bytes"]), actions, moments.releases, moments.prefetches, moments.drops, document["peak_bytes"],
                 document["eager_peak_bytes"], document["step_s"], document["eager_step_s"], None, tape, document["host_s"],
                 document["forward_host_s"])
