@@ -100,7 +100,7 @@ class FitTest(unittest.TestCase):
         script = Script()
         fitted = fit(script.model, script.optimizer, 1 << 40)
         with mock.patch.dict(os.environ, {"SPILLWAY": "", "PATH": ""}), \
-                self.assertRaisesRegex(ProgramError, "the program 'spillway' is not on PATH; build it .* and put it there"):
+                self.assertRaisesRegex(ProgramError, "the program 'spillway' is not on PATH.*, or set the variable SPILLWAY"):
             script.run()
         fitted.remove()
 

@@ -102,9 +102,10 @@ def assemble(tape: Tape, actions: dict[int, str], memory: int = 1 << 40, moments
         moments = Moments()
         for saved in movable_storages(tape, 0):
             release = bisect.bisect_left(tape.positions, saved.dies or 0)
-            reads = sorted({tape.unpacks[u].position for u in saved.unpacks})
+            reads = sorted((tape.unpacks[u].position, tape.unpacks[u].op) for u in saved.unpacks)
+            drops = [at for (at, op), (_, later) in zip(reads, reads[1:]) if op != later]  # it is there once for each operator
             if actions.get(saved.storage, KEEP) != KEEP:
-                moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0] else None, (), reads)
+                moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0][0] else None, (), [*drops, reads[-1][0]])
     moved = {s: a for s, a in actions.items() if a != KEEP}
     _end_sources(tape, moved, moments)
     return Plan(memory, moved, moments.releases, moments.prefetches, moments.drops, 0, 0, 0.0, 0.0, None, tape)
