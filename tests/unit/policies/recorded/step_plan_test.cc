@@ -111,7 +111,9 @@ TEST_F(StepPlanTest, ACopyStartsWhereAutogradSaves) {
 TEST_F(StepPlanTest, TheFirstLeaveDecidesHowAStorageComesBack) {
   const StepPlan plan = PlanOf([](ScriptedPolicy& policy) {
     policy.after = [](PolicyContext& context, const std::string& op) {
-      if (op == "f2") EXPECT_TRUE(context.Evict(Find(context, "y1")));
+      if (op == "f2") {
+        EXPECT_TRUE(context.Evict(Find(context, "y1")));
+      }
     };
   });
   ASSERT_EQ(plan.storages.size(), 1);

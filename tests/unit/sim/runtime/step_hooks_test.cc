@@ -43,12 +43,20 @@ TEST(StepHooksTest, CopiesWaitForOpsAndOpsForTheCopyOfWhatLeaves) {
   ScriptedPolicy policy;
   policy.before = [](PolicyContext& context, const std::string& op) {
     const TensorId y1 = Find(context, "y1");
-    if (op == "f2") EXPECT_FALSE(context.Offload(y1));  // f2 uses it
-    if (op == "f3") EXPECT_TRUE(context.Release(y1));
-    if (op == "b3") EXPECT_TRUE(context.Prefetch(y1));
+    if (op == "f2") {
+      EXPECT_FALSE(context.Offload(y1));  // f2 uses it
+    }
+    if (op == "f3") {
+      EXPECT_TRUE(context.Release(y1));
+    }
+    if (op == "b3") {
+      EXPECT_TRUE(context.Prefetch(y1));
+    }
   };
   policy.after = [](PolicyContext& context, const std::string& op) {
-    if (op == "f1") EXPECT_TRUE(context.Offload(Find(context, "y1")));
+    if (op == "f1") {
+      EXPECT_TRUE(context.Offload(Find(context, "y1")));
+    }
   };
   EXPECT_EQ(TimelineText(trace, RunHooked(trace, policy).report),
             "    0     5 compute f1\n"
