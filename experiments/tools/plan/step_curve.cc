@@ -194,6 +194,7 @@ PlannedStep StepPlanner::In(Bytes memory) const { return In(memory, asked_); }
 
 PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
   if (memory < floor_.size) return {memory, {}, PredictionOf(eager_), floor_.size};
+  if (eager_.metrics.peak_allocated <= memory) return {memory, {}, PredictionOf(eager_), Bytes(0)};
   const Bytes margin =
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
   const Bytes aim = std::max(floor_.size, memory - margin);
@@ -204,6 +205,8 @@ PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
     planned.best = more.prediction.peak;
     break;
   }
+  if (planned.best > Bytes(0) && planned.best <= memory)
+    planned.best = eager_.metrics.peak_allocated;
   planned.memory = memory;
   return planned;
 }

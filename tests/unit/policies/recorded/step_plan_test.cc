@@ -96,11 +96,11 @@ TEST_F(StepPlanTest, ACopyStartsWhereAutogradSaves) {
   };
   EXPECT_EQ(Carry(CarriedOut(std::make_unique<Sends>())),
             "    0    10 compute f1\n"
-            "   10    20 compute f2\n"
             "   10    20 d2h y1\n"
+            "   10    20 compute f2\n"
             "   20    30 compute f3\n"
-            "   30    40 compute b3\n"
             "   30    40 h2d y1\n"
+            "   30    40 compute b3\n"
             "   40    50 compute b2\n"
             "   50    60 compute b1\n");
   const StepPlan plan = PlanOf(SendY1);
@@ -119,7 +119,7 @@ TEST_F(StepPlanTest, TheFirstLeaveDecidesHowAStorageComesBack) {
   ASSERT_EQ(plan.storages.size(), 1);
   EXPECT_EQ(plan.storages[0].fate, StepPlan::Fate::kEvict);
   EXPECT_THAT(Carry(std::make_unique<StepExecutor>(plan, places_, trace_.ops.size())),
-              HasSubstr("   40    50 compute f1\n"));
+              HasSubstr("   40    50 compute again f1\n"));
 }
 
 TEST_F(StepPlanTest, AFileHasThePlan) {

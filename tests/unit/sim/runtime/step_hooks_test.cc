@@ -63,8 +63,8 @@ TEST(StepHooksTest, CopiesWaitForOpsAndOpsForTheCopyOfWhatLeaves) {
             "    5    10 compute f2\n"
             "    5    15 d2h y1\n"
             "   15    20 compute f3\n"
-            "   20    25 compute b3\n"
             "   20    30 h2d y1\n"
+            "   20    25 compute b3\n"
             "   30    35 compute b2\n"
             "   35    40 compute b1\n");
 }
