@@ -202,7 +202,11 @@ PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
   for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
     const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]), coarse_);
     if (!more.fits()) continue;
-    planned.best = more.prediction.peak;
+    if (more.prediction.peak <= memory) {
+      planned = more;
+    } else {
+      planned.best = more.prediction.peak;
+    }
     break;
   }
   if (planned.best > Bytes(0) && planned.best <= memory)
