@@ -6,9 +6,11 @@ usage: tables_test.py PATH_OF_SPILLWAY
 
 import csv
 import io
+import json
 import os
 import re
 
+import plan_test
 from harness import DirectoryTest, RECORDED, ROOT, main
 
 POLICIES = ("--policy", "liveness:algo=memory,vdnn-all:algo=memory,mxnet")
@@ -62,11 +64,14 @@ class EveryVerbTest(TablesTest):
         self.ok("store", "import", store, RECORDED / "h200/alexnet-128.json.zst")
         self.ok("sweep", "alexnet:{1,2}", "--policy", "torch", "-o", sweep, "--quiet")
         recording = ROOT / "tests/testing/recordings/pytorch/resnet50-b32"
+        recorded = self.directory / "step.json"
+        recorded.write_text(json.dumps(plan_test.step()), encoding="utf-8")
         return {
             "run": ("run", "alexnet:1"),
             "compare": COMPARE,
             "limit": ("limit", "alexnet", "--memory", "1GiB", "--policy", "liveness", "--scan", "1"),
             "fit": ("fit", "alexnet:1", "--device", "k40c,h200"),
+            "plan": ("plan", recorded, "--memory", "640MiB", *plan_test.QUICK),
             "replay": ("replay", decisions, "--allocator", "best-fit,first-fit"),
             "reproduce": ("reproduce", "vdnn-Fig5"),
             "list/ops": ("list", "ops"),

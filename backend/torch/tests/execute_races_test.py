@@ -6,6 +6,7 @@ import torch
 
 from adversary import Adversary
 from spillway_torch.base.device import Queue
+from spillway_torch.base.errors import NoPlanError
 from spillway_torch.plan.planner import make_plan
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from stepping import MODELS, QUICK, Stepping, different, random_plan
@@ -75,7 +76,10 @@ class RacesTest(unittest.TestCase):
             for seed in range(3):
                 with self.subTest(name, seed=seed):
                     budget = eager.floor.bytes + (seed + 1) * (eager.peak - eager.floor.bytes) // 4
-                    plan = make_plan(tape, budget, moves=("offload",), policy=QUICK)
+                    try:
+                        plan = make_plan(tape, budget, moves=("offload",), policy=QUICK)
+                    except NoPlanError:  # a step whose floor is near its peak
+                        plan = random_plan(tape, seed)
                     device = Adversary(seed)
                     self.assertEqual(different(want, stepping.steps(plan, device=device)), [])
                     self.assertEqual((device.violations, executor_of(plan).deviations), ([], []))
