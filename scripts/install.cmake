@@ -35,7 +35,7 @@ foreach(folder traces sim policies)
     PATTERN records/sqlite_file.h EXCLUDE  # only stores use it
     PATTERN devices EXCLUDE PATTERN recorded EXCLUDE)
 endforeach()
-install(DIRECTORY experiments/run experiments/output DESTINATION ${header_dir}/experiments
+install(DIRECTORY experiments/changes experiments/run experiments/output DESTINATION ${header_dir}/experiments
   FILES_MATCHING PATTERN "*.h" PATTERN execute.h EXCLUDE)  # execute.h needs backends
 
 # The paths below are the paths that experiments/run/data_files.cc looks for.

@@ -17,6 +17,7 @@ import shlex
 import shutil
 import tempfile
 
+import plan_test
 from harness import CommandTest, ROOT, main, on_a_terminal, run
 
 POLICIES = ("liveness", "vdnn-all", "vdnn-conv:algo=memory", "vdnnpp", "mxnet", "superneurons", "network-wide",
@@ -280,6 +281,7 @@ def prepare(folder):
         shutil.copy(recordings / f"pytorch/gpt2-b4s512.{kind}.json.zst", folder / files[name]["file"])
     manifest = {"format": "spillway-pytorch-recording", "schema_version": 1, "name": "gpt2", "outcome": "ok",
                 "model": {"batch": 4}, "files": files}
+    (folder / "step.json").write_text(json.dumps(plan_test.step()), encoding="utf-8")
     (folder / "gpt2.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (folder / "grid.toml").write_text('workload = ["alexnet:{8,16}"]\npolicy = ["liveness", "vdnn-all"]\n', encoding="utf-8")
     for args in (("store", "import", "kernels.sqlite", "tables/vgg16-64.json.zst"),

@@ -364,11 +364,11 @@ class PlanTest(unittest.TestCase):
 
     def test_a_plan_of_a_gpu_leaves_a_little_of_its_budget(self):
         with mock.patch.object(self.tape, "name", "H200"):
-            for budget in (self.eager.peak, (self.eager.floor.bytes + self.eager.peak) // 2):
-                plan = make_plan(self.tape, budget, policy=QUICK)
-                self.assertEqual(plan.budget, budget)
-                self.assertGreater(len(plan.actions), 0)
-                self.assertLessEqual(plan.peak, budget - budget // 400)
+            budget = (self.eager.floor.bytes + self.eager.peak) // 2
+            plan = make_plan(self.tape, budget, policy=QUICK)
+            self.assertEqual(plan.budget, budget)
+            self.assertGreater(len(plan.actions), 0)
+            self.assertLessEqual(plan.peak, budget - budget // 400)
 
     def test_a_step_without_backward_is_refused(self):
         with self.assertRaisesRegex(SpillwayError, "saved no tensor"):

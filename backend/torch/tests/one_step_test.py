@@ -24,7 +24,7 @@ class OneStepTest(unittest.TestCase):
         plan = make_plan(recorded, "1GiB")
         with step(plan):
             self.step()
-        self.assertEqual(explain(recorded).rows[-1].plan.eager_peak, plan.eager_peak)
+        self.assertEqual(explain(recorded).rows[-1].peak, plan.eager_peak)
 
     def test_a_step_without_values_cannot_be_planned(self):
         with pretend("cuda:sm_90"):

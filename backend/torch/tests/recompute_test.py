@@ -127,7 +127,8 @@ class LibraryTest(unittest.TestCase):
         self.assertGreater(drawn, 0)
 
     def test_it_runs_without_gradient_and_autocast(self):
-        of, device, storages, marks = next(r for r in recomputes(Stepping(MODELS["vit"])) if r[0]._steps[0].name == "aten::addmm")
+        of, device, storages, marks = next(
+            r for r in recomputes(Stepping(MODELS["vit"])) if r[0]._steps[0].name.startswith("aten::addmm"))
         want = of.run(device, storages, marks)
         storages = {s: t.detach().requires_grad_() for s, t in storages.items()}
         with torch.autocast("cpu", torch.bfloat16), torch.enable_grad(), torch.device("meta"):
@@ -170,13 +171,13 @@ class LibraryTest(unittest.TestCase):
             tape = stepping.record()
             saved = next(s for s in candidates(tape) if s.chain is not None and len(s.chain.ops) > 1)
             op = tape.ops[saved.chain.ops[at]]
-            op.outputs = [ref and dataclasses.replace(ref, geometry=change(ref.geometry)) for ref in op.outputs]
+            op.results = [ref and dataclasses.replace(ref, geometry=change(ref.geometry)) for ref in op.results]
             of = Recompute(tape, saved, saved.chain)
             storages = {v[0]: torch.randn(tape.storages[v[0]].size // 4) for v in saved.chain.sources}
             storages.update((p, tape.parameters[p]().detach()) for p in saved.chain.parameters)
             one, other = self.failures(of, device, storages, {})
             self.assertEqual(one, other)
-            self.assertEqual(one, (SpillwayError, f"{op.name} made another layout of its result than in the recorded step"))
+            self.assertEqual(one, (SpillwayError, f"{op.place} made another layout of its result than in the recorded step"))
 
     def test_random_numbers_in_another_order_fail_and_leave_nothing_behind(self):
         of, device, storages, marks = next(r for r in recomputes(Stepping(MODELS["gpt, fused dropout"])) if r[0].native._drawing)

@@ -16,7 +16,7 @@ namespace spillway::cli {
 void GridOption::Add(Command& verb) {
   verb.Texts("grid", given,
              "NETWORK:BATCH with alternatives in braces "
-             "('gpt2:{8,16..64..16},precision={fp32,bf16}'), trace files, or an experiment file "
+             "('gpt2:{8,16..64..16}'), trace files, or an experiment file "
              "(.toml); or help")
       .Verbatim();
   for (const CaseKey& key : CaseKeys()) {

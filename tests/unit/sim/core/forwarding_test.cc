@@ -143,6 +143,9 @@ class NotingBackend final : public Backend {
   void OnAllocate(const Block& block) override { Note("OnAllocate", block); }
   void OnFree(const Block& block) override { Note("OnFree", block); }
   void OnDriverCall(const DriverCall& call) override { Note("OnDriverCall", call.range); }
+  void OnHostWork(Duration time) override {
+    if (time == Duration::Nanoseconds(7)) Note("OnHostWork");
+  }
   void OnAbandon(const Block& block, PoolId pool) override {
     if (pool == PoolId::kHost) Note("OnAbandon", block);
   }
@@ -198,6 +201,7 @@ TEST_P(BackendWrappers, PassEveryMethodOn) {
   wrapper->OnAllocate(block);
   wrapper->OnFree(block);
   wrapper->OnDriverCall({DriverCall::Kind::kMap, block, std::nullopt});
+  wrapper->OnHostWork(Duration::Nanoseconds(7));
   wrapper->OnAbandon(block, PoolId::kHost);
   wrapper->OnOutsideBlock(TensorId{4}, block, OutsidePool(2));
   wrapper->OnArrive(TensorId{5}, block, PoolId::kHost);

@@ -60,8 +60,8 @@ TEST(StepHooksTest, CopiesWaitForOpsAndOpsForTheCopyOfWhatLeaves) {
   };
   EXPECT_EQ(TimelineText(trace, RunHooked(trace, policy).report),
             "    0     5 compute f1\n"
-            "    5    10 compute f2\n"
             "    5    15 d2h y1\n"
+            "    5    10 compute f2\n"
             "   15    20 compute f3\n"
             "   20    30 h2d y1\n"
             "   20    25 compute b3\n"
