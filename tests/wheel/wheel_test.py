@@ -136,7 +136,7 @@ class WheelTest(unittest.TestCase):
                     self.assertLessEqual(tuple(map(int, version.split("."))), newest, file)
 
     def test_the_program_needs_nothing_else(self):
-        code, output, error = self.root("bare").run(self.program, "compare", "vgg19:256", "--preset", "vdnn", "--memory", "12GiB")
+        code, output, error = self.root("bare").run(self.program, "compare", "vgg19:256,preset=vdnn", "--memory", "12GiB")
         self.assertEqual(code, 0, error)
         self.assertRegex(output, "vdnnpp +yes +651.1")
         self.assertIn("recorded on NVIDIA H200", output)
