@@ -108,6 +108,8 @@ class PlanTest(DirectoryTest):
 
     def test_wrong_input_gets_clear_messages(self):
         self.fails(2, "a budget is needed: --memory, or --curve for several", "plan", self.trace)
+        for beside in (("--memory", "1GiB"), ("--predict", self.output), ("-o", self.output)):
+            self.fails(2, "--curve plans for budgets of its own", "plan", self.trace, "--curve", *beside)
         without = step()
         del without["hooks"]
         self.fails(3, "the step has no hooks", "plan", self.file("without.json", without), "--memory", "1GiB")

@@ -163,6 +163,11 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
 }
 
 int Execute(const PlanOptions& options, Session& session) {
+  if (options.curve &&
+      (options.asked.memory || !options.predict.empty() || !options.output.empty())) {
+    throw UsageError(
+        "plan: --curve plans for budgets of its own: leave --memory, --predict and -o out");
+  }
   const StepPlanner planner(options.asked);
   const Columns<Row> columns = RowColumns(planner, options.asked);
   CheckView(options.format.view(), columns);

@@ -198,7 +198,7 @@ PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
   const Bytes margin =
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
   const Bytes aim = std::max(floor_.size, memory - margin);
-  PlannedStep planned = Tried(std::min(aim, memory), asked);
+  PlannedStep planned = Tried(aim, asked);
   for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
     const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]), coarse_);
     if (!more.fits()) continue;
@@ -209,8 +209,9 @@ PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
     }
     break;
   }
-  if (planned.best > Bytes(0) && planned.best <= memory)
+  if (planned.best > Bytes(0) && planned.best <= memory) {
     planned.best = eager_.metrics.peak_allocated;
+  }
   planned.memory = memory;
   return planned;
 }
