@@ -3,8 +3,7 @@
     python3 -m spillway_torch.build [FOLDER]      by default into the package, where it is looked for first
 
 It takes a compiler for C++20 (c++, or the one in the variable CXX), the headers of Python, and ccache if there is one. The library
-serves this version of Python, and builds of this version of PyTorch for CPUs and for GPUs. Without it, Python runs the operators; without
-the headers, Python handles the tensors that autograd saves.
+serves this version of Python, and builds of this version of PyTorch for CPUs and for GPUs. Without it, no step runs under a plan.
 
 Exit codes: 0 if the library is there, 2 for bad usage, 5 if it cannot be built.
 """
@@ -23,15 +22,7 @@ import tempfile
 
 import torch
 
-from .run.recompute import SOURCES, library_path
-
-WITH_PYTHON = ("devices", "run_steps")  # sources that take Python's headers
-
-
-def compiled(headers: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the sources that are compiled, given the folder in which Python's headers are, if they are there."""
-    return [source for source in SOURCES if source.suffix == ".cc" and (source.stem not in WITH_PYTHON or (headers / "Python.h").exists())]
-
+from .run.library import SOURCES, library_path
 
 def build(folder: pathlib.Path) -> pathlib.Path:
     """Builds the library unless it is there; returns its path.
@@ -44,9 +35,9 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     compiler = os.environ.get("CXX", "c++").split()
     cached = ["ccache"] if shutil.which("ccache") else []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        linked = pathlib.Path(scratch, "recompute.so").resolve()
+        linked = pathlib.Path(scratch, "steps.so").resolve()
         headers = pathlib.Path(sysconfig.get_paths()["include"])
-        sources = compiled(headers)
+        sources = [source for source in SOURCES if source.suffix == ".cc"]
         objects = [linked.with_name(f"{source.stem}.o") for source in sources]
         flags: list[str | pathlib.Path] = [
             "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG",  # as PyTorch itself, whose headers depend on NDEBUG
@@ -68,7 +59,7 @@ def main() -> int:
     try:
         print(build(parser.parse_args().folder))
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"spillway_torch.build: the library is not built, and Python runs the operators: {error}", file=sys.stderr)
+        print(f"spillway_torch.build: the library is not built: {error}", file=sys.stderr)
         return 5
     return 0
 

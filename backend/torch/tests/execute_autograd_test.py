@@ -40,7 +40,7 @@ class AutogradTest(PlansTest):
         tape = case.record()
         for plan in self.plans(tape):
             self.assertEqual(different(both(contextlib.nullcontext), both(lambda: step(plan))), [])
-            self.assertEqual(len(executor_of(plan).deviations), 1 if "offload" in plan.actions.values() else 0)
+            self.assertEqual(executor_of(plan).deviations, [])
 
     def test_a_backward_after_the_recording(self):
         case = self.case()
@@ -135,8 +135,8 @@ class AutogradTest(PlansTest):
                 h = F.gelu(s.norm(h))
             return s.c(h).pow(2).sum()
 
-        self.deviates(forward, True, False)
-        self.deviates(forward, False, True)
+        self.varies(forward, True, False)
+        self.varies(forward, False, True)
 
     def test_hooks_around_the_step_are_refused(self):
         case = self.case()
@@ -282,7 +282,7 @@ class AutogradTest(PlansTest):
                 thread.join()
             for result in results:
                 self.assertEqual(different(want, list(result)), [])
-            self.assertEqual(len(executor_of(plan).deviations), 1)
+            self.assertEqual(executor_of(plan).deviations, [])
 
     def test_nothing_stays_alive(self):
         made = []

@@ -2,17 +2,14 @@
 
 import contextlib
 import unittest
-from unittest import mock
 
 import torch
 from torch.nn import functional as F
 
-from spillway_torch import NotRecordableError, SpillwayError
-from spillway_torch.base.device import CpuDevice
-from spillway_torch.run import hashes
+from spillway_torch import NotRecordableError
 from spillway_torch.run.executor import executor_of, step
 from spillway_torch.tape.tape import Geometry, overlap
-from stepping import SEEN, Case, Dropout, PlansTest, different
+from stepping import Case, Dropout, PlansTest, different
 
 
 class ChangesTest(PlansTest):
@@ -23,7 +20,7 @@ class ChangesTest(PlansTest):
                 h.mul_(2.0)
             return s.c(torch.tanh(h)).pow(2).sum()
 
-        self.deviates(forward, False, True, "node|saves more")
+        self.varies(forward, False, True)
 
     def test_a_change_in_place_that_autograd_does_not_see(self):
         def forward(s):
@@ -32,9 +29,7 @@ class ChangesTest(PlansTest):
                 h.detach().mul_(2.0)
             return s.c(torch.tanh(h)).pow(2).sum()
 
-        if hashes.step_hashes(1) is None:
-            self.skipTest("Python does not see it either")
-        self.deviates(forward, False, True, SEEN)
+        self.varies(forward, False, True, True)
 
     def test_a_saved_tensor_that_the_recorded_step_changes(self):
         def forward(s):
@@ -97,7 +92,7 @@ class ChangesTest(PlansTest):
             try:
                 got = case.run(lambda: step(plan), change)
             except RuntimeError as error:
-                self.assertRegex(str(error), r"a parameter of shape \[8\] was changed in place between forward and backward")
+                self.assertRegex(str(error), r"a parameter or buffer of shape \[8\] was changed in place between forward and backward")
                 refused += 1
             else:
                 again()
@@ -191,34 +186,12 @@ class ChangesTest(PlansTest):
                 torch.default_generator.manual_seed(9)  # no call that a plan would see
             return s.c(torch.tanh(s.drop(h))).pow(2).sum()
 
-        class Counting(CpuDevice):
-            """Says, as a GPU does, how many numbers were drawn."""
-
-            def drawn(self, before, after):
-                (seed, first), (other, last) = (
-                    [int.from_bytes(bytes(state[at:at + 8].tolist()), "little") for at in (0, 16)] for state in (before, after))
-                return last - first if seed == other else -1
-
         case = Case(forward, False)
         case.drop = Dropout()
-        with mock.patch.object(CpuDevice, "drawn", Counting.drawn):
-            tape = case.record()
-            for plan in self.plans(tape):
-                for case.now in (False, True, False):
-                    self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-                if "offload" not in plan.actions.values():
-                    self.assertEqual(executor_of(plan).deviations, ["other random numbers are drawn"])
-        case.now = False
-        tape = case.record()
-        for plan in self.plans(tape):
-            case.now = True
-            want = case.run()
-            if "offload" in plan.actions.values():
-                continue
-            with self.assertRaisesRegex(SpillwayError, "random numbers were drawn in another order"):
-                case.run(lambda: step(plan))
-            case.now = False
-            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+        for plan in self.plans(case.record()):
+            for case.now in (False, True, False):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(executor_of(plan).deviations, [])
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class TraceTest(unittest.TestCase):
         self.assertGreater(len(ops), 10)
         for op in ops:
             chain = chains[op["outputs"][0]]
-            self.assertEqual(set(op["inputs"]), {f"s{s}" for s in (*(value[0] for value in chain.sources), *chain.parameters)})
+            self.assertEqual(set(op["inputs"]), {f"s{s}" for s in (*(value[0] for value in chain.sources), *chain.held)})
 
     def test_policies_that_go_by_layers_plan(self):
         """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""

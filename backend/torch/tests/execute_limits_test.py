@@ -117,8 +117,9 @@ def tests_of_rows():
     return {
         "random numbers": (equal.test_random_plans_change_nothing, changes.test_random_numbers_drawn_elsewhere,
                            steps.test_in_evaluation),
-        "a last short batch": (steps.test_a_short_batch, fitted.test_a_short_batch_keeps_its_tensors, steps.test_fewer_and_more_layers,
-                               steps.test_another_operator_of_the_same_shape, steps.test_numbers_that_autograd_saves),
+        "inputs of other sizes": (steps.test_a_short_batch, fitted.test_a_short_batch_has_the_plan_of_a_full_one,
+                                  steps.test_numbers_that_autograd_saves, steps.test_numbers_that_autograd_does_not_save),
+        "other operators": (steps.test_fewer_and_more_layers, steps.test_another_operator_of_the_same_shape),
         "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block,
                              fitted.test_a_model_that_is_called_twice_in_each_step),
         "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward),
@@ -140,7 +141,7 @@ def tests_of_rows():
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
         "a parameter changed": (changes.test_a_parameter_changed_before_backward,),
-        "on a CPU, random numbers": (changes.test_a_generator_that_changes_between_two_saved_tensors,),
+        "a seed that the step sets": (changes.test_a_generator_that_changes_between_two_saved_tensors,),
     }
 
 

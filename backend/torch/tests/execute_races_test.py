@@ -13,13 +13,13 @@ from stepping import MODELS, QUICK, Stepping, different, random_plan
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
 
-# The waits of the executor: its functions in Python and for the library, the queue that waits, and the queue that is waited for.
+# The waits of the executor: the call for the library, the queue that waits, and the queue that is waited for.
 WAITS = {
     "memory is given up, and comes back, before its copy to the host is done": (("give_up",), COMPUTE, OUT),
-    "memory is read before its copy from the host is done": (("_fetch", "fetch"), COMPUTE, IN),
-    "memory is given up while a copy from the host writes to it": (("__del__", "end"), COMPUTE, IN),
-    "memory is copied before its operator is done": (("_open_slot", "copy_out"), OUT, COMPUTE),
-    "memory comes back while its last owner uses it": (("bring_back", "copy_in"), IN, COMPUTE),
+    "memory is read before its copy from the host is done": (("fetch",), COMPUTE, IN),
+    "memory is given up while a copy from the host writes to it": (("end",), COMPUTE, IN),
+    "memory is copied before its operator is done": (("copy_out",), OUT, COMPUTE),
+    "memory comes back while its last owner uses it": (("copy_in",), IN, COMPUTE),
 }
 
 

@@ -1,4 +1,4 @@
-"""Tests that steps which differ from the recorded one are right under a plan: it notices each difference that matters."""
+"""Tests that steps which differ from the recorded one are right under a plan: what is recomputed follows from each step itself."""
 
 import contextlib
 import unittest
@@ -8,62 +8,60 @@ from torch import nn
 from torch.nn import functional as F
 
 from spillway_torch.base.device import CpuDevice
-from spillway_torch.run import hashes
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
-from stepping import Case, PlansTest, different, plan_of
+from stepping import Case, PlansTest, different
 
 
 class StepsTest(PlansTest):
     def test_numbers_that_autograd_saves(self):
-        self.deviates(lambda s: s.c(torch.tanh(s.a(s.x)).add(s.b(s.x), alpha=s.now)).pow(2).sum(), 1.0, 2.0, "alpha = 2.0, and 1.0")
-        self.deviates(lambda s: s.c(F.leaky_relu(s.a(s.x), s.now)).pow(2).sum(), 0.1, 0.2, "negative_slope = 0.2")
+        self.varies(lambda s: s.c(torch.tanh(s.a(s.x)).add(s.b(s.x), alpha=s.now)).pow(2).sum(), 1.0, 2.0, False)
+        self.varies(lambda s: s.c(F.leaky_relu(s.a(s.x), s.now)).pow(2).sum(), 0.1, 0.2, False)
 
     def test_numbers_that_autograd_does_not_save(self):
-        self.deviates(lambda s: s.c(torch.tanh(s.a(s.x)) + s.now).pow(2).sum(), 1.0, 2.0, "call .*add")
-        self.deviates(lambda s: s.c(s.a(s.x) * s.now).pow(2).sum(), 1.0, 2.0, "call .*mul")
-        self.deviates(lambda s: s.c(F.layer_norm(s.a(s.x), (8,), s.norm.weight, s.norm.bias, s.now)).pow(2).sum(), 1e-5, 1e-2,
-                      "call .*layer_norm")
-        self.deviates(lambda s: s.c(s.a(s.x).masked_fill(s.x > 0, s.now)).pow(2).sum(), 0.0, 1.0)
+        self.varies(lambda s: s.c(torch.tanh(s.a(s.x)) + s.now).pow(2).sum(), 1.0, 2.0, False)
+        self.varies(lambda s: s.c(s.a(s.x) * s.now).pow(2).sum(), 1.0, 2.0, False)
+        self.varies(lambda s: s.c(F.layer_norm(s.a(s.x), (8,), s.norm.weight, s.norm.bias, s.now)).pow(2).sum(), 1e-5, 1e-2,
+                    False)
+        self.varies(lambda s: s.c(s.a(s.x).masked_fill(s.x > 0, s.now)).pow(2).sum(), 0.0, 1.0, False)
 
     def test_another_type_in_between(self):
-        self.deviates(lambda s: s.c(torch.tanh(s.a(s.x)).to(s.now).float()).pow(2).sum(), torch.bfloat16, torch.float16,
-                      "ToCopyBackward0 made torch.float16, and torch.bfloat16")
-        self.deviates(lambda s: s.c(torch.softmax(s.a(s.x), -1, dtype=s.now).float()).pow(2).sum(), torch.float32, torch.float64)
+        self.varies(lambda s: s.c(torch.tanh(s.a(s.x)).to(s.now).float()).pow(2).sum(), torch.bfloat16, torch.float16, False)
+        self.varies(lambda s: s.c(torch.softmax(s.a(s.x), -1, dtype=s.now).float()).pow(2).sum(), torch.float32, torch.float64)
 
     def test_a_bias_that_was_not_there(self):
-        self.deviates(lambda s: s.c(torch.tanh(F.conv1d(s.a(s.x)[:, None], s.b.weight[:, None, :1], s.now)).sum(1)).pow(2).sum(), None,
+        self.varies(lambda s: s.c(torch.tanh(F.conv1d(s.a(s.x)[:, None], s.b.weight[:, None, :1], s.now)).sum(1)).pow(2).sum(), None,
                       torch.ones(8))
 
     def test_another_operator_of_the_same_shape(self):
-        self.deviates(lambda s: s.c(s.now(s.a(s.x))).pow(2).sum(), torch.tanh, torch.sigmoid, "SigmoidBackward0 ran in the place of Tanh")
+        self.varies(lambda s: s.c(s.now(s.a(s.x))).pow(2).sum(), torch.tanh, torch.sigmoid, True)
 
     def test_another_tensor_of_the_same_shape(self):
         def forward(s):
             both = torch.tanh(s.a(s.x)), torch.tanh(s.b(s.x))
             return s.c(torch.exp(-both[s.now])).pow(2).sum() + both[0].sum() + both[1].sum()
 
-        self.deviates(forward, 0, 1, "another input")
+        self.varies(forward, 0, 1)
 
         def saved_twice(s):
             both = torch.exp(s.a(s.x)), torch.exp(s.b(s.x))
             return s.c(both[s.now]).pow(2).sum() + both[0].sum() + both[1].sum()
 
-        self.deviates(saved_twice, 0, 1)
-        self.deviates(lambda s: s.c(torch.exp(s.a(s.x)) * s.b(s.x).sub(s.x) if s.now else
+        self.varies(saved_twice, 0, 1)
+        self.varies(lambda s: s.c(torch.exp(s.a(s.x)) * s.b(s.x).sub(s.x) if s.now else
                                     torch.exp(s.a(s.x)) * s.x.sub(s.b(s.x))).pow(2).sum(), False, True)
 
     def test_another_parameter_of_the_same_shape(self):
         def forward(s):
             return s.c(F.silu(F.layer_norm(s.a(s.x), (8,), s.norm.weight, s.norm.weight if s.now else s.norm.bias))).pow(2).sum()
 
-        self.deviates(forward, False, True, "another input")
+        self.varies(forward, False, True)
 
     def test_another_order_of_inputs(self):
         def forward(s):
             both = s.a(s.x), s.b(s.x)
             return s.c(torch.tanh(torch.sub(*(both[::-1] if s.now else both)))).pow(2).sum()
 
-        self.deviates(forward, False, True, "another input")
+        self.varies(forward, False, True)
 
     def test_without_gradient(self):
         def forward(s):
@@ -71,7 +69,7 @@ class StepsTest(PlansTest):
                 h = torch.tanh(s.a(s.x))
             return s.c(torch.exp(h) * s.b(s.x)).pow(2).sum()
 
-        self.deviates(forward, False, True, "gradient|saved|node")
+        self.varies(forward, False, True, True)
 
     def test_without_autocast(self):
         def forward(s):
@@ -79,8 +77,8 @@ class StepsTest(PlansTest):
                 h = s.b(torch.tanh(s.a(s.x))).float()
             return s.c(torch.exp(h)).pow(2).sum()
 
-        self.deviates(forward, True, False, "recorded step|another number")
-        self.deviates(forward, False, True, "recorded step|another number")
+        self.varies(forward, True, False)
+        self.varies(forward, False, True)
 
     def test_another_type_of_autocast(self):
         def forward(s):
@@ -88,7 +86,7 @@ class StepsTest(PlansTest):
                 h = s.b(torch.tanh(s.a(s.x))).float()
             return s.c(torch.exp(h)).pow(2).sum()
 
-        self.deviates(forward, torch.bfloat16, torch.float16, "recorded step|made torch.float16")
+        self.varies(forward, torch.bfloat16, torch.float16, False)
 
     def test_casts_that_autocast_kept_from_an_earlier_step(self):
         case = Case(lambda s: s.c(torch.tanh(torch.mm(s.x, s.a.weight))).float().pow(2).sum())
@@ -134,17 +132,6 @@ class StepsTest(PlansTest):
             for case.now in (1.0, 2.0, 3.0):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
-    def test_python_compares_again_where_the_hashes_change_in_each_step(self):
-        case = Case(lambda s: s.c(torch.tanh(s.a(s.x) + s.now)).pow(2).sum(), 0.0)
-        plan = plan_of(case.record(), "evict")
-        if hashes.step_hashes(1) is None:
-            self.skipTest("there is no library")
-        known = []
-        for case.now in (0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0):
-            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            known.append(executor_of(plan).hashes.known)
-        self.assertEqual(known, [True, False, True, True, False, True, False, False])
-
     def test_a_mask_that_is_another_one(self):
         def forward(s):
             mask = (s.x > 0, s.x < 0)
@@ -168,7 +155,7 @@ class StepsTest(PlansTest):
                 self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
     def test_a_short_batch(self):
-        self.deviates(lambda s: s.c(torch.tanh(s.norm(s.a(s.x[:s.now])))).pow(2).sum(), 6, 4, "recorded step")
+        self.varies(lambda s: s.c(torch.tanh(s.norm(s.a(s.x[:s.now])))).pow(2).sum(), 6, 4, False)
 
     def test_fewer_and_more_layers(self):
         def forward(s):
@@ -178,7 +165,7 @@ class StepsTest(PlansTest):
             return s.c(h).pow(2).sum()
 
         for other in (1, 3):
-            self.deviates(forward, 2, other, "in the recorded step|saved|another number")
+            self.varies(forward, 2, other)
 
     def test_a_frozen_parameter(self):
         case = Case(lambda s: s.c(torch.tanh(s.norm(s.a(s.x)))).pow(2).sum())

@@ -95,13 +95,6 @@ class EqualityTest(unittest.TestCase):
                 self.assertEqual(different(want, stepping.steps(plan, count=10)), [])
                 self.assertEqual(executor_of(plan).deviations, [])
 
-    def test_the_host_is_timed_where_the_library_compares_steps(self):
-        stepping = Stepping(MODELS["gpt"])
-        plan = random_plan(stepping.record(), 0)
-        for known in (False, True):
-            stepping.steps(plan, count=1)
-            self.assertEqual(executor_of(plan).forward_seconds < 60, known and executor_of(plan).hashes is not None)
-
     def test_the_memory_of_the_host_is_what_the_plan_says(self):
         stepping = Stepping(MODELS["gpt"])
         tape = stepping.record()
@@ -109,12 +102,12 @@ class EqualityTest(unittest.TestCase):
             plan = random_plan(tape, seed)
             stepping.steps(plan)
             sizes = [tape.storages[s].size for s, action in plan.actions.items() if action == "offload"]
-            self.assertEqual(executor_of(plan)._host.bytes.numel(), plan.host_bytes)
+            self.assertEqual(sum(host.bytes.numel() for host in executor_of(plan).host.pieces), plan.host_bytes)
             self.assertLessEqual(sum(sizes), plan.host_bytes)
             self.assertLess(plan.host_bytes, sum(sizes) + 4096 * len(sizes) + 1)
             self.assertEqual("(which keeps" in plan.summary(), bool(sizes))
             executor_of(plan).close()
-            self.assertEqual(executor_of(plan)._host.bytes.numel(), 0)
+            self.assertEqual(executor_of(plan).host.pieces, [])
 
     def test_random_deviations_and_exceptions_change_nothing(self):
         class Mine(Exception):
@@ -159,7 +152,7 @@ class EqualityTest(unittest.TestCase):
             with self.subTest(name):
                 found = candidates(Stepping(make).record())
                 recomputed = sum(s.bytes for s in found if s.chain is not None)
-                self.assertGreater(recomputed, (0.6 if name == "gpt" else 0.75) * sum(s.bytes for s in found),
+                self.assertGreater(recomputed, (0.6 if name == "gpt" else 0.95) * sum(s.bytes for s in found),
                                    [(s.bytes, s.reason) for s in found if s.chain is None])
 
 
@@ -188,7 +181,7 @@ class MemoryTest(unittest.TestCase):
     def live(self, stepping, plan):
         stepping.reset()
         executor = EXECUTORS[plan] = Executor(plan)
-        mode = Live({executor._host.bytes.untyped_storage()._cdata})
+        mode = Live({host.bytes.untyped_storage()._cdata for host in executor.host.pieces})
         with mode:
             with step(plan):
                 loss = stepping.loss()
@@ -282,7 +275,7 @@ class PlanTest(unittest.TestCase):
 
     def test_the_host_limits_a_step_that_the_gpu_would_run_faster(self):
         tape = self.tape
-        costs = HostCosts(packed=1, unpacked=2, watched=0, compared=10, started=20, recomputed=40, left=3, came=5, recorded=1, called=0)
+        costs = HostCosts(packed=1, unpacked=2, compared=10, started=20, recomputed=40, left=3, came=5, recorded=1)
         saved = next(s for s in candidates(tape) if s.chain is not None and len(s.packs) == len(s.unpacks) == 1
                      and all(t.storage != v[0] for v in s.chain.sources for t in candidates(tape)))
         for op in tape.ops:

@@ -214,7 +214,6 @@ def check_schema(test, name, value):
 
 
 WAYS = ("evict", "offload", "mixed")  # the plans of `PlansTest`
-SEEN = r"aten::\w+ is operator \d+ of the step, and (aten::\w+ was|had other arguments in the) recorded"  # by the library
 
 
 def plan_of(tape, way):
@@ -265,21 +264,17 @@ class PlansTest(unittest.TestCase):
     def plans(self, tape):
         return [plan_of(tape, way) for way in WAYS]
 
-    def deviates(self, forward, before, after, text=None):
-        """After a change between steps, each plan has to give eager's results; one that recomputes has to notice, if a text is given."""
+    def varies(self, forward, before, after, differs=None):
+        """After a change between steps, each plan has to give eager's results.
+
+        differs: whether the operators are others, so that a plan that recomputes cannot be carried out; None if it depends.
+        """
         case = Case(forward, before)
-        tape = case.record()
-        for plan in self.plans(tape):
-            case.now = before
-            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            self.assertEqual(executor_of(plan).deviations, [])
-            case.now = after
-            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
-            if text is not None and "offload" not in plan.actions.values():
-                self.assertRegex("\n".join(executor_of(plan).deviations), f"{text}|{SEEN}" if executor_of(plan).hashes is not None else text)
-                self.assertEqual(len(executor_of(plan).deviations), 1)
-            case.now = before
-            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+        for plan in self.plans(case.record()):
+            for case.now in (before, after, before):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            if differs is not None and ("offload" not in plan.actions.values() or not differs):
+                self.assertEqual(len(executor_of(plan).deviations), int(differs), executor_of(plan).deviations)
 
     def case(self):
         return Case(lambda s: s.c(torch.tanh(s.norm(F.gelu(s.a(s.x))))).pow(2).sum())

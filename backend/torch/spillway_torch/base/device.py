@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import os
 import time
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -85,9 +85,9 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def same_random_state(self, one: Any, other: Any) -> bool: ...
 
-    def drawn(self, before: Any, after: Any) -> Optional[int]:
-        """Returns how many random numbers lie between two states; None if the device cannot say."""
-        return None
+    def in_use(self) -> int:
+        """Returns the bytes that tensors take; -1 if the device does not count them."""
+        return -1
 
     def bandwidth(self) -> float:
         """Returns the bytes per second of copies between host and device beside operators, in the slower direction."""
@@ -110,11 +110,11 @@ class Host:
     """Memory of the host. `bytes` is one tensor of uint8."""
 
     def __init__(self, size: int) -> None:
-        self.bytes = torch.empty(size, dtype=torch.uint8)
+        self.bytes = torch.empty(size, dtype=torch.uint8, device="cpu")  # also where another device is the default
 
     def close(self) -> None:
         """Gives the memory back; no copy may be running."""
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class _RegisteredHost(Host):
@@ -216,8 +216,8 @@ class CudaDevice(Device):
     def same_random_state(self, one: Any, other: Any) -> bool:
         return bool(one == other)
 
-    def drawn(self, before: Any, after: Any) -> Optional[int]:
-        return int(after[1] - before[1]) if before[0] == after[0] else -1
+    def in_use(self) -> int:
+        return int(torch.cuda.memory_allocated(self.index))
 
     def bandwidth(self) -> float:
         host, there = self.host(MEASURED), self.empty(MEASURED)
@@ -276,7 +276,7 @@ class CpuDevice(Device):
         return Host(size)
 
     def empty(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
 
     def copy(self, queue: Queue, into: torch.Tensor, source: torch.Tensor) -> None:
         into.copy_(source)

@@ -59,6 +59,11 @@ class Ledger:
         self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
         return storage
 
+    def known(self, tensor: torch.Tensor) -> Storage | None:
+        """Returns the storage of a tensor; None if it was never seen."""
+        known = self._alive.get(tensor.untyped_storage()._cdata)
+        return known[0] if known is not None else None
+
     def _end(self, key: int) -> None:
         storage = self._alive.pop(key)[0]
         storage.died = self.clock()

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
-import sys
-import time
 import weakref
 from typing import Any, Optional, Union
 
 import torch
+import torch.utils._pytree
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..base.device import Device
+from ..base.device import Device, Host
 from ..base.errors import NotRecordableError, SpillwayError
-from ..plan.plan import Plan, parse_bytes, useful_moves
-from ..plan.planner import learn_host_speed, make_plan
-from ..run.executor import Executor, _Run
+from ..plan.plan import Plan, parse_bytes
+from ..plan.planner import learn_host_speed
+from ..run.executor import _Run
 from ..tape.regions import is_compiled
+from ..tape.scaled import Shapes
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
-from .host import host_costs
+from .family import Family, Rung
 
 log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
+UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 UPDATES = 2  # after so many updates of the model, the optimizer has its state
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
-MOST_RECORDINGS = 3  # a first step may do what later ones do not, such as filling caches
+MOST_STRUCTURES = 4  # steps with other operators, or inputs of other kinds, that have plans at a time
+MOST_RECORDINGS = 8  # steps that are recorded, over the life of a budget; a first step may do what later ones do not
+
+CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
+Kind = tuple[Any, ...]  # what tells structures apart before a step runs: the kinds of its inputs
 
 
 @dataclasses.dataclass
 class Waiting:
-    """The next step is recorded."""
+    """No step runs under a plan yet; the next one is recorded."""
 
 
 @dataclasses.dataclass
@@ -41,6 +47,8 @@ class Recording:
 
     recorder: TapeRecorder
     gradients: int  # bytes of them before the step
+    kind: Kind
+    shapes: Shapes
     ended: bool = False  # its forward
 
 
@@ -52,35 +60,28 @@ class Recorded:
     used: list[int]  # bytes during each operator
     gradients: int  # bytes of them before the step
     device: Device
-    accumulated: int = 0  # most bytes of gradients before a forward
-    unforeseen: int = 0  # bytes that planned steps took and that the recording does not show
-    corrections: int = 0
+    kind: Kind
+    shapes: Shapes
+    hosts: list[Host]  # memory of the host that the recording took
 
 
 @dataclasses.dataclass
-class Settled:
-    """Steps run under a plan, which stays."""
+class Planned:
+    """Steps run under plans."""
 
-    plan: Plan
-    executor: Executor
+    device: Device
+    family: Family  # of the last step
+    shapes: Shapes = ()
+    rung: Optional[Rung] = None  # its plan; None if there was none for it
     open: Optional[_Run] = None
-    last: Optional[_Run] = None  # the last forward under the plan
+    last: Optional[_Run] = None  # the last forward
+    updates: int = 0  # how often the model was updated
+    checking: bool = False
+    update_began: float | None = None
 
     def waits(self) -> bool:
         """Returns whether the backward of the last forward has not run yet."""
-        return self.last is not None and self.last.holds_host()
-
-
-@dataclasses.dataclass(kw_only=True)
-class Planned(Settled):
-    """Steps run under a plan, which another one replaces if they take more memory than predicted, or another time."""
-
-    recorded: Recorded
-    more: tuple[int, int]  # bytes of state and gradients before a forward that the plan adds to the recorded ones
-    updates: int = 0  # how often the model was updated
-    checks: int = 0  # steps whose memory was compared with the budget
-    checking: bool = False
-    update_began: float | None = None
+        return self.last is not None and self.last.waits()
 
 
 @dataclasses.dataclass
@@ -89,77 +90,127 @@ class Removed:
 
 
 class Fitted:
-    """A model whose steps run under a plan, once there is one. `remove` ends that.
+    """A model whose steps run under plans, once there are some. `remove` ends that.
 
     The part of a step that is planned lies between `begin` and `end`. Hooks of the model call them around its forward; a training
     loop that plans more calls them itself.
     """
 
-    _state: Waiting | Recording | Recorded | Settled | Removed = Removed()
-    _model: torch.nn.Module | None = None  # a copy of the model has the hooks of a `Fitted` without one: they do nothing
+    _state: Waiting | Recording | Recorded | Planned | Removed = Removed()
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
                  hook_forward: bool, policy: str | None) -> None:
-        self._model = model
+        self._model: torch.nn.Module | None = model
         self._budget = budget
         self._policy = policy
         self._device = device
         self._state = Waiting()
         self._recordings = 0
+        self._unseen = 0  # updates of the model before its forward was called
+        self._families: collections.OrderedDict[Kind, list[Family]] = collections.OrderedDict()  # the last one was used last
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._handles: list[Any] = []
         if hook_forward:
-            self._handles += [model.register_forward_pre_hook(self._before, prepend=True),
-                              model.register_forward_hook(self._after, always_call=True)]
+            vars(model).update({CALL: self._call, STATE: self._state_of_model})
         before = register_optimizer_step_pre_hook if optimizer is None else optimizer.register_step_pre_hook
         after = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
-        self._handles += [before(lambda of, *_: self.before_update(of)), after(lambda of, *_: self._after_update(of))]
+        this = weakref.ref(self)  # the hooks of all optimizers outlive the model
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # copies and files of the model have no plan
+        def before_update(of: torch.optim.Optimizer, *_: Any) -> None:
+            fitted = this()
+            if fitted is not None:
+                fitted.before_update(of)
+
+        def after_update(of: torch.optim.Optimizer, *_: Any) -> None:
+            fitted = this()
+            if fitted is not None:
+                fitted._after_update(of)
+
+        self._handles = [before(before_update), after(after_update)]
+        weakref.finalize(self, _remove, self._handles)
+
+    def _call(self, *given: Any, **named: Any) -> Any:
+        """Calls the model, in the place of its `_call_impl`."""
+        model = self._model
+        assert model is not None
+        if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
+            raise SpillwayError("the model runs under torch.compile, which is not planned: compile its blocks one by one, before `fit`")
+        self.begin((given, named))
+        try:
+            result = type(model)._call_impl(model, *given, **named)
+        except BaseException:  # also where the user interrupts it
+            self._fail()
+            raise
+        self.end()
+        return result
+
+    setattr(_call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
+
+    def _state_of_model(self) -> dict[str, Any]:
+        """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
+        model = self._model
+        assert model is not None
+        own = getattr(type(model), STATE, None)
+        state = dict(own(model) if own is not None else vars(model))
+        return {name: value for name, value in state.items() if name not in (CALL, STATE)}
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the steps, once there is one."""
-        return self._state.plan if isinstance(self._state, Settled) else None
+        """The plan for the sizes of the recorded step; None if there is none yet."""
+        if not isinstance(self._state, Planned):
+            return None
+        family = self._state.family
+        return next((rung.plan for rung in family.rungs if rung.shapes == family.shapes), family.rungs[0].plan if family.rungs else None)
 
     @property
     def last(self) -> _Run | None:
-        """The last forward under the plan."""
-        return self._state.last if isinstance(self._state, Settled) else None
+        """The last forward under a plan."""
+        return self._state.last if isinstance(self._state, Planned) else None
 
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
+        if self._model is not None and vars(self._model).get(CALL) == self._call:
+            del vars(self._model)[CALL], vars(self._model)[STATE]
         self._cancel()
         self.end()
-        self._become(Removed())
+        self._state = Removed()
+        for family in self._all():
+            family.close()
+        self._families.clear()
 
-    def begin(self) -> None:
-        """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part."""
+    def begin(self, inputs: Any = ()) -> None:
+        """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
+
+        inputs: what the model is given, in lists, tuples and dicts; the shapes of its tensors choose the plan.
+        """
         if not torch.is_grad_enabled() or _in_backward():
             return
-        if isinstance(self._state, Recording) and self._state.ended and not self._state.recorder.waits():
+        self._unseen = UNSEEN
+        state = self._state
+        if isinstance(state, Recording) and state.ended and not state.recorder.waits():
             self._end_recording()  # no optimizer ran: gradients add up
             if isinstance(self._state, Recorded):
-                self._make_plan(self._state, self._more_bytes(self._state))
-        state = self._state
-        if isinstance(state, Settled):
-            again = state.last is not None and state.last.deviation is not None and self._recordings < MOST_RECORDINGS
+                self._make_plan(self._state, self._more_bytes(self._state.gradients))
+            state = self._state
+        if isinstance(state, Planned):
             if state.open is not None:
                 return
-            if not again or state.waits():
-                self._run()
-                return
-        if isinstance(state, (Waiting, Settled)):
-            self._record()
+            self._check(state)
+        if isinstance(state, (Waiting, Planned)):
+            kind, shapes = _kind_of(inputs)
+            family = self._family(kind)
+            if family is not None and isinstance(state, Planned):
+                self._run(state, family, shapes)
+            elif not isinstance(state, Planned) or not state.waits():
+                self._record(kind, shapes)
 
     def end(self) -> None:
         """Ends the part that `begin` started, if it did."""
         state = self._state
-        if isinstance(state, Settled) and state.open is not None:
+        if isinstance(state, Planned) and state.open is not None:
             state.open.end()
+            state.family.deviated = state.open.deviation is not None
             state.last, state.open = state.open, None
         elif isinstance(state, Recording) and not _in_backward():
             state.recorder.end_forward()
@@ -177,79 +228,82 @@ class Fitted:
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
         if isinstance(self._state, Planned):
-            state = self._check(self._state)
-            if not state.plan.update_seconds:
-                state.update_began = state.recorded.device.now()
+            self._check(self._state)
+            if not self._state.family.update_seconds:
+                self._state.update_began = self._state.device.now()
 
-    def _run(self) -> None:
-        """Starts a forward under the plan. It is checked first: gradients and the optimizer's state may come later."""
-        state = self._state
-        assert isinstance(state, Settled)
-        if isinstance(state, Planned):
-            state = self._check(state)
-            if state.updates < UPDATES and not state.waits():
-                more = self._more_bytes(state.recorded)
-                if sum(more) > sum(state.more):
-                    state = self._make_plan(state.recorded, more, f"{sum(more) - sum(state.more):,} bytes of gradients or of the "
-                                                                  "optimizer's state came")
-            state.checking = state.checks < CHECKED and state.recorded.device.memory() is not None
-            if state.updates >= UPDATES and not state.checking:
-                self._state = state = Settled(state.plan, state.executor, last=state.last)
-        state.open = state.executor.begin()
+    def _all(self) -> list[Family]:
+        return [family for families in self._families.values() for family in families]
 
-    def _check(self, state: Planned) -> Planned:
+    def _family(self, kind: Kind) -> Family | None:
+        """Returns the plans of the structure that the next step is expected to have; None if it has to be recorded."""
+        families = self._families.get(kind, [])
+        if families:
+            self._families.move_to_end(kind)
+        fitting = [family for family in families if not family.deviated]
+        if fitting:
+            return fitting[-1]
+        if self._recordings < MOST_RECORDINGS:
+            return None
+        return families[-1] if families else next(reversed(self._all()), None)
+
+    def _run(self, state: Planned, family: Family, shapes: Shapes) -> None:
+        """Starts a forward under a plan. Gradients and the optimizer's state may come later than the recorded step."""
+        if state.updates < UPDATES and not state.waits():
+            more = self._more_bytes(family.gradients)
+            if sum(more) > sum(family.more):
+                came, family.more = sum(more) - sum(family.more), more
+                family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
+        state.family, state.shapes = family, shapes
+        state.rung, executor, scale = family.run_for(shapes)
+        state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
+        state.open = executor.begin(scale)
+
+    def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
         if not state.checking or state.waits():
-            return state
+            return
         state.checking = False
-        recorded = state.recorded
-        memory = recorded.device.memory()
-        if memory is None or state.last is None or state.last.deviation is not None:
-            return state
-        state.checks += 1
-        if recorded.corrections >= MOST_CORRECTIONS:
-            return state
-        before, over = recorded.unforeseen, memory.most - self._budget
+        family, rung, memory = state.family, state.rung, state.device.memory()
+        if memory is None or rung is None or state.last is None or state.last.deviation is not None:
+            return
+        rung.checks += 1
+        if family.corrections >= MOST_CORRECTIONS:
+            return
+        before, over = family.unforeseen, memory.most - self._budget
         if over > 0:
-            recorded.unforeseen += memory.most - state.plan.peak
+            family.unforeseen += memory.most - rung.plan.peak
             why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
-        elif state.checks == CHECKED and learn_host_speed(state.plan, state.executor.forward_seconds):
-            why = f"the host takes {state.plan.tape.host_share:.0%} of its recorded time"
+        elif rung.checks == CHECKED and learn_host_speed(rung.plan, rung.executor.forward_seconds):
+            family.tape.host_share = rung.plan.tape.host_share
+            why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
         else:
-            return state
-        recorded.corrections += 1
+            return
+        family.corrections += 1
         try:
-            return self._make_plan(recorded, state.more, why)
+            family.plan_for(rung.shapes, why, renew=over > 0)
         except SpillwayError as error:
-            recorded.unforeseen = before
+            family.unforeseen = before
             if over > 0:
                 log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
                             f"{over:,}", error)
-            return state
 
-    def _before(self, module: torch.nn.Module, _: Any) -> None:
-        if module is self._model:
-            self.begin()
+    def _fail(self) -> None:
+        """Ends what `begin` started, because the forward failed."""
+        self._cancel()
+        state = self._state
+        if isinstance(state, Planned) and state.open is not None:
+            state.open.deviation = "its forward failed"
+            self.end()
+            state.family.deviated = False  # what it lacks is no reason to record again
+            state.last = None
 
-    def _after(self, module: torch.nn.Module, _: Any, result: Any) -> None:
-        if module is not self._model:
-            return
-        failed = result is None and sys.exc_info()[1] is not None
-        if failed:
-            self._cancel()
-            if isinstance(self._state, Settled) and self._state.open is not None:
-                self._state.open.deviation = "its forward failed"
-        self.end()
-        if failed and isinstance(self._state, Settled):
-            self._state.last = None  # what it lacks is no reason to record again
-
-    def _record(self) -> None:
-        self._become(Waiting())
+    def _record(self, kind: Kind, shapes: Shapes) -> None:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         recorder = TapeRecorder(self._device, self._model)
         recorder.begin()
-        self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0)
+        self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._recordings += 1
 
     def _cancel(self) -> None:
@@ -257,18 +311,13 @@ class Fitted:
         if isinstance(self._state, Recording):
             recorder, self._state = self._state.recorder, Waiting()
             recorder.cancel()
-
-    def _become(self, state: Waiting | Removed) -> None:
-        """Leaves a plan, if there is one, for another state."""
-        if isinstance(self._state, Settled):
-            self._state.executor.close()
-        self._state = state
+            for host in recorder.hosts():
+                host.close()
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether an update by the optimizer matters: it has parameters of the model, and the plan is not settled."""
+        """Returns whether an update by the optimizer matters: it has parameters of the model, and not all is known of its state."""
         state = self._state
-        settled = isinstance(state, Settled) and not (isinstance(state, Planned) and state.updates < UPDATES)
-        if settled or self._model is None:
+        if isinstance(state, Planned) and state.updates >= UPDATES and not state.checking or self._model is None:
             return False
         ours = {id(p) for p in self._model.parameters()}
         return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
@@ -288,10 +337,12 @@ class Fitted:
     def _new_state(self) -> int:
         return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
 
-    def _more_bytes(self, recorded: Recorded) -> tuple[int, int]:
+    def _more_bytes(self, recorded: int) -> tuple[int, int]:
         """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
-        recorded.accumulated = max(recorded.accumulated, self._gradient_bytes())
-        return self._new_state(), max(0, recorded.accumulated - recorded.gradients)
+        self._accumulated = max(self._accumulated, self._gradient_bytes())
+        return self._new_state(), max(0, self._accumulated - recorded)
+
+    _accumulated = 0  # most bytes of gradients before a forward
 
     def _end_recording(self) -> None:
         state = self._state
@@ -300,23 +351,35 @@ class Fitted:
         try:
             tape = state.recorder.finish()
         except NotRecordableError as error:
+            for host in state.recorder.hosts():
+                host.close()
             log.warning("spillway: this step was not recorded: %s", error)
             if self._recordings >= MOST_RECORDINGS:
                 raise
             return
         state.recorder.device.memory()
-        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device)
+        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device, state.kind, state.shapes,
+                               state.recorder.hosts())
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
         if _in_backward() or not self._concerns(optimizer):
             return
         state = self._state
+        if isinstance(state, Waiting):
+            self._unseen += 1
+            if self._unseen == UNSEEN:
+                log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called: give the "
+                            "budget to the module that the step calls, and compile before", UNSEEN)
         if isinstance(state, Planned) and state.update_began is not None:
-            state.plan.add_update((state.recorded.device.now() or state.update_began) - state.update_began)
+            family = state.family
+            family.update_seconds = (state.device.now() or state.update_began) - state.update_began
+            for rung in family.rungs:
+                rung.plan.add_update(family.update_seconds)
             state.update_began = None
-            log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", state.plan.update_seconds * 1e3,
-                     state.plan.seconds * 1e3)
+            if family.rungs:
+                log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", family.update_seconds * 1e3,
+                         family.rungs[0].plan.seconds * 1e3)
         if isinstance(state, Recording) and state.ended:  # the optimizer ran the step in a closure, and then its update
             self._end_recording()
             state = self._state
@@ -334,22 +397,34 @@ class Fitted:
         if isinstance(state, Planned):
             state.updates += 1
 
-    def _make_plan(self, recorded: Recorded, more: tuple[int, int], why: str | None = None) -> Planned:
-        """Plans the recorded step with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
-        tape, (state, gradients) = recorded.tape, more
-        if self._state is recorded:
-            self._state = Waiting()
-        # The step adds to the gradients where it made others while it was recorded.
-        tape.used = [used + state + max(0, gradients - made) for used, made in zip(recorded.used, tape.gradients())]
-        began = time.perf_counter()
-        tape.costs = host_costs(self._device)
-        plan = make_plan(tape, self._budget, moves=useful_moves(self._device), policy=self._policy, unforeseen=recorded.unforeseen)
-        plan.add_update(self.plan.update_seconds if self.plan is not None else 0.0)
-        self._become(Waiting())  # the memory of the host is free for the next one
-        planned = self._state = Planned(plan, Executor(plan), recorded=recorded, more=more)
-        log.info("spillway: %s, planned in %.1f s: %s, from the next step on", why or f"recorded {len(tape.ops)} operators",
-                 time.perf_counter() - began, plan.summary())
+    def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
+        """Plans a recorded step, with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
+        self._state = Waiting()
+        family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
+                        recorded.hosts)
+        family.more = more
+        family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
+        known = self._families.setdefault(recorded.kind, [])
+        known.append(family)
+        self._families.move_to_end(recorded.kind)
+        while len(self._all()) > MOST_STRUCTURES:
+            oldest = next(iter(self._families))
+            self._families[oldest].pop(0).close()
+            if not self._families[oldest]:
+                del self._families[oldest]
+        planned = self._state = Planned(recorded.device, family)
         return planned
+
+
+def _kind_of(inputs: Any) -> tuple[Kind, Shapes]:
+    """Returns what tells the structures of steps apart, as far as the inputs say, and the shapes of their tensors."""
+    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    return tuple((t.dim(), t.dtype) for t in tensors), tuple(tuple(t.shape) for t in tensors)
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _in_backward() -> bool:
@@ -360,8 +435,10 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
         hook_forward: bool = True, policy: str | None = None) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
-    The first step records, its optimizer's step plans, and later forwards run under the plan. Tensors that a forward saves outside
-    the model, such as those of a loss function applied to its result, are not planned.
+    The first step records, its optimizer's step plans, and later forwards run under the plan, also where their inputs have other
+    sizes: a larger one gets a plan of its own. On a GPU, plans are made in the background; until then, and wherever a step differs from
+    what is planned, saved tensors go to the host as soon as memory comes near the budget. Tensors that a forward saves outside the
+    model, such as those of a loss function applied to its result, are not planned.
 
     optimizer: the one that updates the model; by default any that has parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
@@ -373,6 +450,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     budget = parse_bytes(memory)
     if not isinstance(model, torch.nn.Module):
         raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer  # type: ignore[union-attr]  # as accelerate wraps it
     if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
         raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
     refuse_model(model)
@@ -400,10 +479,10 @@ def refuse_model(model: torch.nn.Module) -> None:
                                 "blocks one by one")
         if not name and isinstance(module, torch.jit.ScriptModule):
             raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
-        if any(getattr(getattr(hook, "__self__", None), "_model", None) is module for hook in module._forward_pre_hooks.values()):
+        if CALL in vars(module):
             raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
         for kind in type(module).__mro__:
-            if kind.__name__ in REFUSED:
+            if kind.__name__ in REFUSED and not (kind.__name__ == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
     for name, parameter in model.named_parameters():
         if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:

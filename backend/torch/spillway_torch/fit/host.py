@@ -33,12 +33,11 @@ def measure_host(device: str) -> HostCosts:
         record_tape(lambda: loss().backward(), device)  # the first time takes longer
         tape = record_tape(lambda: loss().backward(), device)
         saved = [s for s in saved_storages(tape).values() if s.dies is not None]
-        short = [s for s in saved if s.chain is not None and len(s.chain.ops) == 1 and not s.chain.calls]
-        long = [s for s in saved if s.chain is not None and len(s.chain.ops) > 2 and not s.chain.calls]
-        watching = [s for s in saved if s.chain is not None and s.chain.calls]
+        short = [s for s in saved if s.chain is not None and len(s.chain.ops) == 1]
+        long = [s for s in saved if s.chain is not None and len(s.chain.ops) > 2]
         executors = [_executor(tape, of, action) for of, action in (
-            (saved[:1], OFFLOAD), (saved, OFFLOAD), (short, EVICT), (long, EVICT), (watching[:1], EVICT))]
-        plain, some, all_, shorter, longer, watched = _times(loss, device, [None, *(executor.begin for executor in executors)])
+            (saved[:1], OFFLOAD), (saved, OFFLOAD), (short, EVICT), (long, EVICT))]
+        plain, some, all_, shorter, longer = _times(loss, device, [None, *(executor.begin for executor in executors)])
         for executor in executors:
             executor.close()
     # `some` has one copy, which counts little.
@@ -49,13 +48,11 @@ def measure_host(device: str) -> HostCosts:
     again = [(took[1] - some[1] + came) / len(of) for took, of in ((shorter, short), (longer, long))]  # the seconds for each chain
     length = sum(len(s.chain.ops) for s in long if s.chain is not None) / len(long)
     recomputed = max(0.0, again[1] - again[0]) / (length - 1)
-    ahead, back = ((sum(op.host for op in tape.ops if op.backward == backward), sum(op.entries for op in tape.ops if op.backward == backward))
-                   for backward in (False, True))
-    recorded = max(0.0, back[0] - plain[1]) / back[1]
+    backward = [op for op in tape.ops if op.backward]
+    recorded = max(0.0, sum(op.host for op in backward) - plain[1]) / sum(op.entries for op in backward)
     return HostCosts(**{name: max(0.0, seconds) for name, seconds in {
-        "packed": packed, "unpacked": unpacked, "watched": (watched[0] - some[0] + left - compared) / len(tape.calls),
-        "compared": compared, "started": again[0] - recomputed, "recomputed": recomputed, "left": left, "came": came, "recorded": recorded,
-        "called": (ahead[0] - plain[0] - recorded * ahead[1]) / len(tape.calls)}.items()})
+        "packed": packed, "unpacked": unpacked, "compared": compared, "started": again[0] - recomputed, "recomputed": recomputed,
+        "left": left, "came": came, "recorded": recorded}.items()})
 
 
 def _model(device: str) -> Callable[[], torch.Tensor]:

@@ -14,10 +14,6 @@ def host_clock(tape: Tape, costs: HostCosts) -> list[float]:
     """Returns when the host has started each operator of the program, and at last when the step ends; 0 where only sizes count."""
     if tape.device == "cpu":
         return [0.0] * (len(tape.ops) + 1)
-    turn = next((at for at, op in enumerate(tape.ops) if op.backward), len(tape.ops))  # operators of forward
-    entries = sum(op.entries for op in tape.ops[:turn])
-    called = costs.called * len(tape.calls) / max(entries, 1)  # of the recorder, for an operator of forward
-    each = [max(op.host - op.entries * (costs.recorded + (called if at < turn else 0.0)), LEAST_SECONDS * op.entries)
-            for at, op in enumerate(tape.ops)]
+    each = [max(op.host - op.entries * costs.recorded, LEAST_SECONDS * op.entries) for op in tape.ops]
     return [0.0, *itertools.accumulate(tape.host_share * seconds for seconds in each)]
 

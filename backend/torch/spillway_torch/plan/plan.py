@@ -12,6 +12,7 @@ from ..tape.tape import Tape
 
 KEEP, OFFLOAD, EVICT = "keep", "offload", "evict"
 GIB = 1 << 30
+SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 PAGE = 4096  # bytes, at which each copy on the host begins
 HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step

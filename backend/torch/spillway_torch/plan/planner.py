@@ -13,11 +13,10 @@ from ..base.errors import NoPlanError, ProgramError, SpillwayError
 from ..base.program import run_program
 from ..tape.chains import Saved, saved_storages
 from ..tape.tape import Tape
-from .plan import EVICT, KEEP, OFFLOAD, Floor, Moments, Plan, parse_bytes
+from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .step_trace import StepTrace, operator_of, step_name, storage_name
 
 FORMAT = "spillway-step-plan"
-SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
 
 

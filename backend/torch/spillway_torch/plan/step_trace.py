@@ -176,7 +176,7 @@ class StepTrace:
     def _chain(self, at: int, saved: Saved, seconds: float) -> dict[str, Any]:
         """Returns the op that makes a storage which can be recomputed."""
         assert saved.chain is not None
-        inputs = [*(value[0] for value in saved.chain.sources), *saved.chain.parameters]
+        inputs = [*(value[0] for value in saved.chain.sources), *saved.chain.held]
         made = self._op(at, "spillway::chain", "forward", inputs, [saved.storage], seconds)
         host = self.costs.started + self.costs.recomputed * len(saved.chain.ops)
         made["recorded"]["again"] = {"time_ns": round(1e9 * saved.chain.seconds), "host_ns": round(1e9 * host),

@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 
@@ -62,8 +63,10 @@ class Gpu : public Device {
     return one.seed == other.seed && one.offset == other.offset;
   }
 
-  std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) override {
-    return before.seed == after.seed ? static_cast<int64_t>(after.offset - before.offset) : -1;
+  int64_t InUse() override {
+    const auto stats = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device_.index());
+    return stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+        .current;
   }
 
  private:
@@ -113,41 +116,67 @@ class Gpu : public Device {
   std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
-// A device that Python knows: `calls` are those of slots.py.
+// A device that Python knows: `calls` are those of executor.py. Operators run without Python's
+// lock.
 class PythonDevice : public Device {
  public:
   explicit PythonDevice(py::object calls) : calls_(std::move(calls)) {}
 
   void Begin() override {}
-  bool IsCurrent() override { return calls_.attr("current")().cast<bool>(); }
-  Tensor Empty(int64_t size) override { return calls_.attr("empty")(size).cast<Tensor>(); }
+  bool IsCurrent() override { return Call("current").cast<bool>(); }
+  Tensor Empty(int64_t size) override {
+    const py::gil_scoped_acquire lock;
+    return Call("empty", size).cast<Tensor>();
+  }
 
   Event CopyOut(const Tensor& host, const Tensor& bytes) override {
-    return Hold(calls_.attr("copy_out")(host, bytes));
+    return Hold("copy_out", host, bytes);
   }
 
   Event CopyIn(const Tensor& bytes, const Tensor& host) override {
-    return Hold(calls_.attr("copy_in")(bytes, host));
+    return Hold("copy_in", bytes, host);
   }
 
   void WaitFor(const Event& copied, Wait why) override {
     static constexpr const char* kNames[] = {"give_up", "fetch", "end"};
-    calls_.attr(kNames[static_cast<int>(why)])(*static_cast<py::object*>(copied.get()));
+    const py::gil_scoped_acquire lock;
+    Call(kNames[static_cast<int>(why)], Inner(copied));
   }
 
-  RandomState Random() override { return {0, 0, calls_.attr("random_state")()}; }
+  RandomState Random() override { return {0, 0, Hold("random_state")}; }
   void SetRandom(const RandomState& state) override {
-    calls_.attr("set_random_state")(state.object);
+    const py::gil_scoped_acquire lock;
+    Call("set_random_state", Inner(state.object));
   }
   bool IsSameRandom(const RandomState& one, const RandomState& other) override {
-    return calls_.attr("same_random_state")(one.object, other.object).cast<bool>();
+    const py::gil_scoped_acquire lock;
+    return Call("same_random_state", Inner(one.object), Inner(other.object)).cast<bool>();
   }
-  std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) override {
-    return calls_.attr("drawn")(before.object, after.object).cast<std::optional<int64_t>>();
+  int64_t InUse() override {
+    const py::gil_scoped_acquire lock;
+    return Call("in_use").cast<int64_t>();
   }
 
  private:
-  static Event Hold(py::object event) { return std::make_shared<py::object>(std::move(event)); }
+  static const py::object& Inner(const Event& object) {
+    return *static_cast<const py::object*>(object.get());
+  }
+
+  // REQUIRES: Python's lock.
+  template <typename... Arguments>
+  py::object Call(const char* name, Arguments&&... arguments) {
+    return calls_.attr(name)(std::forward<Arguments>(arguments)...);
+  }
+
+  template <typename... Arguments>
+  Event Hold(const char* name, Arguments&&... arguments) {
+    const py::gil_scoped_acquire lock;
+    return {new py::object(Call(name, std::forward<Arguments>(arguments)...)),
+            [](py::object* held) {
+              const py::gil_scoped_acquire again;
+              delete held;
+            }};
+  }
 
   py::object calls_;
 };

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 namespace spillway_torch {
 
@@ -18,7 +17,7 @@ using Event = std::shared_ptr<void>;
 struct RandomState {
   uint64_t seed = 0;
   uint64_t offset = 0;
-  py::object object = {};  // of a device that Python knows
+  Event object = {};  // an object of Python, of a device that Python knows
 };
 
 // Why operators wait for a copy.
@@ -38,8 +37,8 @@ class Device {
   virtual RandomState Random() = 0;
   virtual void SetRandom(const RandomState& state) = 0;
   virtual bool IsSameRandom(const RandomState& one, const RandomState& other) = 0;
-  // Returns how many numbers lie between two states; none if the device cannot say.
-  virtual std::optional<int64_t> Drawn(const RandomState& before, const RandomState& after) = 0;
+  // Returns the bytes of the device that tensors take; -1 if the device does not count them.
+  virtual int64_t InUse() = 0;
 };
 
 // Gives Python the devices: `Gpu`, and `PythonDevice`, which is one that Python knows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -10,109 +11,183 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from ..base.device import Device, Host, device_of
+from ..base.device import CudaDevice, Device, Host, Queue, device_of
 from ..base.errors import SpillwayError
-from ..plan.plan import KEEP, OFFLOAD, PAGE, EVICT, Plan
-from ..tape.calls import ComparedCalls
-from ..tape.chains import Saved, edge_walk, saved_storages
-from ..tape.graph import current_number
+from ..plan.plan import EVICT, KEEP, OFFLOAD, SMALLEST, Plan
+from ..tape.chains import Saved, operands_of, saved_storages
 from ..tape.regions import without_compilation
-from ..tape.tape import has_sign
+from ..tape.tape import Op, Ref, Tape
 from ..tape.tape_recorder import refuse_hooks
-from . import recompute
-from .hashes import AGAIN, LAYOUT, MADE, Hashes, step_hashes
-from .recompute import Recompute
-from .slots import Entry, Recipe, SavedTensors, Table, library_table
+from .library import steps_library
 
 log = logging.getLogger("spillway_torch")
 _MAKING = threading.Lock()
+MADE, SAVED, HELD, COPIED, SCRATCH = range(5)  # kinds of operands (step_library.h)
+GUARDED = 0.9975  # of the budget, beyond which saved tensors go to the host
+NEAR = 1000  # operators before one that may lie between the same two saved tensors
+CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace operation: {} is at version {}; "
+           "expected version {}")
+
+
+def changed(tensor: torch.Tensor | None, expected: int, version: int | None = None) -> None:
+    """Raises RuntimeError, as autograd does, about a tensor that was changed; None if it is one of the plan."""
+    what = "a saved tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+    raise RuntimeError(CHANGED.format(what, version if tensor is None else tensor._version, expected))
+
+
+class _Calls:
+    """The calls with which the library uses a device that it does not know. Each wait has its own name, so that tests can leave out one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.current, self.empty = device.current, device.empty
+        self.random_state, self.set_random_state = device.random_state, device.set_random_state
+        self.same_random_state = device.same_random_state
+
+    def copy_out(self, host: torch.Tensor, source: torch.Tensor) -> Any:
+        self._device.wait(Queue.OUT, self._device.record(Queue.COMPUTE))
+        self._device.copy(Queue.OUT, host, source)
+        return self._device.record(Queue.OUT)
+
+    def copy_in(self, into: torch.Tensor, host: torch.Tensor) -> Any:
+        self._device.wait(Queue.IN, self._device.record(Queue.COMPUTE))
+        self._device.copy(Queue.IN, into, host)
+        return self._device.record(Queue.IN)
+
+    def give_up(self, event: Any) -> None:
+        self._device.wait(Queue.COMPUTE, event)
+
+    def fetch(self, event: Any) -> None:
+        self._device.wait(Queue.COMPUTE, event)
+
+    def end(self, event: Any) -> None:
+        self._device.wait(Queue.COMPUTE, event)
+
+    def in_use(self) -> int:
+        return self._device.in_use()
+
+
+class HostMemory:
+    """Memory of the host for the steps of one or several plans, one step after another."""
+
+    def __init__(self, spare: list[Host] | None = None) -> None:
+        """spare: memory that it takes over, so that it need not be made."""
+        self.pieces: list[Host] = []
+        self.spare = spare if spare is not None else []
+        self._shared: Any = None
+
+    def shared(self, device: Device) -> Any:
+        """Returns it as the library takes it."""
+        if self._shared is None:
+            self._shared = steps_library().Host(functools.partial(_more_host, device, self.pieces, self.spare))
+        return self._shared
+
+    def close(self) -> None:
+        """Gives the memory back. Steps whose backward has not run lose their tensors."""
+        if self._shared is not None:
+            self._shared.close()
+        for host in (*self.pieces, *self.spare):
+            host.close()
+        self.pieces.clear()
+        self.spare.clear()
 
 
 class Executor:
-    """Runs steps under one plan. It owns the memory of the host."""
+    """Runs steps under one plan."""
 
-    def __init__(self, plan: Plan, device: Device | None = None) -> None:
-        """Raises `SpillwayError` if the plan asks for what its tape does not allow."""
-        tape = plan.tape
+    def __init__(self, plan: Plan, device: Device | None = None, host: HostMemory | None = None) -> None:
+        """Raises `SpillwayError` if the plan asks for what its tape does not allow.
+
+        host: memory that it shares with others; by default, it has memory of its own.
+        """
         self.plan = dataclasses.replace(plan)  # a copy, because `EXECUTORS` holds an executor as long as its plan lives
-        self.device = device if device is not None else device_of(tape.device)
-        self.entries: list[Optional[Entry]] = [None] * len(tape.positions)
+        self.device = device if device is not None else device_of(plan.tape.device)
         self.deviations: list[str] = []  # the reasons of all steps
-        self.forward_seconds = float("inf")  # the least that the host took for a forward that Python did not compare
-        self._recipes = self._make_recipes(saved_storages(tape))
-        self._host: Host = self.device.host(self._place())
-        self._last: Callable[[], Any] = lambda: None  # what the last step saved
-        self._lock = threading.Lock()
-        self.hashes: Hashes | None = None if tape.compiled else step_hashes(len(self.entries))  # compiled code has no operators to hash
-        parameters = sorted({p for r in self._recipes.values() if r.recompute is not None for p in r.recompute.chain.parameters})
-        self.parameters = [tape.parameters[p] for p in parameters]
-        table = Table(self.plan, self.device, self.entries, self._recipes, self.hashes, parameters)
-        self._library = None if tape.compiled else library_table(table, self.region)
-        self.make_saved: Callable[..., Any] = functools.partial(SavedTensors, table, self.region)  # makes those of a step
-        if self._library is not None:
-            self.make_saved = functools.partial(recompute.steps_library().Run, self._library)
+        self.forward_seconds = float("inf")  # the least that the host took for a forward without surprises
+        self.host = host if host is not None else HostMemory()
+        self._recipes = _recipes_of(plan)
+        self._library = steps_library()
+        self._table = self._make_table()
+        if plan.host_bytes and not self.host.spare:
+            self.host.shared(self.device).reserve(plan.host_bytes)
 
-    def _make_recipes(self, saved: dict[int, Saved]) -> dict[int, Recipe]:
-        recipes: dict[int, Recipe] = {}
-        tape = self.plan.tape
-        waiting = [s for s, action in self.plan.actions.items() if action in (OFFLOAD, EVICT)]
-        planned = set(waiting)
-        while waiting:
-            storage = waiting.pop()
-            if storage in recipes:
-                continue
-            of = saved.get(storage)
-            action = self.plan.actions.get(storage, KEEP)
-            if of is None or storage in planned and of.dies is None:
-                raise SpillwayError(f"storage {storage} cannot be planned: it is not saved with one value, or the program holds it")
-            recipe = Recipe(storage, action, edge_walk(tape, of), len(of.packs) > 1, of.bytes,
-                             of.packs[0].geometry)
-            if action == EVICT:
-                if of.chain is None:
-                    raise SpillwayError(f"storage {storage} cannot be recomputed: {of.reason}")
-                recipe.walk = of.chain.walk
-                recipe.recompute = Recompute(tape, of, of.chain)
-                waiting += [value[0] for value in of.chain.sources]
-            recipes[storage] = recipe
-            for pack in of.packs:
-                self.entries[pack.position] = Entry(recipe, pack.geometry, pack.node, pack is of.packs[0])
-        recomputed = [(recipe, recipe.recompute.chain) for recipe in recipes.values() if recipe.recompute is not None]
-        self.watched = frozenset(tape.calls[at][0] for _, chain in recomputed for at in chain.calls)
-        self.calls = [call for call in tape.calls if call[0] in self.watched]
-        before = [0, *itertools.accumulate(call[0] in self.watched for call in tape.calls)]
-        for recipe, chain in recomputed:
-            recipe.sources = tuple(value[0] for value in chain.sources)
-            for storage in recipe.sources:
-                recipes[storage].source = True
-            if chain.calls:
-                recipe.calls = before[saved[recipe.storage].packs[0].calls]
-        for entry in self.entries:
-            if entry is not None:
-                entry.kind = AGAIN if not entry.first else MADE if entry.recipe.action == EVICT else LAYOUT
-        return recipes
+    def _make_table(self) -> Any:
+        plan, tape, library, device = self.plan, self.plan.tape, self._library, self.device
+        native = library.Gpu(device.index, *device.copy_streams) if type(device) is CudaDevice else library.PythonDevice(_Calls(device))
+        chains = [saved.chain for saved, action in self._recipes if action == EVICT and saved.chain is not None]
+        ops = sorted({at for chain in chains for at in chain.ops})
+        numbers: collections.defaultdict[int, int] = collections.defaultdict(lambda: len(numbers))  # of storages
+        for saved, _ in self._recipes:
+            numbers[saved.storage]
+        added = self._ops(ops, numbers)
+        counts = device.in_use() >= 0
+        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), int(GUARDED * plan.budget) if counts else 0,
+                              SMALLEST if tape.device == "cuda" else 1, len(tape.positions), len(numbers), tape.compiled)
+        for op in added:
+            table.add_op(*op)
+        index = {saved.storage: at for at, (saved, _) in enumerate(self._recipes)}
+        place = {at: number for number, at in enumerate(ops)}
+        for saved, action in self._recipes:
+            chain = saved.chain if action == EVICT else None
+            table.add(action == OFFLOAD, numbers[saved.storage], saved.value[1], [index[s] for s, _ in chain.sources] if chain else [],
+                      [place[at] for at in chain.ops] if chain else [],
+                      [[numbers[s] for s in freed if s in numbers] for freed in _freed(tape, saved)] if chain else [])
+            for pack in saved.packs:
+                table.enter(pack.position, index[saved.storage])
+        headroom = tape.headroom() if counts else [0] * len(tape.positions)
+        for at, bytes_ in enumerate(headroom):
+            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index]
+                             for moves in (plan.releases, plan.prefetches, plan.drops)), bytes_)
+        return table
 
-    def _place(self) -> int:
-        """Gives each offloaded storage its region; returns the bytes of all."""
-        end = 0
-        for recipe in self._recipes.values():
-            if recipe.action == OFFLOAD:
-                recipe.region = end, recipe.size
-                end += -(-recipe.size // PAGE) * PAGE
-        return end
+    def _ops(self, ops: list[int], numbers: dict[int, int]) -> list[tuple[Any, ...]]:
+        """Returns operators of the tape as the library takes them; `numbers` are those of storages, to which it adds."""
+        tape, added = self.plan.tape, []
+        planned = {s for at in ops for s in tape.ops[at].fresh}
+        saved = {s.storage: s.packs[0].position for s, _ in self._recipes}
+        starts: dict[int, int] = {}  # by operator: the first position at which autograd may save what it reads
+        for pack in tape.packs:
+            if not pack.compiled:
+                starts.setdefault(pack.op, pack.position)
+        known: set[int] = set()  # storages that planned operators have read: the library knows them again
 
-    def region(self, recipe: Recipe) -> torch.Tensor:
-        return self._host.bytes[recipe.region[0]:recipe.region[0] + recipe.region[1]]
+        def tells(operand: Any, at: int) -> Any:
+            """Returns what tells a tensor from others where the operator runs; None if nothing does."""
+            if not isinstance(operand, Ref) or tape.held(operand, at):
+                return None
+            storage = operand.value[0]
+            there = storage in planned or storage in known or saved.get(storage, len(tape.positions)) < tape.ops[at].position
+            return operand.value if there else None
+
+        for at in ops:
+            op, reads = tape.ops[at], []
+            told = [None if scratch else tells(operand, at) for operand, scratch in operands_of(op)]
+            for operand, scratch in operands_of(op):
+                if scratch:
+                    reads.append((SCRATCH, 0, 0))
+                elif not isinstance(operand, Ref):
+                    reads.append((COPIED, 0, 0))
+                elif tape.held(operand, at):
+                    reads.append((HELD if operand.value[0] in tape.parameters else COPIED, 0, 0))
+                else:
+                    storage, writes = operand.value
+                    known.add(storage)
+                    reads.append((MADE if storage in planned else SAVED, numbers[storage], writes))
+            before = itertools.takewhile(lambda other: other.position == op.position, reversed(tape.ops[max(0, at - NEAR):at]))
+            turn = sum(1 for other in before if other.func is op.func and _fits(told, other))
+            made = [(index, numbers[ref.value[0]]) for index, ref in enumerate(op.results) if ref is not None and ref.value[0] in op.fresh]
+            schema = op.func._schema
+            added.append((schema.name, schema.overload_name, op.place, starts.get(at, op.position), op.position, turn, reads, made, op.random))
+        return added
 
     def close(self) -> None:
         """Gives the memory of the host back. Steps whose backward has not run lose their tensors."""
-        if self._library is not None:
-            self._library.close()
-        self._host.close()
+        self.host.close()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[_Run]:
@@ -126,36 +201,72 @@ class Executor:
         finally:
             run.end()
 
-    def begin(self) -> _Run:
-        """Starts a step. Its `end` ends it."""
+    def begin(self, scale: float = 1.0) -> _Run:
+        """Starts a step, whose tensors are so many times as large as those of the recorded one. Its `end` ends it."""
         refuse_hooks()
         self.device.begin()
-        run = _Run(self)
-        with self._lock:
-            last = self._last()
-            if last is not None and last.holds_host():
-                run.deviate("an earlier step still waits for its backward, or another thread runs one, and holds the memory of "
-                            "the host")
-            else:
-                self._last = weakref.ref(run.saved)
-            run.enter()
-        return run
+        return _Run(self, self._library.Run, self._table, scale)
+
+
+def _more_host(device: Device, pieces: list[Host], spare: list[Host], size: int) -> torch.Tensor:
+    fitting = next((host for host in spare if host.bytes.numel() >= size), None)
+    if fitting is not None:
+        spare.remove(fitting)
+    pieces.append(fitting if fitting is not None else device.host(size))
+    return pieces[-1].bytes
+
+
+def _fits(told: list[Any], op: Op) -> bool:
+    """Returns whether an operator reads the tensors that are told."""
+    read = [operand.value if isinstance(operand, Ref) else None for operand, _ in operands_of(op)]
+    return len(read) == len(told) and all(wanted in (None, value) for wanted, value in zip(told, read))
+
+
+def _recipes_of(plan: Plan) -> list[tuple[Saved, str]]:
+    """Returns the storages that the plan moves, or needs for others, each behind those from which it is recomputed."""
+    saved = saved_storages(plan.tape)
+    found: dict[int, tuple[Saved, str]] = {}
+    waiting = [s for s, action in plan.actions.items() if action in (OFFLOAD, EVICT)]
+    planned = set(waiting)
+    while waiting:
+        storage = waiting.pop()
+        if storage in found:
+            continue
+        of, action = saved.get(storage), plan.actions.get(storage, KEEP)
+        if of is None or storage in planned and of.dies is None:
+            raise SpillwayError(f"storage {storage} cannot be planned: it is not saved with one value, or the program holds it")
+        if action == EVICT:
+            if of.chain is None:
+                raise SpillwayError(f"storage {storage} cannot be recomputed: {of.reason}")
+            waiting += [value[0] for value in of.chain.sources]
+        found[storage] = of, action
+    return sorted(found.values(), key=lambda recipe: recipe[0].packs[0].position)
+
+
+def _freed(tape: Tape, saved: Saved) -> list[list[int]]:
+    """Returns, for each operator of the chain, the storages that nothing in the chain reads behind it."""
+    assert saved.chain is not None
+    last: dict[int, int] = {}
+    for at in saved.chain.ops:
+        op = tape.ops[at]
+        read = {o.value[0] for o, scratch in operands_of(op) if isinstance(o, Ref) and not scratch and not tape.held(o, at)}
+        for storage in read | set(op.fresh) | {value[0] for value in op.written}:
+            last[storage] = at
+    return [[s for s, at in last.items() if at == op and s != saved.storage] for op in saved.chain.ops]
 
 
 class _Run:
     """One step under a plan."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.deviation: str | None = None  # why the rest of the step keeps its tensors
+    def __init__(self, executor: Executor, make: Any, table: Any, scale: float) -> None:
+        self.deviation: str | None = None  # why the plan is not carried out for some storage
         self._executor = executor
-        self._base = current_number()
-        self._hashes = executor.hashes
-        self._known = self._hashes is not None and self._hashes.known  # otherwise Python compares this step
-        self._calls: ComparedCalls | None = None
-        self._hooks: Any = None
-        self._given = [parameter() for parameter in executor.parameters]
-        self._began = time.perf_counter()
-        self.saved: Any = executor.make_saved(self._known, self._given, self._compare, self.deviate)
+        self._began, self._pieces = time.perf_counter(), len(executor.host.pieces)
+        self.saved: Any = make(table, self.deviate, scale)
+        hooks = self.saved.hooks
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(
+            *(without_compilation(*hooks) if executor.plan.tape.compiled else hooks))
+        self._hooks.__enter__()
 
     @property
     def packs(self) -> int:
@@ -167,93 +278,33 @@ class _Run:
         """Returns how many operators ran again."""
         return int(self.saved.recomputed)
 
-    def holds_host(self) -> bool:
-        """Returns whether it writes memory of the host, or a backward may still read it."""
-        return bool(self.saved.holds_host())
+    @property
+    def guarded(self) -> int:
+        """Returns the bytes that went to the host because memory was short."""
+        return int(self.saved.guarded)
 
-    def enter(self) -> None:
-        executor = self._executor
-        if not any(executor.entries):
-            return  # the plan changes nothing
-        if self._hashes is not None and self.deviation is None:
-            self._hashes.begin(self._given)
-        if executor.watched and not self._known:
-            self._calls = ComparedCalls(self._base, executor.watched, executor.calls)
-            self._calls.__enter__()
-        hooks = self.saved.hooks
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(*(without_compilation(*hooks) if executor.plan.tape.compiled else hooks))
-        self._hooks.__enter__()
+    def waits(self) -> bool:
+        """Returns whether a backward may still read what it saved."""
+        return bool(self.saved.waits())
 
     def end(self) -> None:
         """Ends the part of the step whose tensors are planned; backward may follow later."""
-        self._given = []
         self.saved.end()
         if self._hooks is None:
             return
         self._hooks.__exit__(None, None, None)
         self._hooks = None
-        if self._calls is not None:
-            self._calls.__exit__(None, None, None)
-            self._calls = None
         if self.deviation is None and self.packs < self._executor.plan.tape.packed:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._executor.plan.tape.packed}")
-        if self._hashes is not None:
-            self._hashes.end(self.deviation is None)
-        if self._known and self.deviation is None:
+        if self.deviation is None and self.guarded == 0 and self._pieces == len(self._executor.host.pieces):
             self._executor.forward_seconds = min(self._executor.forward_seconds, time.perf_counter() - self._began)
-        if self.deviation is not None:
-            self.saved.give_up()
 
     def deviate(self, reason: str) -> None:
-        """Keeps all tensors from now on. Tensors that were given up before come back as planned."""
-        self.saved.deviated = True
+        """Notes why the plan is not carried out for some storage, which stays, or goes to the host where memory is short."""
         if self.deviation is None:
             self.deviation = reason
             self._executor.deviations.append(reason)
-            log.warning("spillway: this step keeps its tensors from here on, because it differs from the recorded one: %s", reason)
-
-    def _compare(self, tensor: torch.Tensor, at: int) -> str | None:
-        """Returns how the tensor saved at a position differs from the recorded one; None if it does not."""
-        entry = self._executor.entries[at]
-        assert entry is not None
-        if self._known:
-            assert self._hashes is not None
-            return self._misfit(entry, tensor) or self._hashes.difference()
-        with torch._C.DisableTorchFunction():  # these calls are not the program's
-            return self._difference(entry, tensor)
-
-    def _misfit(self, entry: Entry, tensor: torch.Tensor) -> str | None:
-        """Returns how a saved tensor lies in memory in another way than the recorded one; None if it does not."""
-        geometry, recipe = entry.geometry, entry.recipe
-        if (tensor.shape != geometry.size or tensor.dtype != geometry.dtype or tensor.stride() != geometry.stride
-                or tensor.storage_offset() != geometry.offset or tensor.device != self._executor.device.place or has_sign(tensor)):
-            return (f"a saved tensor is {tensor.dtype} {tuple(tensor.shape)}, and {geometry.dtype} {tuple(geometry.size)} in the "
-                    "recorded step, or lies differently in memory")
-        if tensor.untyped_storage().nbytes() != recipe.size or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            return "a saved tensor lies in another storage than in the recorded step"
-        return None
-
-    def _difference(self, entry: Entry, tensor: torch.Tensor) -> str | None:
-        """Returns how a saved tensor, and what it follows from, differs from the recorded one; None if it does not."""
-        misfit = self._misfit(entry, tensor)
-        if misfit is not None:
-            return misfit
-        if current_number() - self._base != entry.node:
-            return "the step made another number of autograd nodes"
-        recipe = entry.recipe
-        if not entry.first:
-            return None
-        if recipe.action == EVICT or recipe.source:
-            difference = recipe.walk.difference(tensor, self._base)
-            if difference is not None:
-                return difference
-        if recipe.calls is not None:
-            assert self._calls is not None
-            if self._calls.difference is not None:
-                return self._calls.difference
-            if self._calls.count != recipe.calls:
-                return f"{self._calls.count} calls of PyTorch ran, and {recipe.calls} in the recorded step"
-        return None
+            log.warning("spillway: this step differs from the recorded one, and keeps what the plan cannot treat: %s", reason)
 
 
 EXECUTORS: weakref.WeakKeyDictionary[Plan, Executor] = weakref.WeakKeyDictionary()
@@ -262,8 +313,9 @@ EXECUTORS: weakref.WeakKeyDictionary[Plan, Executor] = weakref.WeakKeyDictionary
 def step(plan: Plan) -> contextlib.AbstractContextManager[_Run]:
     """Returns a context in which the operators of the calling thread run under the plan.
 
-    The block has to hold the same forward as the recorded step; the backward may be in it or follow it. A step that differs keeps
-    its tensors, says so in the log "spillway_torch", and has the same results.
+    The block has to hold the same forward as the recorded step, with tensors of any size; the backward may be in it or follow it. What
+    is recomputed follows from the tensors and arguments of each step, so the results are those of an ordinary one. Where the step has
+    other operators than the recorded one, it keeps the tensors that follow from them, and says so in the log "spillway_torch".
     """
     return executor_of(plan).step()
 

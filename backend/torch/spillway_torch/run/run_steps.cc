@@ -1,103 +1,116 @@
-// Handles the tensors that autograd saves in the steps of a plan, as slots.py does in Python.
+// Handles the tensors that autograd saves in the steps of a plan.
 //
 // It takes the headers of Python. PyTorch calls `Pack` and `Unpack` with Python's lock held.
 
-#include <devices.h>  // of this folder
-#include <step_library.h>
+#include <step_library.h>  // of this folder
 
-#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace spillway_torch {
 namespace {
 
-using at::Tensor;
-
 // ---- Plans ----
 
-// An operator that draws random numbers, of a chain.
-struct Draw {
-  size_t at;
-  int64_t mark;  // position after it; the numbers were drawn since the position before
-  std::optional<int64_t> drawn;
-};
+Numbers NumbersOf(const std::vector<size_t>& given) { return {given.begin(), given.end()}; }
 
-using Indices = c10::SmallVector<size_t, 2>;
-
-Indices IndicesOf(const std::vector<size_t>& given) { return {given.begin(), given.end()}; }
-
-// How all steps treat a storage; see slots.py.
+// How all steps treat a storage.
 struct Recipe {
   bool offload;
-  const Program* chain;            // none unless it is recomputed
-  std::vector<std::string> names;  // of the operators of the chain
-  bool shared;
-  Tensor place;  // as it is saved first
-  Tensor bytes;  // a placeholder of all its bytes
-  Tensor region;
-  Indices sources;     // recipes
-  Indices parameters;  // among those of the step
-  std::vector<Draw> draws;
+  std::optional<Chain> chain;  // none unless it is recomputed
+  size_t storage;
+  int64_t writes;   // operators that have written to it when autograd saves it
+  Numbers sources;  // recipes of the storages from which it is recomputed
 };
 
-// A tensor that autograd saves, as recorded.
-struct Entry {
-  size_t recipe;
-  Tensor place;
-  bool first;
-  Saved kind;
-};
-
-// A position: the tensor that autograd saves there, and the recipes that the plan moves there.
+// A position: the storage of the tensor that autograd saves there, and those that the plan moves.
 struct Position {
-  std::optional<Entry> entry;
-  Indices releases;  // recipes
-  Indices prefetches;
-  Indices drops;
-  bool mark = false;
+  std::optional<size_t> recipe;
+  Numbers releases;  // recipes
+  Numbers prefetches;
+  Numbers drops;
+  int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
 };
 
 // Functions and types of Python.
 struct Python {
   py::object error;    // SpillwayError
   py::object changed;  // raises the error about a tensor that was changed in place
-  py::object owners;   // of the hashes and of the chains
+};
+
+// Memory of the host for the copies of steps. It begins anew when no step needs it any more.
+class Host {
+ public:
+  explicit Host(py::object make) : make_(std::move(make)) {}
+
+  Tensor Take(int64_t size) {
+    ++taken_;
+    const int64_t needed = (size + kPage - 1) / kPage * kPage;
+    while (piece_ < pieces_.size() && end_ + needed > pieces_[piece_].numel()) {
+      ++piece_;
+      end_ = 0;
+    }
+    if (piece_ == pieces_.size()) Grow(std::max(needed, kPiece));
+    end_ += needed;
+    return pieces_[piece_].narrow(0, end_ - needed, size);
+  }
+
+  void GiveBack() {
+    if (--taken_ == 0) piece_ = end_ = 0;
+  }
+
+  // Makes a piece of so many bytes unless there is one.
+  void Reserve(int64_t size) {
+    const auto is_enough = [&](const Tensor& piece) { return piece.numel() >= size; };
+    if (std::ranges::none_of(pieces_, is_enough)) Grow(size);
+  }
+
+  void Close() {
+    pieces_.clear();
+    piece_ = end_ = 0;
+  }
+
+ private:
+  void Grow(int64_t size) {
+    const py::gil_scoped_acquire lock;
+    pieces_.push_back(make_(size).cast<Tensor>());
+  }
+
+  static constexpr int64_t kPage = 4096;
+  static constexpr int64_t kPiece = int64_t{64} << 20;  // bytes that are made at a time
+
+  py::object make_;
+  std::vector<Tensor> pieces_;
+  size_t piece_ = 0;
+  int64_t end_ = 0;  // bytes of the piece that are taken
+  int64_t taken_ = 0;
 };
 
 struct Table {
   int64_t packed;  // tensors, in the recorded step
-  Hashes* hashes;
   std::shared_ptr<Device> device;
   Python python;
+  int64_t budget;    // bytes; 0 if the device does not count them
+  int64_t smallest;  // bytes of a storage that goes to the host where memory is short
+  Ops ops;
   std::vector<Recipe> recipes;
   std::vector<Position> positions;
-  bool mark_start = false;
+  std::shared_ptr<Host> host;
 };
 
 // ---- Steps ----
-
-struct Parameter {
-  Tensor tensor;
-  uint32_t version;
-  Tensor detached;
-};
-
-uint32_t VersionOf(const Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
 
 [[noreturn]] void Raise(const py::object& type, const std::string& message) {
   PyErr_SetString(type.ptr(), message.c_str());
@@ -108,36 +121,61 @@ uint32_t VersionOf(const Tensor& tensor) {
 // recomputed from it.
 class Slot {
  public:
-  // The tensor that is saved has this version.
-  Slot(std::shared_ptr<const Table> table, const Recipe& recipe, uint32_t version)
-      : recipe(recipe), version(version), table_(std::move(table)) {}
+  // recipe: none for a storage that the plan does not move.
+  Slot(std::shared_ptr<const Table> table, const Recipe* recipe, const Tensor& saved)
+      : recipe(recipe),
+        storage(saved.storage().getWeakStorageImpl()),
+        size(static_cast<int64_t>(saved.storage().nbytes())),
+        table_(std::move(table)),
+        counter_(saved.unsafeGetTensorImpl()->version_counter()),
+        saved_(VersionOf(saved)) {}
   Slot(const Slot&) = delete;
 
   // Memory that a copy still writes must not go to others. So all copies from the host are over, in
-  // the order of the program's operators, when the next step overwrites the memory of the host.
+  // the order of the program's operators, when a later step overwrites the memory of the host.
   ~Slot() {
-    if (arrived == nullptr) return;
-    const py::error_scope kept;
-    try {
-      Settle(Wait::kEnd);
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("a slot");
-    } catch (const std::exception&) {  // the device is gone
+    if (arrived != nullptr) {
+      const py::error_scope kept;
+      try {
+        Settle(Wait::kEnd);
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("a slot");
+      } catch (const std::exception&) {  // the device is gone
+      }
     }
+    if (host.defined()) table_->host->GiveBack();
+  }
+
+  bool IsIn(const Tensor& saved) const {
+    return !storage.expired() &&
+           storage._unsafe_get_target() == saved.storage().unsafeGetStorageImpl();
   }
 
   void Put(const Tensor& made) {
     tensor = made;
-    version = VersionOf(made);
+    version_ = VersionOf(made);
   }
 
-  bool IsUnchanged() const { return VersionOf(tensor) == version; }
+  // Returns whether nothing has changed the storage since autograd saved it.
+  bool IsUnchanged() const {
+    return Saved() == saved_ && (!tensor.defined() || VersionOf(tensor) == version_);
+  }
+
+  void CheckUnchanged() const {
+    const py::object& changed = table_->python.changed;
+    if (Saved() != saved_) changed(py::none(), saved_, Saved());
+    if (tensor.defined() && VersionOf(tensor) != version_)
+      changed(py::none(), version_, VersionOf(tensor));
+  }
+
+  bool WasSavedAs(const Tensor& again) const { return VersionOf(again) == saved_; }
 
   // Drops the tensor if it can come back, once copies from and to it are done.
   //
   // A tensor that was changed stays, so that reading it fails, as it does without a plan.
   void GiveUp() {
-    if (!tensor.defined() || !IsUnchanged() || !(recipe.offload || recipe.chain != nullptr)) return;
+    if (!tensor.defined() || stays || !IsUnchanged()) return;
+    if (!host.defined() && (recipe == nullptr || !recipe->chain)) return;
     Settle(Wait::kGiveUp);
     if (left != nullptr) table_->device->WaitFor(left, Wait::kGiveUp);
     tensor.reset();
@@ -151,28 +189,35 @@ class Slot {
   }
 
   void CopyOut() {
-    host = recipe.region;
-    left = table_->device->CopyOut(host, View(tensor, recipe.bytes));
+    host = table_->host->Take(size);
+    left = table_->device->CopyOut(host, View(tensor, Bytes()));
   }
 
   // Starts the copy from the host, once operators have waited for the one to it: `GiveUp` did.
   void BringBack() {
-    const Tensor bytes = table_->device->Empty(recipe.bytes.numel());
+    const Tensor bytes = table_->device->Empty(size);
     arrived = table_->device->CopyIn(bytes, host);
-    Put(View(bytes, recipe.place));
+    Put(bytes);
   }
 
-  const Recipe& recipe;
-  Tensor tensor;
-  uint32_t version;
-  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;  // unless hashes tell it
-  Tensor host;                                                       // its copy
-  Event left;                                                        // the copy to the host is done
+  const Recipe* const recipe;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // in which it was saved
+  const int64_t size;                                       // bytes
+  Tensor tensor;                                            // in it, or in one that came back
+  Tensor host;                                              // its copy
+  Event left;                                               // the copy to the host is done
   Event arrived;  // the copy from the host is done, and operators have not waited for it
+  bool stays = false;
   c10::SmallVector<std::shared_ptr<Slot>, 2> sources;
 
  private:
+  uint32_t Saved() const { return counter_.enabled() ? counter_.current_version() : 0; }
+  Place Bytes() const { return {{size}, {1}, 0, caffe2::TypeMeta::Make<uint8_t>()}; }
+
   std::shared_ptr<const Table> table_;
+  const c10::VariableVersion counter_;  // of the tensor that was saved
+  const uint32_t saved_;
+  uint32_t version_ = 0;  // of `tensor`
 };
 
 // The object that autograd holds in the place of a tensor.
@@ -181,7 +226,7 @@ struct Packed {
   uint32_t version = 0;
   bool counted = true;
   std::shared_ptr<Slot> slot = nullptr;
-  const Tensor* place = nullptr;  // of the tensor in the slot
+  std::optional<Place> place = {};  // of the tensor in the slot
 };
 
 constexpr const char* kPacked = "spillway_torch.Packed";
@@ -201,33 +246,19 @@ class Locked {
   std::recursive_mutex& mutex_;
 };
 
-// Returns the tensor without its graph.
-Tensor Keep(const Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kWrapped(
-      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-       c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::BatchedNestedTensor});
-  return tensor.key_set().has_any(kWrapped) ? tensor.detach() : Detached(tensor);
-}
-
 // One step under a plan.
 class Run {
  public:
-  // known: whether the hashes are; otherwise Python compares the step.
-  // compare: returns how a saved tensor, at a position, differs from the recorded one; None if it
-  // does not.
-  // deviate: takes the reason.
-  Run(std::shared_ptr<const Table> table, bool known, std::vector<std::optional<Tensor>> parameters,
-      py::object compare, py::object deviate)
+  // deviate: takes the reason why the plan is not carried out for a storage.
+  // scale: how many times the headroom of the recorded step this one needs.
+  Run(std::shared_ptr<const Table> table, py::object deviate, double scale)
       : table_(std::move(table)),
-        known_(known),
-        given_(std::move(parameters)),
-        noted_(given_.size()),
+        watch_(table_->ops, *table_->device, [this](size_t storage) { BeforeWrite(storage); }),
+        scale_(scale),
         slots_(table_->recipes.size()),
-        compare_(std::move(compare)),
         deviate_(std::move(deviate)) {
     table_->device->Begin();
-    if (table_->mark_start) marks_[-1] = table_->device->Random();
+    if (!table_->ops.all.empty()) watch_.Begin();
   }
 
   PyObject* Pack(const Tensor& tensor) {
@@ -250,14 +281,16 @@ class Run {
         if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
       }
     }
+    MakeRoom(Headroom(at));
+    if (packed.slot != nullptr && packed.slot->recipe == nullptr) Prefetch(*packed.slot, at);
     return tensor;
   }
 
   // Ends the part of the step whose tensors are planned.
   void End() {
+    watch_.End();
     open_ = false;
-    compare_ = deviate_ = py::object();
-    given_.clear();
+    deviate_ = py::object();
   }
 
   // Drops the storages that can come back.
@@ -267,28 +300,24 @@ class Run {
     }
   }
 
-  // Returns whether it writes memory of the host, or a backward may still read it.
-  bool HoldsHost() const {
-    for (const auto& weak : slots_) {
-      const auto slot = weak.lock();
-      if (slot != nullptr && slot->host.defined()) return true;
-    }
-    return open_;
-  }
+  // Returns whether a backward may still read what it saved.
+  bool Waits() const { return open_ || Alive() > 0; }
 
   size_t Alive() const {
-    return std::count_if(slots_.begin(), slots_.end(), [](const auto& s) { return !s.expired(); });
+    const auto alive = [](const auto& slot) { return !slot.expired(); };
+    return std::ranges::count_if(slots_, alive) + std::ranges::count_if(others_, alive);
   }
 
-  bool deviated = false;
   int64_t packs = 0;
   int64_t recomputed = 0;  // operators that ran again
+  int64_t guarded = 0;     // bytes that went to the host because memory was short
 
  private:
   // Carries out the releases and prefetches of the next position, and returns its number.
   size_t BeginPosition() {
     const size_t at = position_++;
-    if (deviated || at >= table_->positions.size()) return at;
+    watch_.Reach(position_);
+    if (at >= table_->positions.size()) return at;
     const Position& position = table_->positions[at];
     for (const size_t recipe : position.releases) {
       if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
@@ -305,92 +334,152 @@ class Run {
 
   // ---- Saving ----
 
-  static Packed Plain(const Tensor& tensor, bool counted) {
-    return {Keep(tensor), VersionOf(tensor), counted};
+  Packed Plain(const Tensor& tensor, bool counted) {
+    return {IsOrdinary(tensor) ? Detached(tensor) : tensor.detach(), VersionOf(tensor), counted};
   }
 
   Packed Save(const Tensor& tensor) {
     if (torch::autograd::get_current_graph_task_id() != -1 ||
         std::this_thread::get_id() != thread_ || !open_)
       return Plain(tensor, false);  // backward saves it, or another thread
+    const Unwatched unwatched;
     const size_t at = BeginPosition();
-    ++packs;
-    const bool planned = at < table_->positions.size() && !deviated;
-    if (planned && table_->positions[at].mark) marks_[at] = table_->device->Random();
-    const Entry* entry =
-        planned && table_->positions[at].entry ? &*table_->positions[at].entry : nullptr;
-    if (entry == nullptr) {
-      if (packs > table_->packed) Deviate("it saves more tensors");
+    if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
+    Packed packed = SaveAt(tensor, at);
+    MakeRoom(Headroom(at));
+    return packed;
+  }
+
+  Packed SaveAt(const Tensor& tensor, size_t at) {
+    if (!IsOrdinary(tensor) || tensor.requires_grad() && tensor.is_leaf())
       return Plain(tensor, true);
+    std::optional<size_t> recipe;
+    if (at < table_->positions.size()) recipe = table_->positions[at].recipe;
+    if (recipe) {
+      const std::string lack = LackOf(*recipe, tensor);
+      if (lack.empty()) return {{}, 0, true, SlotOf(*recipe, tensor), PlaceOf(tensor)};
+      Deviate(lack);
     }
-    const std::optional<std::string> difference = Difference(*entry, tensor, at);
-    if (difference) {
-      Deviate(*difference);
-      return Plain(tensor, true);
-    }
-    const auto slot = entry->first ? OpenSlot(entry->recipe, tensor) : slots_[entry->recipe].lock();
-    return {{}, 0, true, slot, &entry->place};
+    return Guarded(tensor);
   }
 
   void Deviate(const std::string& reason) {
-    if (deviated) return;
-    deviated = true;
+    if (deviated_) return;
+    deviated_ = true;
     deviate_(reason);
   }
 
-  // Returns how a saved tensor differs from the recorded one, or what the plan lacks to treat it.
-  std::optional<std::string> Difference(const Entry& entry, const Tensor& tensor, size_t at) {
-    if (!known_ || !IsAsLearned(*table_->hashes, tensor, at, entry.kind)) {
-      if (!known_) LearnSaved(*table_->hashes, tensor, at, entry.kind);
-      auto difference = compare_(tensor, at).cast<std::optional<std::string>>();
-      if (difference) return difference;
-    }
-    const Recipe& recipe = table_->recipes[entry.recipe];
+  // Returns what the plan lacks to treat a storage in this step; empty if it lacks nothing.
+  std::string LackOf(size_t index, const Tensor& tensor) {
+    const Recipe& recipe = table_->recipes[index];
     if (!table_->device->IsCurrent())
       return "the step runs on another stream than the one on which it began";
-    if (!entry.first) {
-      const auto slot = slots_[entry.recipe].lock();
-      if (slot == nullptr ||
-          (!known_ && (!slot->storage || slot->storage->_unsafe_get_target() !=
-                                             tensor.storage().unsafeGetStorageImpl())))
+    if (const auto slot = slots_[index].lock()) {
+      if (!slot->IsIn(tensor))
         return "a tensor is saved again that lay in another storage in the recorded step";
-      if (VersionOf(tensor) != slot->version)
+      if (!slot->WasSavedAs(tensor))
         return "a tensor was changed between two times that it was saved";
-      return std::nullopt;
+      return {};
     }
+    watch_.Note(recipe.storage, tensor, recipe.writes);
+    if (!recipe.chain) return {};
     for (const size_t source : recipe.sources) {
       if (slots_[source].expired()) return "a tensor from which another one is recomputed is gone";
     }
-    for (const size_t parameter : recipe.parameters) {
-      if (!Note(parameter)) return "a parameter from which a tensor is recomputed is gone";
-    }
-    for (const Draw& draw : recipe.draws) {
-      const auto drawn = table_->device->Drawn(marks_.at(draw.mark - 1), marks_.at(draw.mark));
-      if (drawn && drawn != draw.drawn) return "other random numbers are drawn";
-    }
-    return std::nullopt;
+    return watch_.Lacks(*recipe.chain, tensor);
   }
 
-  // Notes a parameter as it is now, from which tensors are recomputed; returns false if it is gone.
-  bool Note(size_t index) {
-    const std::optional<Tensor>& given = given_.at(index);
-    if (!noted_[index] && given) noted_[index] = {*given, VersionOf(*given), Detached(*given)};
-    return noted_[index].has_value();
-  }
-
-  std::shared_ptr<Slot> OpenSlot(size_t index, const Tensor& tensor) {
+  std::shared_ptr<Slot> SlotOf(size_t index, const Tensor& tensor) {
+    if (const auto slot = slots_[index].lock()) return slot;
     const Recipe& recipe = table_->recipes[index];
-    const auto slot = std::make_shared<Slot>(table_, recipe, VersionOf(tensor));
-    if (recipe.chain == nullptr) slot->Put(Detached(tensor));
+    const auto slot = std::make_shared<Slot>(table_, &recipe, tensor);
+    if (!recipe.chain) slot->Put(Detached(tensor));
     slots_[index] = slot;
-    if (recipe.shared && !known_) slot->storage = tensor.storage().getWeakStorageImpl();
     if (recipe.offload) {
       const Guards guards;
-      const Unwatched unwatched;
       slot->CopyOut();
     }
     for (const size_t source : recipe.sources) slot->sources.push_back(slots_[source].lock());
     return slot;
+  }
+
+  // Recomputes what is recomputed from a storage, before an operator of forward changes it.
+  void BeforeWrite(size_t storage) {
+    for (const auto& weak : slots_) {
+      const auto slot = weak.lock();
+      if (slot == nullptr || slot->tensor.defined() || slot->recipe == nullptr) continue;
+      for (const auto& source : slot->sources) {
+        if (source->recipe->storage != storage) continue;
+        const py::gil_scoped_acquire lock;
+        Fetch(*slot);
+        slot->stays = true;
+        break;
+      }
+    }
+  }
+
+  // ---- Memory that runs short ----
+
+  int64_t Headroom(size_t at) const {
+    if (at >= table_->positions.size()) return 0;
+    return static_cast<int64_t>(scale_ * static_cast<double>(table_->positions[at].headroom));
+  }
+
+  // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
+  Packed Guarded(const Tensor& tensor) {
+    const auto size = static_cast<int64_t>(tensor.storage().nbytes());
+    if (table_->budget == 0 || size < table_->smallest) return Plain(tensor, true);
+    const auto known = std::ranges::find_if(others_, [&](const auto& weak) {
+      const auto slot = weak.lock();
+      return slot != nullptr && slot->IsIn(tensor);
+    });
+    if (known != others_.end()) {
+      const auto slot = known->lock();
+      return slot->WasSavedAs(tensor) ? Packed{{}, 0, true, slot, PlaceOf(tensor)}
+                                      : Plain(tensor, true);
+    }
+    const auto slot = std::make_shared<Slot>(table_, nullptr, tensor);
+    slot->Put(Detached(tensor));
+    others_.push_back(slot);
+    return {{}, 0, true, slot, PlaceOf(tensor)};
+  }
+
+  // Gives storages to the host, the earliest ones first, which backward reads last, until so many
+  // bytes of the budget are free.
+  void MakeRoom(int64_t bytes) {
+    if (table_->budget == 0) return;
+    int64_t over = table_->device->InUse() + bytes - table_->budget;
+    for (size_t i = first_; i < others_.size() && over > 0; ++i) {
+      const auto slot = others_[i].lock();
+      if (slot == nullptr || !slot->tensor.defined()) {
+        if (i == first_) ++first_;
+        continue;
+      }
+      if (slot->tensor.storage().use_count() > 1) continue;  // the program holds it
+      const Guards guards;
+      const Unwatched unwatched;
+      if (!slot->host.defined()) slot->CopyOut();
+      slot->GiveUp();
+      guarded += slot->size;
+      over -= slot->size;
+    }
+  }
+
+  // Starts to bring back what backward reads next, as far as there is memory for it.
+  void Prefetch(const Slot& read, size_t at) {
+    size_t i = 0;
+    while (i < others_.size() && others_[i].lock().get() != &read) ++i;
+    int64_t free = table_->budget - table_->device->InUse() - Headroom(at);
+    for (size_t started = 0; i-- > 0 && started < kAhead;) {
+      const auto slot = others_[i].lock();
+      if (slot == nullptr || slot->tensor.defined() || !slot->host.defined()) continue;
+      free -= slot->size;
+      if (free < 0) return;
+      const Guards guards;
+      slot->BringBack();
+      first_ = std::min(first_, i);
+      ++started;
+    }
   }
 
   // ---- Reading ----
@@ -412,13 +501,17 @@ class Run {
   // Returns the tensor of a slot, in the order of the operators. It comes back, or is recomputed,
   // if it is absent.
   Tensor Fetch(Slot& wanted) {
-    if (wanted.tensor.defined() && wanted.arrived == nullptr && wanted.IsUnchanged())
-      return wanted.tensor;
+    wanted.CheckUnchanged();
+    if (wanted.tensor.defined() && wanted.arrived == nullptr) return wanted.tensor;
     const Guards guards;
+    const Unwatched unwatched;
     c10::SmallVector<Slot*, 8> waiting{&wanted};
     while (!waiting.empty()) {
       Slot& slot = *waiting.back();
-      if (!slot.tensor.defined() && slot.host.defined()) slot.BringBack();
+      if (!slot.tensor.defined() && slot.host.defined()) {
+        if (slot.recipe == nullptr) MakeRoom(slot.size);
+        slot.BringBack();
+      }
       if (!slot.tensor.defined()) {
         const size_t before = waiting.size();
         for (const auto& source : slot.sources) {
@@ -427,8 +520,7 @@ class Run {
         if (waiting.size() > before) continue;
         Recompute(slot);
       }
-      if (!slot.IsUnchanged())
-        table_->python.changed(py::none(), slot.version, VersionOf(slot.tensor));
+      slot.CheckUnchanged();
       slot.Settle(Wait::kFetch);
       waiting.pop_back();
     }
@@ -436,74 +528,32 @@ class Run {
   }
 
   void Recompute(Slot& slot) {
-    const Program& chain = *slot.recipe.chain;
-    std::vector<Tensor> reads;
-    reads.reserve(StoragesOf(chain));
-    for (const auto& source : slot.sources) reads.push_back(Fetch(*source));
-    for (const size_t index : slot.recipe.parameters) {
-      const Parameter& parameter = *noted_[index];
-      if (VersionOf(parameter.tensor) != parameter.version) {
-        std::ostringstream message;
-        message << "a parameter of shape " << parameter.tensor.sizes()
-                << " was changed in place between forward and backward, and the plan recomputes a "
-                   "tensor from it: change it after backward";
-        Raise(py::reinterpret_borrow<py::object>(PyExc_RuntimeError), message.str());
-      }
-      reads.push_back(parameter.detached);
-    }
-    ChainRun run(chain, std::move(reads));
-    for (const Draw& draw : slot.recipe.draws) {
-      Advance(slot, run, draw.at);
-      RunDraw(slot, run, draw);
-    }
-    Advance(slot, run, slot.recipe.names.size());
-    slot.Put(run.Value());
-    recomputed += slot.recipe.names.size();
-  }
-
-  void Advance(const Slot& slot, ChainRun& run, size_t end) {
-    bool good = false;
+    const Chain& chain = *slot.recipe->chain;
+    std::vector<Tensor> sources;
+    sources.reserve(slot.sources.size());
+    for (const auto& source : slot.sources) sources.push_back(Fetch(*source));
+    Tensor made;
     {
       const py::gil_scoped_release others;
-      good = run.Advance(end);
+      made = watch_.Recompute(chain, sources);
     }
-    if (!good)
-      Raise(table_->python.error,
-            slot.recipe.names.at(run.Done()) +
-                " made another layout of its result than in the recorded step");
+    slot.Put(made);
+    recomputed += static_cast<int64_t>(chain.ops.size());
   }
 
-  // Runs an operator with the random numbers that it drew in forward.
-  void RunDraw(const Slot& slot, ChainRun& run, const Draw& draw) {
-    Device& device = *table_->device;
-    const RandomState before = device.Random();
-    device.SetRandom(marks_.at(draw.mark - 1));
-    bool same = false;
-    try {
-      Advance(slot, run, draw.at + 1);
-      same = device.IsSameRandom(device.Random(), marks_.at(draw.mark));
-    } catch (...) {
-      device.SetRandom(before);
-      throw;
-    }
-    device.SetRandom(before);
-    if (!same)
-      Raise(table_->python.error, slot.recipe.names.at(draw.at) +
-                                      ": random numbers were drawn in another order than in the "
-                                      "recorded step, and the tensor that it made is gone");
-  }
+  static constexpr size_t kAhead = 2;  // storages that come back before backward reads them
 
   const std::shared_ptr<const Table> table_;
-  const bool known_;
+  Watch watch_;
+  const double scale_;
   const std::thread::id thread_ = std::this_thread::get_id();
   bool open_ = true;
+  bool deviated_ = false;
   size_t position_ = 0;
+  size_t first_ = 0;  // of `others_` that may be here
   std::recursive_mutex mutex_;
-  std::vector<std::optional<Tensor>> given_;  // parameters
-  std::vector<std::optional<Parameter>> noted_;
-  std::vector<std::weak_ptr<Slot>> slots_;  // by recipe
-  std::map<int64_t, RandomState> marks_;
-  py::object compare_;
+  std::vector<std::weak_ptr<Slot>> slots_;   // by recipe
+  std::vector<std::weak_ptr<Slot>> others_;  // of storages that the plan does not move, in order
   py::object deviate_;
 };
 
@@ -541,35 +591,65 @@ py::tuple HooksOf(const py::object& run) {
       py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_hook, self.ptr())));
 }
 
-std::shared_ptr<Table> MakeTable(int64_t packed, int64_t hashes, std::shared_ptr<Device> device,
-                                 py::object error, py::object changed, py::object owners,
-                                 size_t positions) {
+std::shared_ptr<Table> MakeTable(int64_t packed, std::shared_ptr<Device> device, py::object error,
+                                 py::object changed, std::shared_ptr<Host> host, int64_t budget,
+                                 int64_t smallest, size_t positions, size_t storages,
+                                 bool compiled) {
   Table table{packed,
-              reinterpret_cast<Hashes*>(hashes),
               std::move(device),
-              {std::move(error), std::move(changed), std::move(owners)},
+              {std::move(error), std::move(changed)},
+              budget,
+              smallest,
+              {compiled,
+               storages,
+               {},
+               std::vector<Numbers>(positions + 1),
+               std::vector<Numbers>(positions + 1)},
               {},
-              std::vector<Position>(positions)};
+              std::vector<Position>(positions),
+              std::move(host)};
   return std::make_shared<Table>(std::move(table));
 }
 
-using DrawIds = std::tuple<size_t, int64_t, std::optional<int64_t>>;
+using Read = std::tuple<int64_t, size_t, int64_t>;  // an `Operand`
 
-void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::string> names,
-               bool shared, const Tensor& place, const Tensor& bytes,
-               const std::optional<Tensor>& region, const std::vector<size_t>& sources,
-               const std::vector<size_t>& parameters, const std::vector<DrawIds>& draws) {
-  Recipe recipe{offload,
-                reinterpret_cast<const Program*>(chain),
-                std::move(names),
-                shared,
-                place,
-                bytes,
-                region.value_or(Tensor()),
-                IndicesOf(sources),
-                IndicesOf(parameters),
-                {}};
-  for (const auto& [at, mark, drawn] : draws) recipe.draws.push_back({at, mark, drawn});
+// Adds an operator that steps keep the arguments of. Autograd may save what it reads from the
+// position `start` on.
+void AddOp(Table& table, const std::string& name, const std::string& overload, std::string shown,
+           size_t start, size_t position, size_t turn, const std::vector<Read>& reads,
+           std::vector<std::pair<size_t, size_t>> made, bool random) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  PlannedOp op{dispatcher.findSchemaOrThrow(name.c_str(), overload.c_str()),
+               dispatcher.findSchema({name + "_", overload}),
+               std::move(shown),
+               position,
+               turn,
+               {},
+               std::move(made),
+               random};
+  for (const auto& [kind, storage, writes] : reads) {
+    op.reads.push_back({Operand::Kind{kind}, storage, writes});
+  }
+  table.ops.at.at(position).push_back(table.ops.all.size());
+  for (size_t at = start; at <= position; ++at) {
+    table.ops.coming.at(at).push_back(table.ops.all.size());
+  }
+  table.ops.all.push_back(std::move(op));
+}
+
+// Adds a storage that the plan moves. It is recomputed if there are operators: `ops`, after each of
+// which nobody reads the storages of `freed` any more.
+void AddRecipe(Table& table, bool offload, size_t storage, int64_t writes,
+               const std::vector<size_t>& sources, std::vector<size_t> ops,
+               const std::vector<std::vector<size_t>>& freed) {
+  Recipe recipe{offload, std::nullopt, storage, writes, NumbersOf(sources)};
+  if (!ops.empty()) {
+    recipe.chain = Chain{std::move(ops), {}, {}, storage, writes};
+    for (const size_t source : sources) {
+      recipe.chain->sources.push_back(table.recipes.at(source).storage);
+    }
+    for (const auto& storages : freed) recipe.chain->freed.push_back(NumbersOf(storages));
+  }
   table.recipes.push_back(std::move(recipe));
 }
 
@@ -577,44 +657,35 @@ void AddRecipe(Table& table, bool offload, int64_t chain, std::vector<std::strin
 
 PYBIND11_MODULE(spillway_steps, module) {
   DefineDevices(module);
+  py::class_<Host, std::shared_ptr<Host>>(module, "Host")
+      .def(py::init<py::object>())
+      .def("reserve", &Host::Reserve)
+      .def("close", &Host::Close);
   py::class_<Table, std::shared_ptr<Table>>(module, "Table")
       .def(py::init(&MakeTable))
+      .def("add_op", &AddOp)
       .def("add", &AddRecipe)
       .def("enter",
-           [](Table& table, size_t at, size_t recipe, const Tensor& place, bool first,
-              int64_t kind) {
-             table.positions.at(at).entry = Entry{recipe, place, first, Saved{kind}};
-           })
-      .def("move",
-           [](Table& table, size_t at, const std::vector<size_t>& releases,
-              const std::vector<size_t>& prefetches, const std::vector<size_t>& drops) {
-             Position& position = table.positions.at(at);
-             position.releases = IndicesOf(releases);
-             position.prefetches = IndicesOf(prefetches);
-             position.drops = IndicesOf(drops);
-           })
-      .def("mark",
-           [](Table& table, int64_t at) {
-             if (at < 0) {
-               table.mark_start = true;
-             } else {
-               table.positions.at(at).mark = true;
-             }
-           })
-      .def("close", [](Table& table) {
-        for (Recipe& recipe : table.recipes) recipe.region.reset();
+           [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
+      .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
+                      const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
+                      int64_t headroom) {
+        Position& position = table.positions.at(at);
+        position.releases = NumbersOf(releases);
+        position.prefetches = NumbersOf(prefetches);
+        position.drops = NumbersOf(drops);
+        position.headroom = headroom;
       });
   py::class_<Run>(module, "Run")
-      .def(py::init<std::shared_ptr<Table>, bool, std::vector<std::optional<Tensor>>, py::object,
-                    py::object>())
+      .def(py::init<std::shared_ptr<Table>, py::object, double>())
       .def_property_readonly("hooks", &HooksOf)
       .def("end", &Run::End)
       .def("give_up", &Run::GiveUp)
-      .def("holds_host", &Run::HoldsHost)
+      .def("waits", &Run::Waits)
       .def("alive", &Run::Alive)
-      .def_readwrite("deviated", &Run::deviated)
       .def_readonly("packs", &Run::packs)
-      .def_readonly("recomputed", &Run::recomputed);
+      .def_readonly("recomputed", &Run::recomputed)
+      .def_readonly("guarded", &Run::guarded);
 }
 
 }  // namespace spillway_torch

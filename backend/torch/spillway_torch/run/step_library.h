@@ -2,20 +2,28 @@
 
 #pragma once
 
+#include <devices.h>  // of this folder
+
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace spillway_torch {
 
-// ---- recompute_chains.cc ----
-
-struct Program;  // the operators of a chain
+using at::Tensor;
+using Numbers = c10::SmallVector<size_t, 4>;
 
 // Operators of the library run below autograd and autocast.
 struct Guards {
@@ -24,66 +32,186 @@ struct Guards {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// Returns a tensor that lies in the storage of `base` as the placeholder lies in its own; `base` if
-// it lies so.
-at::Tensor View(const at::Tensor& base, const at::Tensor& place);
+// How a tensor lies in its storage.
+struct Place {
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+  int64_t offset;
+  caffe2::TypeMeta dtype;
+};
 
-// Returns in how many storages a run of the chain has tensors.
-size_t StoragesOf(const Program& program);
+Place PlaceOf(const Tensor& tensor);
 
-// One run of a chain, which lives longer. It runs under guards.
-class ChainRun {
+// Returns a tensor that lies at a place in the storage of `base`; `base` if it lies there.
+Tensor View(const Tensor& base, const Place& place);
+
+// Returns the tensor without its graph, with the same version counter.
+Tensor Detached(const Tensor& tensor);
+
+uint32_t VersionOf(const Tensor& tensor);
+
+// Returns whether the tensor is an ordinary one, whose values are the bytes of its storage.
+bool IsOrdinary(const Tensor& tensor);
+
+// ---- watch.cc: the operators of a step that plans recompute ----
+
+// A tensor among the arguments of an operator.
+struct Operand {
+  enum class Kind : int64_t {
+    kMade,     // it lies in a storage of a planned operator, which so many operators had written
+    kSaved,    // the same, in a storage that autograd saves, maybe later
+    kHeld,     // it exists outside of the step, and does not change until backward has run
+    kCopied,   // the same, but it is small, and may change
+    kScratch,  // the operator writes statistics to it, which move once for each step
+  };
+  Kind kind;
+  size_t storage;
+  int64_t writes;
+
+  bool IsInStep() const { return kind == Kind::kMade || kind == Kind::kSaved; }
+};
+
+// An operator of the recorded step, which steps under the plan run, too. It is known by its place
+// in the sequence of operators and by the storages that it reads; sizes, numbers and all other
+// arguments are those of each step.
+struct PlannedOp {
+  c10::OperatorHandle op;
+  // What PyTorch runs in the place of the operator where no dispatch mode is active, as in
+  // `linear`.
+  std::optional<c10::OperatorHandle> in_place;
+  std::string name;            // for messages
+  size_t position;             // saved tensors before it
+  size_t turn;                 // such operators, with the same tensors, between those
+  std::vector<Operand> reads;  // each tensor among its arguments, in order
+  std::vector<std::pair<size_t, size_t>> made;  // results by index, and their new storages
+  bool random;                                  // it draws random numbers
+};
+
+// The operators that make a storage again.
+struct Chain {
+  std::vector<size_t> ops;     // planned ones, in order
+  Numbers sources;             // storages that exist before
+  std::vector<Numbers> freed;  // for each operator, the storages that nothing reads behind it
+  size_t target;               // the storage that they make
+  int64_t writes;              // operators that have written to it then
+};
+
+struct Ops {
+  // Parts of the step are compiled: they must not see a watch, or torch.compile makes other code.
+  // So the watch sleeps where no planned operator is coming.
+  bool compiled = false;
+  size_t storages = 0;
+  std::vector<PlannedOp> all = {};
+  std::vector<Numbers> at = {};  // by position
+  std::vector<Numbers> coming =
+      {};  // those that may begin there, since autograd saves what they read first
+};
+
+// Switches of PyTorch that choose among kernels.
+class Settings {
  public:
-  // Takes a tensor in each storage that the chain reads from outside, in order.
-  ChainRun(const Program& program, std::vector<at::Tensor> sources);
-
-  // Runs the operators before `end` that have not run. Returns false if one made another layout
-  // than in the recorded step.
-  bool Advance(size_t end);
-
-  // Returns a tensor in the storage of the value; an undefined one, which is None in Python, if it
-  // was not made.
-  const at::Tensor& Value() const;
-
-  // Returns how many operators have run.
-  size_t Done() const { return done_; }
+  static Settings Now();
+  void Apply() const;
+  bool operator==(const Settings&) const = default;
 
  private:
-  const Program& program_;
-  size_t done_ = 0;
-  std::vector<at::Tensor> values_;  // by slot
-  std::vector<c10::IValue> stack_;
+  std::array<int, 11> values_ = {};
 };
 
-// ---- compare_steps.cc ----
+// One step of a thread. The planned operators are known again while they run, and the watch keeps
+// their arguments, so that they can run again.
+class Watch {
+ public:
+  // on_write: is given a storage of the step before an operator writes to it.
+  Watch(const Ops& ops, Device& device, std::function<void(size_t)> on_write);
+  Watch(const Watch&) = delete;
+  ~Watch();
 
-class Hashes;
+  // Starts and ends to watch the operators that this thread runs.
+  void Begin();
+  void End();
 
-// How a saved tensor is compared.
-enum class Saved : int64_t {
-  kLayout,  // only how it lies in memory
-  kMade,    // and how it was made
-  kAgain,   // the same, of one that was saved before
+  // From now on, operators run behind so many saved tensors.
+  void Reach(size_t position);
+
+  // Notes that a tensor in a storage of the plan is saved, with so many writes behind it. Nothing
+  // that reads the storage is recomputed if it is another one than operators have read.
+  void Note(size_t storage, const Tensor& tensor, int64_t writes);
+
+  // Returns why the chain cannot make the storage of a tensor that is saved now; empty if it can.
+  std::string Lacks(const Chain& chain, const Tensor& tensor) const;
+
+  // Runs the operators of a chain again and returns a tensor in the storage that they make. It runs
+  // under guards. `sources` are tensors in the storages that they read from outside.
+  //
+  // Throws std::runtime_error if a tensor was changed since, or an operator made another layout.
+  Tensor Recompute(const Chain& chain, const std::vector<Tensor>& sources);
+
+  // Handles an operator of the step; `run` runs it.
+  template <typename Run>
+  void Handle(const c10::OperatorHandle& op, torch::jit::Stack& stack, Run run);
+
+ private:
+  // An argument; tensors are apart.
+  struct Argument {
+    enum class Kind { kSame, kTensor, kTensors, kOptionalTensors } kind;
+    c10::IValue value;
+    c10::SmallVector<bool, 2> given;  // which items of a list are tensors
+  };
+
+  struct Held {
+    Tensor tensor;
+    uint32_t version;
+  };
+
+  // What an operator of the chain ran with in this step.
+  struct Ran {
+    bool seen = false;
+    std::optional<c10::OperatorHandle> op;
+    size_t others = 0;  // such operators, with the same tensors, that ran before
+    std::vector<Argument> arguments;
+    std::vector<Place> places;  // of the tensors, in order
+    std::vector<Held> held;     // those tensors, if they are held
+    std::vector<Place> made;
+    c10::Device device = at::kCPU;
+    bool gradient = false;  // whether it was enabled: some operators keep more for a backward then
+    Settings settings;
+    RandomState before, after;
+  };
+
+  // A storage of the plan, in this step.
+  struct Known {
+    c10::StorageImpl* storage = nullptr;
+    int64_t writes = 0;
+    std::optional<uint32_t> version = {};  // where an operator read it, unless it was written since
+    bool other = false;                    // it is not what the recorded step shows
+  };
+
+  using Tensors = c10::SmallVector<const Tensor*, 8>;
+
+  bool Fits(const PlannedOp& planned, const Tensors& tensors) const;
+  void Keep(const PlannedOp& planned, Ran& ran, const torch::jit::Stack& stack, size_t count,
+            const Tensors& tensors);
+  void Bind(size_t storage, c10::StorageImpl* impl, int64_t writes);
+  void Attend();
+  void RunAgain(const PlannedOp& planned, const Ran& ran, std::vector<Tensor>& values);
+
+  const Ops& ops_;
+  Device& device_;
+  const std::function<void(size_t)> on_write_;
+  size_t position_ = 0;
+  std::vector<Ran> ran_;
+  std::vector<Known> known_;
+  ska::flat_hash_map<c10::StorageImpl*, size_t> numbers_;
 };
-
-// Learns the hash of a saved tensor in a step that is equal to the recorded one.
-void LearnSaved(Hashes& hashes, const at::Tensor& saved, int64_t position, Saved kind);
-
-// Returns whether a saved tensor has the hash that was learned.
-bool IsAsLearned(const Hashes& hashes, const at::Tensor& saved, int64_t position, Saved kind);
 
 // While it lives, nothing that the thread does counts as an operator of its step.
 class Unwatched {
  public:
-  Unwatched();
-  ~Unwatched();
-  Unwatched(const Unwatched&) = delete;
+  Unwatched() = default;
 
  private:
-  int before_ = 0;  // what the watch saw
+  c10::impl::ExcludeDispatchKeyGuard below_{c10::DispatchKey::Fake};
 };
-
-// Returns the tensor without its graph, with the same version counter.
-at::Tensor Detached(const at::Tensor& tensor);
 
 }  // namespace spillway_torch

@@ -47,6 +47,11 @@ class Modules:
             self._names.setdefault(id(module), (prefix + name).rstrip("."))
         self.blocks |= {prefix + name for name, _ in find_blocks(root)}
 
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Yields the buffers of all modules that were called."""
+        for root in self._roots:
+            yield from root.buffers()
+
     def path(self) -> str:
         """Returns the path of the module that runs in this thread; empty if none."""
         calls = self._calls()

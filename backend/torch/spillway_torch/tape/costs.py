@@ -11,11 +11,9 @@ class HostCosts:
 
     packed: float = 0.0  # a tensor that autograd saves while a plan runs
     unpacked: float = 0.0
-    watched: float = 0.0  # a call of PyTorch's functions while a plan compares them
-    compared: float = 0.0  # a storage that is recomputed, in forward
+    compared: float = 0.0  # a storage that is recomputed, in forward, where its operators are watched
     started: float = 0.0  # the same, in backward
     recomputed: float = 0.0  # an operator that runs again
     left: float = 0.0  # a copy to the host
     came: float = 0.0  # a copy from it
     recorded: float = 0.0  # the recorder itself, for an operator, in what it takes for the program's time
-    called: float = 0.0  # the same, for a call of PyTorch's functions

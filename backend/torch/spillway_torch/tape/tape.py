@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import torch
@@ -16,11 +15,11 @@ from ..base.ledger import Storage
 from ..base.target import parse_target
 from ..step.data import Operator, Saved
 from ..step.step import Step
-from .calls import Call
 from .costs import HostCosts
-from .graph import Edge, Graph
 
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
+
+SMALL = 4096  # bytes of a storage that a step may keep, whether or not the program does
 
 # Arguments that do not change the results of an operator as the executor runs it: running statistics go to scratch memory.
 IGNORED = {name: frozenset(("momentum", "exponential_average_factor")) for name in table.HIDDEN_WRITES}
@@ -42,7 +41,6 @@ class Ref:
 
     value: Value
     geometry: Geometry
-    edge: Edge  # how the autograd graph refers to it
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,8 +53,7 @@ class Op(Operator):
     results: list[Optional[Ref]] = dataclasses.field(default_factory=list)  # in order; None for other values than tensors
     fresh: frozenset[int] = frozenset()  # storages that it allocated
     written: tuple[Value, ...] = ()  # as they are afterwards
-    node: int | None = None  # number of the node that autograd made for it
-    call: int | None = None  # the call of one of PyTorch's functions that ran it
+    once: str = ""  # why it cannot run again
     reads: tuple[int, ...] = ()  # storages; a saved tensor that came back counts as the one that was saved
     position: int  # the position of the program before it
     backward: bool  # it ran in a backward, also if that updates the model
@@ -64,7 +61,6 @@ class Op(Operator):
     used: int = 0  # bytes of the device while it ran; `scratch` of them neither existed before nor after
     host: float = 0.0  # seconds of the host since the operator before
     entries: int = 1  # operators since then that the recorder saw, with those that only made views
-    drawn: int | None = None  # random numbers, if the device can say
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,11 +70,9 @@ class Pack(Saved):
     position: int
     value: Value
     geometry: Geometry
-    edge: Edge
-    node: int  # number of the next node
-    calls: int  # calls of PyTorch's functions that had begun
     leaf: bool
     changes: int  # how often its storage was changed before
+    compiled: bool = False  # a compiled part saved it
 
     @property
     def op(self) -> int:
@@ -97,7 +91,7 @@ class Unpack:
 
 
 class Tape(Step):
-    """A step that was recorded with the values of its tensors and the edges of its autograd graph, so that it can be planned.
+    """A step that was recorded with the values of its tensors and the arguments of its operators, so that it can be planned.
 
     A position counts the tensors that autograd has packed and unpacked.
     """
@@ -108,19 +102,17 @@ class Tape(Step):
     def __init__(self, device: str, network: str = "step", batch: int = 1) -> None:
         super().__init__(network, batch, parse_target(device))
         self.name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        self.graph = Graph()
         self.ops = self.operators
         self.packs = self.saved
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
-        self.parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # leaves by storage
+        self.parameters: set[int] = set()  # storages of parameters and buffers
         self.producer: dict[Value, int] = {}  # the operator that made a value
         self.version: dict[int, int] = {}  # how many operators wrote a storage
         self.writes: dict[int, list[int]] = {}  # which ones
         self.origin: dict[int, int] = {}  # the saved storage of one that came back
-        self.calls: list[Call] = []
         self.compiled = False  # parts of it ran under torch.compile
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.movable: Any = None  # what `saved_storages` found
@@ -136,6 +128,47 @@ class Tape(Step):
             ends[storage] = max(ends.get(storage, 0), unpack.last)
         return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
                 for s in super().lives() if s.number not in self.origin]
+
+    def held(self, ref: Ref, at: int) -> bool:
+        """Returns whether a step can keep the tensor that the operator `at` reads, to read it again in backward.
+
+        It was made before the step, and is a parameter or a buffer, which does not change until the last backward has read what was
+        saved, or is small.
+        """
+        storage, version = ref.value
+        if self.storages[storage].born >= 0 or version < 0:
+            return False
+        changes = any(at <= write < self.unpacks[-1].op for write in self.writes.get(storage, ()))
+        return self.storages[storage].size <= SMALL if storage not in self.parameters else not changes
+
+    def headroom(self) -> list[int]:
+        """Returns, for each position, by how many bytes the step grows at most until the next one."""
+        alive, born = self._alive(self.storages.values())
+        ends = [*self.positions[1:], len(self.ops)]
+        return [max(0, max((alive[at] + self.ops[at].scratch for at in range(begin, end)), default=0) - alive[begin] + born[begin])
+                for begin, end in zip(self.positions, ends)]
+
+    def alive(self) -> list[int]:
+        """Returns the bytes of the storages that the program itself holds while each operator runs."""
+        return self._alive(self.storages.values())[0]
+
+    def eager_peak(self) -> int:
+        """Returns the most bytes that an ordinary step takes, in which autograd keeps what it saved."""
+        kept = self._alive(self.lives())[0]
+        return max(used + all_ - own for used, all_, own in zip(self.used, kept, self.alive()))
+
+    def _alive(self, storages: Iterable[Storage]) -> tuple[list[int], list[int]]:
+        """Returns the bytes of storages that exist while each operator runs, and of those that it makes."""
+        change, born = [0] * (len(self.ops) + 1), [0] * (len(self.ops) + 1)
+        for storage in storages:
+            if storage.number in self.origin:  # a saved tensor that came back
+                continue
+            size, first = self.rounded(storage.number), max(storage.born, 0)
+            born[first] += size
+            change[first] += size
+            if storage.died is not None:
+                change[max(storage.died, 0)] -= size
+        return list(itertools.accumulate(change)), born
 
     def gradients(self) -> list[int]:
         """Returns, for each operator, the bytes that backward made before it and that stay after the step."""

@@ -25,8 +25,6 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Storage
 from ..step.data import Operand
 from ..step.recorder import Call, Recorder, Take, flops_of, measures, tensors_in
-from .calls import RecordedCalls
-from .graph import Graph, current_number
 from .regions import CompiledCalls, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 from .tape import Geometry, Op, Pack, Ref, Tape, Unpack, Value, geometry_of, has_sign, overlap, view_of
 
@@ -56,7 +54,6 @@ class TapeRecorder(Recorder):
         self._model = model
         self._quiet = False
         self._ended = False
-        self._node = 0  # number of the node that autograd makes next
         self._position = 0
         self._changes: collections.defaultdict[int, list[Geometry]] = collections.defaultdict(list)  # as operators declare them
         self._copies: dict[Value, torch.Tensor] = {}
@@ -73,13 +70,13 @@ class TapeRecorder(Recorder):
         self._closing = contextlib.ExitStack()
         self._watching = contextlib.ExitStack()  # the calls of modules
         self._hooks: Any = None
-        self._calls: RecordedCalls | None = None
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
         self._compiled = CompiledCalls(self._run_compiled)
         self._graphs = 0  # that torch.compile had made before
         self._region: Op | None = None  # the compiled part that runs, in forward or in backward
         self._began: Any = None  # event: it began, or went on
         self._outset: Memory | None = None  # the memory when it began
+        self._parts: set[int] = set()  # the numbers of nodes that autograd makes next where it saves tensors in it
         self._held: list[torch.UntypedStorage] = []  # what came back for it
         self._unread = 0  # saved tensors that backward had read before it
         self._silent = contextlib.ExitStack()
@@ -99,25 +96,19 @@ class TapeRecorder(Recorder):
         setattr(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms)
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
-        self.tape.graph = Graph()
         self.take = Take(self.tape)
         if self._model is not None:
             self.take.modules.add_root(self._model)
         self._watching.enter_context(self.take.modules.watched())
         self._hooks = torch.autograd.graph.saved_tensors_hooks(*without_compilation(self._pack, self._unpack))
-        self._calls = RecordedCalls(self.tape.graph.base)
         self.__enter__()
-        self._calls.__enter__()
         self._hooks.__enter__()
         self._leave()
 
     def end_forward(self) -> None:
         """Ends the part whose saved tensors are recorded."""
         if self._hooks is not None:
-            assert self._calls is not None
             self._hooks.__exit__(None, None, None)
-            self._calls.__exit__(None, None, None)
-            self.tape.calls = self._calls.made
             self._hooks = None
 
     def cancel(self) -> None:
@@ -130,8 +121,12 @@ class TapeRecorder(Recorder):
         self._ended = True
         self._closing.close()
         self._copies.clear()
-        for host, _ in self._hosts:
-            host.close()
+
+    def hosts(self) -> list[Host]:
+        """Returns the memory of the host that the recording took, which then belongs to the caller."""
+        taken = [host for host, _ in self._hosts]
+        self._hosts.clear()
+        return taken
 
     def finish(self) -> Tape:
         """Ends the recording. Raises `NotRecordableError` if nothing was saved, or backward did not run to its end."""
@@ -143,6 +138,8 @@ class TapeRecorder(Recorder):
         tape, take = self.tape, self.take
         assert take is not None
         tape.blocks = take.modules.blocks
+        known = [self.ledger.known(buffer) for buffer in take.modules.buffers() if self.here(buffer)]
+        tape.parameters |= {storage.number for storage in known if storage is not None}
         self.take = None
         if self._events:
             torch.cuda.synchronize()
@@ -231,13 +228,8 @@ class TapeRecorder(Recorder):
 
     def _record(self, call: Call) -> Any:
         tape, facts, take = self.tape, call.facts, self.take
-        assert take is not None and self._calls is not None
+        assert take is not None
         backward = torch._C._current_graph_task_id() != -1
-        number = current_number() - tape.graph.base
-        made = number > self._node and not backward and torch.is_grad_enabled()
-        node = number - 1 if made else None
-        if not backward:
-            self._node = number
         refs = self._refs(call.args), self._refs(call.kwargs)
         drawn = self.device.random_state() if facts.random else None
         before = self.device.memory()
@@ -263,15 +255,16 @@ class TapeRecorder(Recorder):
         op = Op(call.func._schema.name, module, phase, read, [*new, *writes], flops,
                 facts.random and not self.device.same_random_state(drawn, after), layer, attributes=attributes,
                 results=[self._ref(v) if isinstance(v, torch.Tensor) and self.here(v) else None for v in listed],
-                fresh=fresh, written=written, node=None if facts.allocates else node,  # otherwise its values are not determined
-                call=self._calls.running, reads=tuple(dict.fromkeys(operand.storage.number for operand in read)),
+                fresh=fresh, written=written, reads=tuple(dict.fromkeys(operand.storage.number for operand in read)),
                 position=self._position, backward=backward)
-        if op.random:
-            op.drawn = self.device.drawn(drawn, after)
+        if facts.allocates:
+            op.once = f"{op.place} leaves it as the memory was"
         self._grown.append(self._count_memory(op, before, memory))
         op.host, op.entries = self._program, self._entries
         self._program, self._entries = 0.0, 0
-        if not backward:  # otherwise it never runs again
+        if backward:
+            op.once = "backward made it"
+        else:
             op.func, (op.args, op.kwargs) = call.func, refs
         if timed is None:
             op.seconds = _moving(tensors_in([call.args, result], [])) + flops_of(call.func, call.args, call.kwargs, result) / 10e12
@@ -305,13 +298,14 @@ class TapeRecorder(Recorder):
         given = [t for t in (*module.parameters(), *module.buffers(), *all_tensors(inputs)) if self.here(t)]
         reads = tuple(dict.fromkeys(map(self._number, given)))
         versions = [t._version for t in given]
-        known, packed, at, node = set(tape.storages), len(tape.packs), len(tape.ops), current_number()
+        known, packed, at, first = set(tape.storages), len(tape.packs), len(tape.ops), torch._C._autograd._get_sequence_nr()
         drawn = self.device.random_state()
         self._outset = self.device.memory()
         op = self._part(region_name(module), reads, False)
         op.module = self.take.modules.path_of(module) if self.take is not None else ""
         tape.ops.append(op)  # what it saves, it saves at its end
         self._region = op
+        self._parts.clear()
         try:
             with self._suspended():
                 self._leave()
@@ -330,12 +324,11 @@ class TapeRecorder(Recorder):
         op.written = self._write(map(self._number, changed), at)
         op.inputs = [self.operand(t) for t in given]
         op.outputs = [*(self.operand(t) for t in (*made, *changed)), *(pack.operand for pack in tape.packs[packed:])]
-        if len({pack.node for pack in tape.packs[packed:]}) > 1:  # several graphs: what the first one saves exists while others run
+        if len(self._parts) > 1:  # several graphs: what the first one saves exists while others run
             for saved in (tape.storages[s] for s in op.fresh):
                 saved.died = at if saved.died == at + 1 else saved.died
         self._end_region(op, [*given, *made])
-        self._node = current_number() - tape.graph.base
-        for function in nodes_of_regions(made, node):
+        for function in nodes_of_regions(made, first):
             function.register_prehook(lambda _: self._begin_backward(op))
             function.register_hook(lambda gradients, _: self._end_backward_of_compiled(gradients))
         self._leave()
@@ -355,18 +348,13 @@ class TapeRecorder(Recorder):
         """Within it, no mode watches operators, which torch.compile would not run under: only saved tensors are seen."""
         if _get_current_dispatch_mode() is not self:
             raise NotRecordableError("a dispatch mode is active while a compiled module runs")
-        calls = self._calls if self._hooks is not None else None
         assert self.take is not None
         with self._compiled.paused():
             self.__exit__(None, None, None)
             self._watching.close()  # torch.compile makes other code where calls are watched
-            if calls is not None:
-                calls.__exit__(None, None, None)
             try:
                 yield
             finally:
-                if calls is not None:
-                    calls.__enter__()
                 self._watching.enter_context(self.take.modules.watched())
                 self.__enter__()
 
@@ -403,7 +391,8 @@ class TapeRecorder(Recorder):
     def _part(self, name: str, reads: tuple[int, ...], backward: bool) -> Op:
         """Returns an operator that stands for a compiled part, and that nobody runs again."""
         phase, number = "backward" if backward else "forward", len(self.tape.ops)
-        return Op(name, "", phase, [], [], 0, False, number, reads=reads, position=self._position, backward=backward)
+        return Op(name, "", phase, [], [], 0, False, number, reads=reads, position=self._position, backward=backward,
+                  once=f"{name} is a compiled part")
 
     def _count_memory(self, op: Op, before: Memory | None, after: Memory | None) -> int:
         """Notes the memory of an operator; returns the bytes that it took without a tensor, and that stay."""
@@ -454,11 +443,10 @@ class TapeRecorder(Recorder):
 
     def _ref(self, tensor: torch.Tensor) -> Ref:
         storage = self._number(tensor)
-        edge = self.tape.graph.edge(tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            self.tape.parameters[storage] = weakref.ref(tensor)
+            self.tape.parameters.add(storage)
         version = -1 if has_sign(tensor) else self.tape.version[storage]  # nobody makes version -1: it is not recomputed
-        return Ref((storage, version), geometry_of(tensor), edge)
+        return Ref((storage, version), geometry_of(tensor))
 
     def _refs(self, value: Any) -> Any:
         """Returns an argument with `Ref` in the place of tensors. Tensors of the host stay as they are."""
@@ -491,7 +479,6 @@ class TapeRecorder(Recorder):
             self._leave()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        assert self._calls is not None
         with self._apart(), torch._C.DisableTorchFunction():
             if torch._C._current_graph_task_id() != -1:
                 return tensor.detach()
@@ -501,11 +488,11 @@ class TapeRecorder(Recorder):
                 self._count(1)
                 return self._packed(None, tensor.detach())
             ref = self._ref(tensor)
-            tape.graph.learn(tensor.grad_fn)
             pack = Pack(self.operand(tensor), len(tape.ops), position=self._position, value=ref.value, geometry=ref.geometry,
-                        edge=ref.edge, node=current_number() - tape.graph.base, calls=len(self._calls.made),
-                        leaf=tensor.requires_grad and tensor.grad_fn is None, changes=len(self._changes[ref.value[0]]))
+                        leaf=tensor.requires_grad and tensor.grad_fn is None, changes=len(self._changes[ref.value[0]]),
+                        compiled=self._region is not None)
             tape.packs.append(pack)
+            self._parts.add(torch._C._autograd._get_sequence_nr())
             self._count(1)
             if tape.storages[ref.value[0]].born < 0:
                 return self._packed(pack, tensor.detach())  # it existed before the step
@@ -639,4 +626,8 @@ def record_tape(step: Callable[[], Any], device: str, model: torch.nn.Module | N
     except BaseException:
         recorder.cancel()
         raise
-    return recorder.finish()
+    try:
+        return recorder.finish()
+    finally:
+        for host in recorder.hosts():
+            host.close()

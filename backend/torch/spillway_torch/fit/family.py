@@ -1,0 +1,203 @@
+"""Plans for steps of one structure whose inputs have other sizes from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import threading
+import time
+from typing import Any
+
+from ..base.device import Device, Host
+from ..base.errors import NoPlanError, SpillwayError
+from ..plan.plan import Plan, useful_moves
+from ..plan.planner import make_plan
+from ..run.executor import Executor, HostMemory
+from ..tape.scaled import Shapes, scaled
+from ..tape.tape import Tape
+from .host import host_costs
+
+log = logging.getLogger("spillway_torch")
+
+GRID = 1.12  # a plan is made for sizes that are up to so many times as large as those of the step that needs it
+FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
+FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
+MOST_RUNGS = 12
+
+
+@dataclasses.dataclass(eq=False)
+class Rung:
+    """A plan for steps whose inputs are at most as large as `shapes`."""
+
+    shapes: Shapes
+    plan: Plan
+    executor: Executor
+    checks: int = 0  # steps whose memory was compared with the budget
+
+
+class Family:
+    """The plans for the steps of one structure, which one of them showed when it was recorded.
+
+    Under a plan for larger inputs, a step takes no more memory than those would, because each of its storages is at most as large.
+    """
+
+    def __init__(self, tape: Tape, shapes: Shapes, used: list[int], gradients: int, device: Device, budget: int,
+                 policy: str | None, hosts: list[Host]) -> None:
+        self.tape, self.shapes, self.used, self.gradients = tape, shapes, used, gradients
+        self.tape.costs = host_costs(device.type)
+        self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
+        self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
+        self.corrections = 0
+        self.deviated = False  # the last step under a plan of it had other operators
+        self.rungs: list[Rung] = []
+        self.update_seconds = 0.0
+        self._device, self._budget, self._policy = device, budget, policy
+        self._waits = device.type == "cpu"  # for plans; elsewhere they are made in the background, and the budget is guarded meanwhile
+        self._host = HostMemory(hosts)
+        self._refused: dict[Shapes, str] = {}  # why there is no plan
+        self._guard: Executor | None = None
+        self._worker: threading.Thread | None = None
+        self._made: tuple[Any, ...] | None = None  # by the worker: what `_add` takes, or shapes and an error
+
+    def close(self) -> None:
+        """Gives the memory of the host back."""
+        self.rungs.clear()
+        self._guard = None
+        self._host.close()
+
+    def plan_for(self, shapes: Shapes, why: str, renew: bool = False) -> None:
+        """Makes a plan, which replaces the one for the same shapes, or all if it should `renew` them.
+
+        Raises `SpillwayError` if the steps do not fit. If the plan is made in the background, `run_for` raises it later.
+        """
+        if self._waits:
+            began = time.perf_counter()
+            self._add(shapes, self._plan(shapes), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
+        elif self._worker is None or renew:
+            self._worker = threading.Thread(target=self._work, args=(shapes, why, renew), name="spillway plan", daemon=True)
+            self._worker.start()
+
+    def run_for(self, shapes: Shapes) -> tuple[Rung | None, Executor, float]:
+        """Returns the plan for a step, its executor, and how many times as large the step is as the executor expects.
+
+        If there is no plan, the executor carries out the tightest one as far as it goes, and guards the budget. Raises `SpillwayError`
+        if the recorded step does not fit.
+        """
+        self._collect()
+        rung = self._covering(shapes)
+        if (rung is None or _ratio(rung.shapes, shapes) > FAR) and shapes not in self._refused and len(self.rungs) < MOST_RUNGS:
+            wanted = self._rounded(shapes)
+            if (rung is None or _ratio(rung.shapes, wanted) > GRID) and (self._waits or self._worker is None):
+                if not self._keep_all(wanted):
+                    self._try(*dict.fromkeys((wanted, shapes)))
+                rung = self._covering(shapes)
+        if rung is not None:
+            return rung, rung.executor, 1.0
+        tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
+        if tightest is not None:
+            return None, tightest.executor, _ratio(shapes, tightest.shapes)
+        if self._guard is None:
+            self._guard = self._executor(Plan(self._budget, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape))
+        return None, self._guard, max(1.0, _ratio(shapes, self.shapes))
+
+    def _covering(self, shapes: Shapes) -> Rung | None:
+        """Returns the plan for the smallest inputs that are at least as large; None if there is none."""
+        fitting = [rung for rung in self.rungs if _covers(rung.shapes, shapes)]
+        return min(fitting, key=lambda rung: _ratio(rung.shapes, shapes), default=None)
+
+    def _plan(self, shapes: Shapes) -> Plan:
+        tape = self._scaled(shapes)
+        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=self._policy, unforeseen=self.unforeseen)
+        plan.add_update(self.update_seconds)
+        return plan
+
+    def _scaled(self, shapes: Shapes) -> Tape:
+        """Returns the recorded step with inputs of other shapes, and with what exists besides."""
+        tape, (state, gradients) = scaled(self.tape, self.shapes, shapes), self.more
+        # The step adds to the gradients where it made others while it was recorded.
+        grown = [now - was for now, was in zip(tape.used, self.tape.used)]
+        tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]
+        return tape
+
+    def _executor(self, plan: Plan) -> Executor:
+        return Executor(plan, self._device, self._host)
+
+    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str) -> None:
+        rung = Rung(shapes, plan, self._executor(plan))
+        if renew:
+            self.rungs.clear()
+            self._refused.clear()
+        self.rungs = [*(other for other in self.rungs if other.shapes != shapes), rung]
+        log.log(logging.INFO if plan.actions or len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why,
+                plan.summary())
+
+    def _keep_all(self, shapes: Shapes) -> bool:
+        """Adds the plan that moves nothing for inputs with which the step fits as it is; returns whether it does."""
+        if not self.rungs:
+            return False
+        tape = self._scaled(shapes)
+        peak, like = tape.eager_peak() + self.unforeseen, self.rungs[0].plan
+        if peak > FITS * self._budget:
+            return False
+        self._add(shapes, Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, like.floor,
+                               tape, unforeseen=self.unforeseen), False, f"inputs of {_text(shapes)} fit")
+        return True
+
+    def _rounded(self, shapes: Shapes) -> Shapes:
+        """Returns shapes that are a little larger, so that few plans serve many sizes; those of the recorded step if they are near."""
+        def up(size: int, recorded: int) -> int:
+            if size == recorded or recorded == 0:
+                return size
+            return math.floor(recorded * GRID ** math.ceil(math.log(size / recorded, GRID) - 1e-9)) if size else 0
+
+        grown = tuple(tuple(max(size, up(size, was)) for size, was in zip(new, old)) for new, old in zip(shapes, self.shapes))
+        return grown if _covers(grown, shapes) else shapes
+
+    def _try(self, *wanted: Shapes) -> None:
+        """Plans for the first shapes for which there is a plan."""
+        for shapes in wanted:
+            try:
+                self.plan_for(shapes, f"inputs of {_text(shapes)} came")
+                return
+            except SpillwayError as error:
+                self._refused[shapes] = str(error)
+        log.warning("spillway: there is no plan for inputs of %s: %s", _text(wanted[-1]), self._refused[wanted[-1]])
+
+    def _work(self, shapes: Shapes, why: str, renew: bool) -> None:
+        began = time.perf_counter()
+        try:
+            plan = self._plan(shapes)
+        except SpillwayError as error:
+            self._made = shapes, error
+        else:
+            self._made = shapes, plan, renew, f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
+
+    def _collect(self) -> None:
+        """Takes over what was made in the background. Raises `SpillwayError` if the recorded step does not fit."""
+        made, self._made = self._made, None
+        if made is None:
+            return
+        self._worker = None
+        if len(made) == 4:
+            self._add(*made)
+            return
+        shapes, error = made
+        self._refused[shapes] = str(error)
+        if shapes == self.shapes and not self.rungs and not isinstance(error, NoPlanError):
+            raise error
+        log.warning("spillway: there is no plan for inputs of %s: %s", _text(shapes), error)
+
+
+def _covers(larger: Shapes, smaller: Shapes) -> bool:
+    return all(a >= b for a, b in zip(itertools.chain(*larger), itertools.chain(*smaller)))
+
+
+def _ratio(one: Shapes, other: Shapes) -> float:
+    """Returns how many times as large the sizes are that differ, together."""
+    return math.prod({(a, b): a / max(b, 1) for a, b in zip(itertools.chain(*one), itertools.chain(*other)) if a != b}.values())
+
+
+def _text(shapes: Shapes) -> str:
+    return ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes)) or "no shape"
