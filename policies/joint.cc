@@ -250,7 +250,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;
   const Effort effort = ReadEffort(params);
   options.offload = params.Flag("offload", true, "storages may be copied out");
-  options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
+  options.recompute = params.Flag("recompute", true, "storages may be dropped and recomputed");
   options.kernels = params.Flag("kernels", true,
                                 "kernels are searched for; otherwise each op has the fastest "
                                 "kernels that fit when it runs");

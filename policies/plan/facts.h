@@ -76,7 +76,7 @@ class JointFacts {
   Duration StartOf(OpId op) const { return starts_[Index(op)]; }
   // Returns the time of all ops that have written the storage when its gap begins, or nullopt if
   // one of these ops cannot run again. REQUIRES: the storage has a gap.
-  std::optional<Duration> RebuildTime(TensorId storage) const;
+  std::optional<Duration> RecomputeTime(TensorId storage) const;
 
  private:
   std::optional<Gap> FindGap(TensorId storage) const;

@@ -102,7 +102,7 @@ class Search {
   void AddMoves(std::span<const TensorId> storages) {
     std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
     if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
-    if (options_.recompute && facts_.RebuildTime(storages.front())) {
+    if (options_.recompute && facts_.RecomputeTime(storages.front())) {
       others.push_back({Fate::kEvict, OpId{}, false});
       others.push_back({Fate::kEvict, OpId{}, true});
     }

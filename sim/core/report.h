@@ -44,7 +44,7 @@ enum class Refusal : uint8_t {
   kPinned,   // the op that is being served uses the tensor, or the program cannot do without it
   kFull,     // the device or the pool outside has no room
   kUnknown,  // the runtime knows no contents to work on: the tensor is not where the verb needs it,
-             // or cannot be computed again; or the reservation is there already
+             // or cannot be recomputed; or the reservation is there already
 };
 // Returns "none", "pinned", "full" or "unknown".
 std::string_view Name(Refusal refusal);
