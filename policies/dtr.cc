@@ -135,7 +135,7 @@ class DtrPolicy final : public Policy {
  private:
   struct Storage {
     double size = 0;                          // in bytes
-    Duration cost;                            // of all ops that write it
+    Duration cost;                            // the time of all ops that write it
     std::vector<TensorId> parents, children;  // read to make it; made from it
     Duration used;                            // the time of its last use, by `now_`
     Duration whole;                           // its cost by the heuristic

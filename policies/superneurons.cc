@@ -228,7 +228,7 @@ class SuperNeuronsPolicy final : public Policy {
   std::set<Rank> order_;
   std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
   int64_t clock_ = 0;
-  OpId current_{};  // of the trace
+  OpId current_{};  // the op of the trace that is being served
 };
 
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {

@@ -119,7 +119,7 @@ class Moments {
 #ifdef SPILLWAY_HAVE_CLP
   // The storages that are alive at an op.
   struct Alive {
-    Bytes used;                  // of storages that the op uses or that stay on the device
+    Bytes used;                  // bytes of storages that the op uses or that stay on the device
     std::vector<TensorId> idle;  // written before the op and read after it
   };
 

@@ -92,7 +92,7 @@ class JointFacts {
   std::vector<TensorId> movable_;
   Copies copies_;
   std::vector<Use> uses_;
-  std::array<std::vector<size_t>, 2> ranks_;  // of small and of big storages, by op
+  std::array<std::vector<size_t>, 2> ranks_;  // by op: the ranks of small and of big storages
 };
 
 // A policy that keeps everything, runs the fastest kernels, and stores the facts of its run.

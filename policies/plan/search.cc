@@ -201,7 +201,7 @@ class Search {
   Trials& trials_;
   const JointFacts& facts_;
   const SearchOptions& options_;
-  Bytes largest_;                  // of the storages that may move
+  Bytes largest_;                  // the size of the largest storage that may move
   std::vector<TensorId> choices_;  // the storages to decide on, in the order of `Gap::written`
   std::vector<std::function<void(JointPlan&)>> moves_;
   Scored best_;

@@ -59,7 +59,7 @@ class OperandPlacer {
   MemoryTable& memory_;
   const Bring bring_;
   bool overwrites_ = false;
-  std::vector<TensorId> placed_;  // of one attempt; kept between ops to save allocations
+  std::vector<TensorId> placed_;  // by one attempt; kept between ops to save allocations
 };
 
 }  // namespace spillway

@@ -264,7 +264,7 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
   const int of_long = plans_of(10000, "quick");
   EXPECT_EQ(of_long, plans_of(10000, "250"));
   EXPECT_LT(of_long, plans_of(1000, "quick"));
-  // Where layers repeat, fewer trials suffice.
+  // Fewer trials suffice where layers repeat.
   EXPECT_EQ(plans_of(1500, "default", true), plans_of(1500, "1400", true));
   EXPECT_EQ(plans_of(4000, "default", true), plans_of(4000, "600", true));
   EXPECT_EQ(plans_of(300, "quick", true), plans_of(300, "500", true));
