@@ -178,7 +178,7 @@ class CapuchinRun final : public Policy {
   std::vector<TensorId> leaving_, coming_;                // oldest first
   std::vector<OpId>
       preparing_;  // an op, and the ops that run again for it; their operands may leave
-  std::vector<TensorId> accesses_;   // of this iteration; the inputs, which arrive, come first
+  std::vector<TensorId> accesses_;   // this iteration's; the inputs, which arrive, come first
   std::vector<size_t> last_access_;  // by tensor: the index in `accesses_`
   size_t oldest_ = 0;  // no earlier access is the last one of a storage that may leave
 };

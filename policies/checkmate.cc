@@ -1,5 +1,5 @@
 // Optimal rematerialisation alone (Jain et al., MLSys 2020): nothing is copied out. An integer
-// program (rematerialization.h) decides which values stay until when, and which are computed again.
+// program (rematerialization.h) decides which values stay until when, and which are recomputed.
 //
 // A unit of the program is an op, together with the ops after it that work in place on its results.
 // While there are more units than wanted, the two neighbours that take the least time together
@@ -272,7 +272,7 @@ std::unique_ptr<Policy> MakeCheckmatePolicy(Params& params) {
 
 void RegisterCheckmate(PolicyRegistry& registry) {
   registry.Add("checkmate",
-               "what to keep and what to compute again, by an integer program; nothing moved "
+               "what to keep and what to recompute, by an integer program; nothing moved "
                "(Checkmate, section 4)",
                MakeCheckmatePolicy);
 }

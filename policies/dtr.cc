@@ -1,11 +1,11 @@
 // Dynamic tensor rematerialization (Kirisame et al., ICLR 2021): nothing is planned. When memory
 // runs out, the storage with the least heuristic value is dropped. A storage that is needed again
-// is rebuilt, which may drop other storages.
+// is recomputed, which may drop other storages.
 //
 // The heuristics are from section 4.1 and the appendix of the paper:
 //
-//   dtr        the cost of rebuilding a storage, its evicted ancestors and its evicted descendants,
-//              over its size and the time since its last use
+//   dtr        the cost of recomputing a storage, its evicted ancestors and its evicted
+//              descendants, over its size and the time since its last use
 //   dtr-eq     as dtr, but with all evicted storages that are connected with it through evicted
 //              storages; the paper keeps them in sets that are quick to update
 //   dtr-local  as dtr, but with the cost of the storage alone
@@ -86,7 +86,7 @@ class DtrPolicy final : public Policy {
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
-    NoteRebuilt(context, op);
+    NoteRecomputed(context, op);
     preparing_.pop_back();
     ranked_ = false;
     now_ += times_[Index(op)];
@@ -97,7 +97,7 @@ class DtrPolicy final : public Policy {
   }
 
   bool OnAllocFailure(PolicyContext& context, Bytes) override {
-    for (const OpId op : preparing_) NoteRebuilt(context, op);
+    for (const OpId op : preparing_) NoteRecomputed(context, op);
     if (!std::exchange(ranked_, true)) Rank();
     std::vector<Victim> pinned;
     bool done = false;
@@ -119,7 +119,7 @@ class DtrPolicy final : public Policy {
         pinned.push_back(victim);
         continue;
       }
-      // A storage that cannot be rebuilt now cannot be rebuilt before the next op either.
+      // A storage that cannot be recomputed now cannot be recomputed before the next op either.
       done = context.Evict(id);
       if (!done) continue;
       storage.gone = storage.evicted = true;
@@ -135,7 +135,7 @@ class DtrPolicy final : public Policy {
  private:
   struct Storage {
     double size = 0;                          // in bytes
-    Duration cost;                            // of all ops that write it
+    Duration cost;                            // the time of all ops that write it
     std::vector<TensorId> parents, children;  // read to make it; made from it
     Duration used;                            // the time of its last use, by `now_`
     Duration whole;                           // its cost by the heuristic
@@ -164,8 +164,8 @@ class DtrPolicy final : public Policy {
     std::ranges::make_heap(ranking_, std::greater());
   }
 
-  // Notes that evicted storages of the op have been rebuilt.
-  void NoteRebuilt(const PolicyContext& context, OpId op) {
+  // Notes that evicted storages of the op have been recomputed.
+  void NoteRecomputed(const PolicyContext& context, OpId op) {
     for (const TensorId id : context.liveness().Storages(op)) {
       Storage& storage = storages_[Index(id)];
       if (!storage.evicted || context.Where(id) == Residency::kEvicted) continue;
@@ -222,7 +222,7 @@ class DtrPolicy final : public Policy {
     return cost;
   }
 
-  // Notes that a storage has been evicted or rebuilt: the costs of the storages around it change.
+  // Notes that a storage was evicted or recomputed: the costs of the storages around it change.
   void Forget(TensorId id) {
     const bool mixed = heuristic_ == Heuristic::kEq;
     for (const unsigned directions : {mixed ? kBoth : kAncestors, mixed ? kBoth : kDescendants}) {
@@ -286,7 +286,7 @@ std::unique_ptr<Policy> MakeDtrPolicy(Params& params) {
 
 void RegisterDtr(PolicyRegistry& registry) {
   registry.Add("dtr",
-               "nothing planned: what is cheap to rebuild, large and long unused is dropped when "
+               "nothing planned: what is cheap to recompute, large and long unused is dropped when "
                "memory runs out (DTR, section 4)",
                MakeDtrPolicy);
 }

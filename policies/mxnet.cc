@@ -6,7 +6,7 @@
 //   this.
 // - The forward pass is cut into segments at ops after which only one activation is handed on. This
 //   activation is kept. The other results of a segment are dropped when the forward pass no longer
-//   needs them. When backward first needs a dropped result, the whole segment is computed again,
+//   needs them. When backward first needs a dropped result, the whole segment is recomputed,
 //   once (section 4.1). The last segment is kept, because backward needs it at once.
 // - Segments are as large as a budget allows: a segment ends at the first possible cut after more
 //   than the budget has been computed in it (section 4.2, Algorithm 3). Of all budgets tried, the
@@ -59,7 +59,7 @@ class MxnetPolicy final : public Policy {
 
   void AfterOp(PolicyContext& context, OpId op) override {
     if (context.recomputing()) return;
-    // A storage that cannot be computed again stays: Evict returns false.
+    // A storage that cannot be recomputed stays: Evict returns false.
     for (const TensorId storage : drops_[Index(op)]) context.Evict(storage);
   }
 
@@ -171,7 +171,7 @@ class MxnetPolicy final : public Policy {
 
 std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
   const bool recompute =
-      params.Flag("recompute", true, "drop the results of segments, and compute them again");
+      params.Flag("recompute", true, "drop the results of segments, and recompute them");
   const Bytes workspace = params.Size("workspace", Bytes::GiB(1), "the most workspace of a call");
   return std::make_unique<MxnetPolicy>(recompute, workspace, ReadKernelChooser(params));
 }
@@ -181,7 +181,7 @@ std::unique_ptr<Policy> MakeMxnetPolicy(Params& params) {
 void RegisterMxnet(PolicyRegistry& registry) {
   registry.Add(
       "mxnet",
-      "liveness, and segments of about sqrt(N) layers computed again in backward (Chen et "
+      "liveness, and segments of about sqrt(N) layers recomputed in backward (Chen et "
       "al. 2016). In transformers, segments end at the sums, where one activation is handed "
       "on",
       MakeMxnetPolicy);

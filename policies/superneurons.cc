@@ -12,18 +12,18 @@
 // nothing leaves until a request finds no room (section 3.3.2, Alg. 2). Then tensors that are not
 // locked leave one at a time. With `lru` the least recently used leaves first, and with `fifo` the
 // one that came first. With `belady` the one that is needed last leaves first, by liveness; the
-// rebuilding of dropped tensors counts as a need. When no tensor of the set is left, other data
+// recomputation of dropped tensors counts as a need. When no tensor of the set is left, other data
 // leaves: gradients, and data that recomputation does not cover. At last statistics leave, which
 // are small but may lie between two free blocks that are large enough only together. A tensor with
 // a host copy is not copied again. Backward of a convolution or a linear layer prefetches the
 // tensors that are needed until the convolution below it, as far as there is room (section 3.3.1).
 //
-// `recompute` says which tensors are rebuilt: the outputs of POOL, ACT, LRN, BN and DROPOUT are
-// dropped after their last use in forward, and rebuilt from the checkpoint before them when
-// backward reads one (section 3.4). `speed` keeps rebuilt tensors. `memory` drops the tensors that
-// a rebuilding step has read, unless the backward step reads them, too. `cost-aware` does the same
-// in segments whose layers' inputs and outputs sum up to more than max(l_i), counted as in the
-// released code. When memory is short, a tensor that can be rebuilt is dropped again instead of
+// `recompute` says which tensors are recomputed: the outputs of POOL, ACT, LRN, BN and DROPOUT are
+// dropped after their last use in forward, and recomputed from the checkpoint before them when
+// backward reads one (section 3.4). `speed` keeps recomputed tensors. `memory` drops the tensors
+// that a recomputing step has read, unless the backward step reads them, too. `cost-aware` does the
+// same in segments whose layers' inputs and outputs sum up to more than max(l_i), counted as in the
+// released code. When memory is short, a tensor that can be recomputed is dropped again instead of
 // travelling, unless the current op uses it.
 //
 // `workspace=dynamic` takes at each step the fastest algorithm whose workspace is free
@@ -202,7 +202,7 @@ class SuperNeuronsPolicy final : public Policy {
       if (context.Where(storage) == Residency::kBoth) return context.Release(storage);
       return travels && context.Offload(storage) && context.Release(storage);
     };
-    // An operand of the current op is copied out rather than dropped: rebuilding it between the
+    // An operand of the current op is copied out rather than dropped: recomputing it between the
     // other operands would take more room than the op itself.
     return travels && Names(context, current_, storage) ? send() || drop() : drop() || send();
   }
@@ -228,7 +228,7 @@ class SuperNeuronsPolicy final : public Policy {
   std::set<Rank> order_;
   std::vector<std::optional<Rank>> ranks_;  // by tensor: its entry in `order_`
   int64_t clock_ = 0;
-  OpId current_{};  // of the trace
+  OpId current_{};  // the op of the trace that is being served
 };
 
 std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
@@ -254,7 +254,7 @@ std::unique_ptr<Policy> MakeSuperNeuronsPolicy(Params& params) {
        {"speed", SuperNeuronsRecompute::kSpeed},
        {"memory", SuperNeuronsRecompute::kMemory},
        {"cost-aware", SuperNeuronsRecompute::kCostAware}},
-      "whether outputs of cheap layers are dropped, and how often they are rebuilt: speed once, "
+      "whether outputs of cheap layers are dropped, and how often they are recomputed: speed once, "
       "memory for each step anew, cost-aware whichever stays within the largest layer's memory");
   config.workspace = params.Enum<WorkspaceChoice>(
       "workspace", "dynamic",

@@ -11,7 +11,7 @@ save_on_cpu   torch.autograd.graph.save_on_cpu around forward. Each operator cop
               parameters included. Every tensor of forward that an operator of backward reads counts as saved. Tensors
               that autograd saves but backward does not read are not in a recording.
 checkpoint    torch.utils.checkpoint around blocks (all blocks, or the blocks named by --block). Tensors made within a
-              block are computed again when backward reaches the block. Tensors that the block reads from outside are
+              block are recomputed when backward reaches the block. Tensors that the block reads from outside are
               kept. The recording knows the block of each operator if it was made with `record(..., model=...)`, as
               spillway_torch does for its own models.
 budget        torch.compile with an activation_memory_budget. The tensors that its partitioner kept come from the

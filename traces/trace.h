@@ -129,14 +129,14 @@ struct HookPlace {
 // the host's.
 struct StepHooks {
   std::vector<HookPlace> places;  // in the order of the program
-  Duration pack;                  // of a hook that gets a saved tensor
-  Duration unpack;                // of a hook that gives it back
+  Duration pack;                  // the time of a hook that gets a saved tensor
+  Duration unpack;                // the time of a hook that gives it back
   // The moves that the program can make: to start a copy to the host, to start a copy back, and to
   // give a storage up that is recomputed. nullopt: it cannot.
   std::optional<Duration> offload{};
   std::optional<Duration> prefetch{};
   std::optional<Duration> evict{};
-  Bandwidth copies;        // of a copy beside ops, in each direction; 0: not measured
+  Bandwidth copies;        // the rate of a copy beside ops, in each direction; 0: not measured
   double beside_copy = 0;  // the part of a copy's time by which the ops beside it take longer
 
   bool operator==(const StepHooks&) const = default;

@@ -87,7 +87,7 @@ class HeldCommands {
 
   std::deque<Held> commands_;  // only the first `count_` are held; the rest keep their memory
   size_t count_ = 0;
-  std::array<uint32_t, kStreamCount> sequences_{};  // of each stream's latest command
+  std::array<uint32_t, kStreamCount> sequences_{};  // by stream: its latest command's number
 };
 
 }  // namespace spillway

@@ -217,7 +217,7 @@ class Convolution {
 
   const Call<Scalar>& call_;
   const Shape s_;
-  const int64_t in_group_, out_channels_, out_group_, weight_group_;  // of one group
+  const int64_t in_group_, out_channels_, out_group_, weight_group_;  // the sizes of one group
   const int64_t in_, out_;
   const Scalar* const x_;
   const Scalar* const weight_;

@@ -156,13 +156,13 @@ template <typename Scalar>
 void RunConcat(const Call<Scalar>& call) {
   const Op& op = call.op;
   const auto parts = static_cast<size_t>(op.IntAttribute("parts", 1));
-  const auto length = [&](size_t part) {  // of the part, per sample
+  const auto length = [&](size_t part) {  // the part's elements per sample
     return Product(op, {op.IntAttribute(fmt::format("channels_{}", part)),
                         op.IntAttribute("height", 0), op.IntAttribute("width", 0)});
   };
   int64_t total = 0;
   for (size_t part = 0; part < parts; ++part) total = Product(op, {1, total + length(part)});
-  int64_t offset = 0;  // of the part in a sample of the whole output
+  int64_t offset = 0;  // where the part begins in a sample of the whole output
   for (size_t part = 0; part < parts; ++part) {
     const int64_t size = length(part);
     if (op.phase == Phase::kForward) {

@@ -406,7 +406,7 @@ struct Plan {
   GraphDescriptor plan;
   std::vector<int64_t> given;  // ids of the operands
   Bytes dq_sums, row_sums;
-  Bytes workspace;  // of all
+  Bytes workspace;  // the bytes of the whole workspace
 };
 
 // Returns the configurations of engines that the heuristic proposes, the fastest first.

@@ -24,8 +24,8 @@ enum class AttentionType : uint8_t { kBf16, kFp16 };
 struct AttentionShape {
   AttentionType type = AttentionType::kBf16;
   int64_t batch = 0, rows = 0;
-  int64_t heads = 0;     // of the queries
-  int64_t kv_heads = 0;  // of keys and values, divides `heads`
+  int64_t heads = 0;     // the number of heads of queries
+  int64_t kv_heads = 0;  // the number of heads of keys and values; divides `heads`
   int64_t head_dim = 0;  // a multiple of 8 up to 128, in inference up to 256
   bool causal = false;   // a position attends to itself and those before it only
 

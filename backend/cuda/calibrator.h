@@ -28,13 +28,13 @@ struct CalibrateProgress {
 struct CalibrateOptions {
   int device = 0;           // CUDA's number of the GPU
   std::optional<int> peer;  // CUDA's number of another GPU, to time copies to and from it too
-  int repeats = 20;         // of each measurement, at least five; slow host calls have fewer
+  int repeats = 20;         // each measurement's repeats, at least five; slow host calls have fewer
   // Sizes are powers of two up to these limits, and up to the limit of the device's free memory.
   Bytes largest_copy = Bytes::GiB(1);  // pins twice as much host memory
   Bytes largest_device_copy = Bytes::GiB(4);
   Bytes largest_allocation = Bytes::GiB(4);
   Bytes largest_pinned = Bytes::GiB(1);
-  Duration clock_warmup = Duration::Milliseconds(1000);    // of kernels and copies, at first
+  Duration clock_warmup = Duration::Milliseconds(1000);    // kernels and copies run first
   std::function<void(const CalibrateProgress&)> progress;  // may be empty
 };
 

@@ -56,7 +56,7 @@ struct BiasGradientFunction {
     });
     sum = scale.alpha * BlockReduce<Sum>(sum);
     if (threadIdx.x != 0) return;
-    // What was there may be undefined if it does not count.
+    // The old value may be undefined if it does not count.
     if (scale.beta != 0) sum += scale.beta * LoadOne(db, channel);
     StoreOne(db, channel, sum);
   }

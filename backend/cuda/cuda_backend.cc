@@ -278,7 +278,7 @@ class CudaBackend final : public Executor {
   RunMemory memory_;
   const std::unique_ptr<CudaCopyPath> copies_;  // for the host pool
   std::optional<PeerMemory> peer_;
-  PinnedBuffer loss_landing_;  // of all loss ops of an iteration
+  PinnedBuffer loss_landing_;  // the losses of all loss ops of an iteration
 
   HeldCommands held_;
   int iteration_ = 1;

@@ -58,7 +58,7 @@ struct CudaRunOptions {
   Bytes host_memory;  // bytes of the pinned host pool that the run touches
   std::optional<CudaPeer> peer = std::nullopt;
   CudaWork work = CudaWork::kKernels;
-  Backing backing = Backing::kArena;  // of the run's allocator
+  Backing backing = Backing::kArena;  // the backing of the run's allocator
   CudaTimeline timeline = CudaTimeline::kEvents;
   int launch_ahead = 32;      // see `Device::launch_ahead`; the GPU's queue is a bound as well
   int stamped_iteration = 1;  // the iteration, from 1, whose timeline and loss are wanted

@@ -81,7 +81,7 @@ struct RowPart {
 template <bool kWarp>
 struct Team {
   static constexpr bool kIsWarp = kWarp;
-  static constexpr unsigned kWarps = 4;  // of a block of warps
+  static constexpr unsigned kWarps = 4;  // the warps in a block of warps
 
   __device__ static unsigned rank() { return kWarp ? threadIdx.x % 32 : threadIdx.x; }
   __device__ static unsigned size() { return kWarp ? 32 : blockDim.x; }

@@ -102,7 +102,7 @@ class CudaHostStore {
     std::deque<Task> tasks;
     bool busy = false;
     uint32_t issued = 0;
-    std::deque<PieceEvent> events;  // of this iteration's pieces
+    std::deque<PieceEvent> events;  // the events of this iteration's pieces
     size_t used = 0;                // number of events in use
     std::vector<cudaEvent_t> last;  // by buffer: the copy that used it last, null if none
     std::thread thread;

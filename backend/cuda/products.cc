@@ -60,7 +60,7 @@ struct HeadMatrix {
 // One product of a slot, with the roles of its operands.
 struct Products::Product {
   Role a, b, c;
-  int64_t a_elements, b_elements, c_elements;  // of a sample, or of all of a parameter
+  int64_t a_elements, b_elements, c_elements;  // a sample's elements, or all of a parameter's
   bool convert_a = false, convert_b = false;
   float alpha = 1;
   MatmulShape shape{};

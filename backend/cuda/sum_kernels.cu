@@ -98,7 +98,7 @@ void SumColumns(ConstElements in, int64_t samples, int64_t length, int64_t span,
     length = span = samples * length;
     samples = 1;
   }
-  const int64_t rows = samples * std::min(span, length);  // of a group
+  const int64_t rows = samples * std::min(span, length);  // the rows of a group
   const int64_t blocks = groups * ((columns + kSumColumns - 1) / kSumColumns);
   const int64_t wanted = std::min((rows + kMostSumRows - 1) / kMostSumRows, kSumBlocks / blocks);
   const int64_t parts = std::clamp<int64_t>(wanted, 1, scratch.floats / (groups * columns) + 1);

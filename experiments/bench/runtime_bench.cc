@@ -119,8 +119,8 @@ BENCHMARK_CAPTURE(BM_SimulateResNet2500, liveness, "liveness:algo=memory")
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnn_dyn, "vdnn-dyn")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_SimulateResNet2500, vdnnpp, "vdnnpp")->Unit(benchmark::kMillisecond);
 
-// Measures the trial runs that a policy makes of a policy that drops and rebuilds tensors. An item
-// is one trial.
+// Measures the trial runs that a policy makes of a policy that drops and recomputes tensors. An
+// item is one trial.
 void BM_TrialOfResNet50(benchmark::State& state, const char* policy_name) {
   class Trying final : public Policy {
    public:

@@ -72,7 +72,7 @@ bool IsAddition(const Op& op) {
   return OperatorOf(op) == "aten::add" || OperatorOf(op) == "aten::add_";
 }
 
-enum class Width : uint8_t { kOther, kBfloat16, kFloat32 };  // of a tensor's elements
+enum class Width : uint8_t { kOther, kBfloat16, kFloat32 };  // the type of a tensor's elements
 
 class Autocast {
  public:
@@ -410,8 +410,8 @@ class Autocast {
   Trace to_;
   // By tensor, new ones included.
   std::vector<TensorId> roots_;
-  std::vector<Width> widths_;               // of a storage
-  std::vector<std::optional<Maker>> made_;  // of a storage that an op has written
+  std::vector<Width> widths_;               // the width of a storage
+  std::vector<std::optional<Maker>> made_;  // the maker of a storage that an op has written
   // By layer.
   std::vector<std::optional<size_t>> forward_;       // its op of forward
   std::vector<std::map<TensorId, TensorId>> casts_;  // the copies that this op reads

@@ -168,7 +168,7 @@ class Passes {
   std::set<std::string> names_;
   std::vector<std::optional<TensorId>> copies_;  // the tensors of the latest pass
   std::vector<std::vector<TensorId>> ready_;     // gradients of parameters, by the op before
-  std::vector<OpId> places_;                     // of the ops in the latest pass or the update
+  std::vector<OpId> places_;                     // the new ops of the latest pass or the update
 };
 
 // Writes the step in bf16, whose loss is computed in fp32.

@@ -97,7 +97,7 @@ Columns<OpTypeStep> OpColumns() {
        [](const S& of) { return of.row->algorithms; }},
       {"deterministic", "", "gives the same bits on every run",
        [](const S& of) { return of.row->deterministic; }},
-      {"cheap", "", "to rebuild", [](const S& of) { return of.row->cheap; }},
+      {"cheap", "", "to recompute", [](const S& of) { return of.row->cheap; }},
       {"stays_fp32", "", "true if precision=bf16 leaves what the layer owns in float32",
        [](const S& of) { return of.row->stays_fp32; }},
       {"on_gpu", "", "true if the CUDA backend executes it",

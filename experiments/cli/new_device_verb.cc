@@ -24,8 +24,8 @@
 namespace spillway::cli {
 namespace {
 
-constexpr double kReachedBandwidth = 0.875;  // of a data sheet's bandwidth, as on an H200
-constexpr double kReachedDuplex = 0.918;     // of the sum of both directions, as on an H200
+constexpr double kReachedBandwidth = 0.875;  // the share of a data sheet's bandwidth, as on an H200
+constexpr double kReachedDuplex = 0.918;     // the share of both directions' sum, as on an H200
 
 struct NewDeviceOptions {
   std::string name, description, gpu, capability;

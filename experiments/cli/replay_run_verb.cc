@@ -23,8 +23,8 @@ namespace {
 // A file of the manifest with two more hashes.
 struct ReplayedOutput {
   const ManifestOutput* recorded;
-  std::optional<std::string> file;    // of the file as it is now; nullopt if there is none
-  std::optional<std::string> sha256;  // of the file that was made again; nullopt if it was not made
+  std::optional<std::string> file;    // the hash of the file as it is now; nullopt if there is none
+  std::optional<std::string> sha256;  // the hash of the file made again; nullopt if it was not made
 
   bool same() const { return sha256 == recorded->sha256 && file.value_or(*sha256) == *sha256; }
   // Returns a word or sentence for people.

@@ -88,7 +88,7 @@ void AddTimes(const Trace& trace, const Report& report, const Liveness& liveness
       }
       for (const TensorId id : written) {
         if (const auto found = known.find(id); found != known.end()) {
-          found->second->rebuild_time += time;
+          found->second->recompute_time += time;
         }
       }
     }
@@ -110,7 +110,7 @@ std::string FormatKept(const Absence& absence, const Report& report) {
 }  // namespace
 
 std::string_view Name(WayBack way) {
-  constexpr std::array<std::string_view, 3> kNames{"prefetch", "fetch", "rebuild"};
+  constexpr std::array<std::string_view, 3> kNames{"prefetch", "fetch", "recompute"};
   return kNames[static_cast<size_t>(way)];
 }
 
@@ -137,7 +137,7 @@ std::string FormatAbsences(const Trace& trace, const Report& report,
                                  absences.size(), FormatBytes(all));
   std::vector<std::vector<std::string>> cells{{"storage", "size", "copied at", "gone from",
                                                "back at", "by", "needed at", "times", "copies",
-                                               "rebuilt in", "if it stayed"}};
+                                               "recomputed in", "if it stayed"}};
   for (size_t i = 0; i < std::min(limit, absences.size()); ++i) {
     const Absence& absence = absences[i];
     cells.push_back({trace.tensor(absence.storage).name, FormatBytes(absence.size),
@@ -145,7 +145,7 @@ std::string FormatAbsences(const Trace& trace, const Report& report,
                      trace.op(absence.left).name, trace.op(absence.returned).name,
                      std::string(Name(absence.way)), trace.op(absence.needed).name,
                      std::to_string(absence.times), FormatIfAny(absence.copy_time),
-                     FormatIfAny(absence.rebuild_time), FormatKept(absence, report)});
+                     FormatIfAny(absence.recompute_time), FormatKept(absence, report)});
   }
   text += FormatTable(cells);
   if (absences.size() > limit) {
@@ -166,10 +166,10 @@ Columns<Absence> AbsenceColumns(const Trace& trace, const Report& report) {
        [&](auto& a) { return a.copied ? std::optional(trace.op(*a.copied).name) : std::nullopt; }},
       {"left_at", "", "the op at which its block was given back first", name(&Absence::left)},
       {"returned_at", "", "the op at which it had a block again", name(&Absence::returned)},
-      {"way_back", "", "prefetch, fetch or rebuild", [](auto& a) { return Name(a.way); }},
+      {"way_back", "", "prefetch, fetch or recompute", [](auto& a) { return Name(a.way); }},
       {"needed_at", "", "its first use from then on", name(&Absence::needed)},
       {"copy_ms", "ms", "its copies took, in both directions", &Absence::copy_time},
-      {"rebuild_ms", "ms", "the ops took that have written it again", &Absence::rebuild_time},
+      {"recompute_ms", "ms", "the ops took that have written it again", &Absence::recompute_time},
       {"fits_if_kept", "", "whether the run fits if it alone stays; null if not simulated",
        [](auto& a) { return When(a.simulated, a.if_kept.has_value()); }},
       {"iteration_if_kept_ms", "ms", "the iteration then", &Absence::if_kept},

@@ -21,9 +21,9 @@ namespace spillway {
 
 // The way in which a storage comes back to the device.
 enum class WayBack : uint8_t {
-  kPrefetch,  // by a copy that the policy asked for
-  kFetch,     // by a copy that the runtime made when an op needed the storage
-  kRebuild,   // by ops that ran again
+  kPrefetch,   // by a copy that the policy asked for
+  kFetch,      // by a copy that the runtime made when an op needed the storage
+  kRecompute,  // by ops that ran again
 };
 std::string_view Name(WayBack way);
 
@@ -34,11 +34,11 @@ struct Absence {
   int64_t times = 0;  // number of times that the storage left
   OpId left{};        // the op at which it left first
   OpId returned{};    // the op at which it had a block again after leaving first
-  WayBack way = WayBack::kRebuild;
+  WayBack way = WayBack::kRecompute;
   OpId needed{};                         // the first op from `returned` on that uses it
   std::optional<OpId> copied = {};       // the op at which its first copy out was issued, if any
   Duration copy_time = {};               // total time of its copies, in both directions
-  Duration rebuild_time = {};            // total time of the ops that wrote it again
+  Duration recompute_time = {};          // total time of the ops that wrote it again
   bool simulated = false;                // true if `if_kept` is known
   std::optional<Duration> if_kept = {};  // iteration if it stays; nullopt: the run does not fit
 };

@@ -44,7 +44,7 @@ struct ManifestOutput {
 };
 
 struct Manifest {
-  std::string version;                 // of the program
+  std::string version;                 // the program's version
   std::string commit;                  // the commit of the program, or "unknown"
   std::string compiler;                // the compiler of the program
   Settings libraries;                  // name and version

@@ -27,7 +27,7 @@ std::string FormatMarkdown(const TextTable& table) {
   }
   std::vector<size_t> widths;
   for (size_t i = 0; i < table.columns.size(); ++i) {
-    widths.push_back(2);  // of the dashes below the head
+    widths.push_back(2);  // the dashes below the head need this width
     for (const auto& row : cells) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text = EscapeMarkdown(table.Caption()) + "\n\n";

@@ -90,7 +90,7 @@ std::string CellOfRow(const ValueTable& table, const std::vector<Value>& row, si
                                 HeadOfValue(first[key], table.columns[key])));
   }
   const std::string rows = fmt::format("--pivot: two rows have {}", fmt::join(place, " and "));
-  // What a case is comes before its results.
+  // The columns that tell cases apart come before the columns with results.
   std::vector<size_t> columns = table.Settings();
   if (const auto policy = table.Find("policy")) columns.push_back(*policy);
   for (size_t i = 0; i < table.columns.size(); ++i) columns.push_back(i);
@@ -111,7 +111,7 @@ struct Placed {
 
 // Returns the rows at their places. The last of `keys` is the column `Pivot::by`.
 Placed Place(const ValueTable& table, const std::vector<size_t>& keys, const Pivot& pivot) {
-  std::vector<std::map<Value, size_t>> ranks;  // of each key, the ranks of its values
+  std::vector<std::map<Value, size_t>> ranks;  // by key: the ranks of its values
   Placed placed;
   for (const size_t key : keys) {
     placed.columns = OrderOf(table, key);

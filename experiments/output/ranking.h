@@ -62,7 +62,7 @@ std::string FormatRanked(Columns<T> columns, std::span<const std::string_view> n
                          Items<T> items, const StandingOf<T>& standing, std::string_view best,
                          size_t width) {
   const std::vector<T> ranked = Ranked<T>(items, standing);
-  std::map<size_t, Standing> first, last;  // of each group
+  std::map<size_t, Standing> first, last;  // by group: its first and its last item's standing
   for (const T& item : ranked) {
     const Standing one = standing(item);
     first.emplace(one.group, one);

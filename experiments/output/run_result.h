@@ -34,8 +34,8 @@ struct RowCase {
   Bytes memory = {};
   std::string memory_request;  // the text of the request; empty: all memory of the device
   std::string cost;            // the source of kernel times
-  std::string arithmetic;      // of the matrix products for which they hold
-  // As given; empty: not given.
+  std::string arithmetic;      // the times hold for matrix products in this arithmetic
+  // The texts as given; empty: not given.
   std::string attention, optimizer, precision, accumulate, clip_norm, loss_chunks;
   std::string policy;
 };

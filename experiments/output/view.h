@@ -24,7 +24,7 @@ struct View {
   Format format = Format::kTable;
   std::vector<std::string> columns = {};  // empty: the usual ones
   std::optional<Pivot> pivot = {};        // excludes `columns`
-  size_t width = 0;                       // of a table on a terminal; 0: any
+  size_t width = 0;                       // a table's width on a terminal; 0: any
 
   // Returns true iff the view is the table that the verb itself makes.
   bool is_own_table() const { return format == Format::kTable && columns.empty() && !pivot; }

@@ -94,7 +94,7 @@ struct PaperColumn {
   // Returns nullopt if the workload does not fit on the GPU or lacks the layer.
   std::function<Computed(const PaperRow&)> compute;
   bool round_down = false;    // the paper cuts the number off; otherwise it rounds
-  std::string evidence = {};  // of items without a printed number; "x" if the paper leaves a choice
+  std::string evidence = {};  // if no number is printed; "x" if the paper leaves a choice
   std::function<bool(const PaperRow&)> accepts = {};  // whether a user may ask; empty: always
 };
 
@@ -158,7 +158,7 @@ struct PaperTable {
 struct PaperKey {
   std::string_view paper;
   std::shared_ptr<const PaperTable> table;
-  const PaperColumn* column;  // of the table
+  const PaperColumn* column;  // a column of `table`
   PaperRow row;
 
   // Returns the item's name in paper-values.csv, "Tab5 AlexNet(256) conv(m) aggregate".

@@ -124,7 +124,7 @@ class Shelf {
   const PaperValues& printed_;
   const std::optional<Case> on_;
   std::vector<std::pair<std::string_view, std::shared_ptr<const PaperTable>>> tables_;
-  std::vector<PaperKey> keys_;                                        // of their rows
+  std::vector<PaperKey> keys_;  // the keys of all rows of `tables_`
   std::map<std::pair<std::string_view, std::string>, size_t> index_;  // paper and name
 };
 

@@ -76,7 +76,7 @@ struct PaperTotal {
   int64_t agree = 0;
   int64_t miss = 0;
   int64_t shown = 0;  // not judged
-  int64_t far = 0;    // of these, off by more than 25 % of the printed number
+  int64_t far = 0;    // the part of `shown` that is off by more than 25 % of the printed number
   int64_t not_computed = 0;
 };
 

@@ -26,7 +26,7 @@ constexpr std::array kResidual{"resnet50@227", "resnet101@227"};
 struct StepMemory {
   Bytes held;       // bytes at the moment that holds most
   int tensors = 0;  // tensors at that moment
-  Bytes needed;     // most bytes of the tensors that the step names or that rebuilding them reads
+  Bytes needed;     // most bytes of the tensors that the step names or that recomputing them reads
 };
 
 // Returns an entry for each forward and backward op, in the order of the trace. REQUIRES: the

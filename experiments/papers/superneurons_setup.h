@@ -18,7 +18,7 @@ namespace spillway::superneurons {
 
 inline constexpr std::string_view kPaper = "superneurons";  // the paper, its policy and preset
 inline constexpr const char* kGpu = "k40c";
-inline constexpr const char* kSpeedGpu = "titan_xp";  // of Fig. 14
+inline constexpr const char* kSpeedGpu = "titan_xp";  // the GPU of Fig. 14
 // The paper's pool (section 3.2.1).
 inline constexpr const char* kPool = "first-fit:granularity=1KiB";
 

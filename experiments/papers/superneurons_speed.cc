@@ -20,7 +20,7 @@ namespace {
 
 // --- Runs ---------------------------------------------------------------------------------------
 
-// Liveness alone: nothing is offloaded or rebuilt.
+// Liveness alone: nothing is offloaded or recomputed.
 constexpr const char* kLiveness = "superneurons:offload=none,recompute=none";
 // All techniques, offloading outputs of convolutions as the paper does, with and without the cache.
 constexpr const char* kCached = "superneurons:offload=conv";

@@ -15,7 +15,7 @@ namespace spillway {
 
 // Options of a run on the CPU.
 struct CpuRun {
-  uint64_t seed = 1;                   // of parameters and data
+  uint64_t seed = 1;                   // draws parameters and data
   std::optional<uint64_t> drain_seed;  // draws a legal order of execution; nullopt: order of issue
   std::shared_ptr<const GivenContents> given = nullptr;  // replaces synthetic data
   bool keep_weights = false;                             // in `Execution::weights`
@@ -23,7 +23,7 @@ struct CpuRun {
 
 // Options of a run on a GPU.
 struct CudaRun {
-  uint64_t seed = 1;  // of parameters and data
+  uint64_t seed = 1;  // draws parameters and data
   CudaWork work = CudaWork::kKernels;
   CudaTimeline timeline = CudaTimeline::kEvents;
   bool digest = true;  // computes `weights_digest` if kernels run, which takes time

@@ -18,7 +18,7 @@ namespace {
 bool IsWeight(const Tensor& tensor) {
   return tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
 }
-constexpr std::string_view kMasterSuffix = "_master";  // of the name of a parameter's master copy
+constexpr std::string_view kMasterSuffix = "_master";  // ends the name of a parameter's master copy
 constexpr std::string_view kLabels = "labels";         // in a file of images
 
 // Returns the first op that has an input of the role, or nullptr if none has.

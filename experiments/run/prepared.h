@@ -164,8 +164,8 @@ inline constexpr int kWarmUp = 3;
 
 // The results of a run on real bytes that its report does not have.
 struct Execution {
-  std::optional<float> loss;  // of the last iteration
-  std::vector<int64_t> top1;  // of the last iteration, by sample; see `Executor::top1`
+  std::optional<float> loss;  // the last iteration's loss
+  std::vector<int64_t> top1;  // the last iteration's, by sample; see `Executor::top1`
   // SHA-256 over all parameters and optimizer state (momentum, running statistics) after the last
   // iteration, in the order of the trace. It must not depend on the policy, the allocator, the
   // memory or the order of execution. Empty if the digest was not asked for.
@@ -183,7 +183,7 @@ struct Execution {
 
 // The result of a run.
 struct Outcome {
-  Report report;  // of the last iteration; on the CPU, times are places in the order of execution
+  Report report;  // the last iteration's; on the CPU, times are places in the order of execution
   std::shared_ptr<const Trace> trace;             // the trace that ran, as the policy rewrote it
   std::optional<CompressionSummary> compression;  // if the run compresses and fits
   std::optional<Execution> execution;             // if the backend executes and the run fits

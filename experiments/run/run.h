@@ -25,7 +25,7 @@ namespace spillway {
 struct BackendRequest {
   const Draft& run;    // `run.device.memory` is the memory of the run
   const Trace& trace;  // the trace that runs
-  Backing backing;     // of the allocator that serves the run
+  Backing backing;     // the backing of the run's allocator
   const std::optional<HostCompression>& compression;
 };
 

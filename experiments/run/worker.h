@@ -31,7 +31,7 @@ struct CommandResults {
   std::string error;  // the message of the error that ended the command; empty if there was none
   std::string text;   // the text for standard output, or the bytes that the parent asked for
   std::vector<OutputFile> files;
-  std::string manifest;  // of the files
+  std::string manifest;  // the manifest of `files`
 };
 
 // Runs the program with `arguments` in a worker for at most `limit`, and waits for it. Throws the

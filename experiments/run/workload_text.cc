@@ -172,7 +172,7 @@ size_t EndOfName(const std::string& text) {
     const bool ends = at == text.size() || text[at] == ',' || text[at] == ':';
     if (ends && IsTraceFile(text.substr(0, at))) return at;
   }
-  int depth = 0;  // of brackets, in which networks have parameters
+  int depth = 0;  // the number of open brackets, in which networks have parameters
   for (size_t at = 0; at < text.size(); ++at) {
     if (text[at] == '(') ++depth;
     if (text[at] == ')') --depth;

@@ -19,7 +19,7 @@ namespace {
 struct Size {
   int64_t batch = 0;
   std::span<const Kernel> kernels;
-  std::optional<uint32_t> fastest;  // of the kernels within the current workspace
+  std::optional<uint32_t> fastest;  // the fastest kernel within the current workspace
 };
 
 bool MaySplit(const Op& op) {

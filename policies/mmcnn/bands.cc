@@ -163,7 +163,7 @@ class BandDivider {
       for (const TensorId input : op.inputs) {
         const std::vector<Band>& bands = bands_[Index(input)];
         if (bands.empty()) continue;
-        const int64_t rows = bands.back().to - bands.back().from;  // of the largest band
+        const int64_t rows = bands.back().to - bands.back().from;  // the rows of the largest band
         if (NeedOf(op, window, rows) <= limit_) return bands;
       }
     }

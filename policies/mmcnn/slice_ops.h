@@ -39,8 +39,8 @@ bool IsParameter(const Tensor& tensor);
 
 // The memory that an op needs on the device.
 struct OpNeed {
-  Bytes maps;        // of all operands that are not divided with the op
-  Bytes parameters;  // of the parameters that are divided with the op
+  Bytes maps;        // the bytes of all operands that are not divided with the op
+  Bytes parameters;  // the bytes of the parameters that are divided with the op
 };
 
 class OpNeeds {

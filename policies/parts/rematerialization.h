@@ -1,5 +1,5 @@
 // Optimal rematerialisation (Jain et al., MLSys 2020, section 4): which values of a program are
-// kept from unit to unit, and which are computed again, so that the program takes the least time
+// kept from unit to unit, and which are recomputed, so that the program takes the least time
 // within a memory budget. The problem is stated without a trace; `checkmate` derives it from one.
 //
 // Units run in their order, and stage t ends with the first run of unit t. Earlier in the stage,

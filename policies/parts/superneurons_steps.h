@@ -1,6 +1,6 @@
 // The facts about a trace that SuperNeurons uses: which tensors may leave, which are dropped and
-// rebuilt, in which segments, and which data each backward step needs. These facts do not depend on
-// how much memory is free.
+// recomputed, in which segments, and which data each backward step needs. These facts do not depend
+// on how much memory is free.
 //
 // Checkpoints (section 3.4) are CONV, FC, FORK, JOIN, CONCAT, DATA and SOFTMAX layers, and every
 // other layer that the op table does not call cheap. The layers between two checkpoints form a
@@ -28,8 +28,8 @@ enum class SuperNeuronsOffload : uint8_t {
 
 enum class SuperNeuronsRecompute : uint8_t {
   kNone,
-  kSpeed,      // a rebuilt storage stays until its last use
-  kMemory,     // the storages that a rebuilding step has read are dropped again
+  kSpeed,      // a recomputed storage stays until its last use
+  kMemory,     // the storages that a recomputing step has read are dropped again
   kCostAware,  // as kMemory in the segments that need more than max(l_i), else as kSpeed
 };
 
@@ -59,7 +59,7 @@ class SuperNeuronsSteps {
   bool DropsWhatItReads(OpId op) const { return drops_[Index(op)]; }
 
   // Returns the data that the op reads. For data that has been dropped, it also returns the data
-  // from which it is rebuilt.
+  // from which it is recomputed.
   std::span<const TensorId> Needs(OpId op) const { return needs_[Index(op)]; }
   // Returns the first op after `op` whose `Needs` has the storage, or nullopt if there is none.
   std::optional<OpId> NextNeed(TensorId storage, OpId op) const;

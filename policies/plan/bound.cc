@@ -119,7 +119,7 @@ class Moments {
 #ifdef SPILLWAY_HAVE_CLP
   // The storages that are alive at an op.
   struct Alive {
-    Bytes used;                  // of storages that the op uses or that stay on the device
+    Bytes used;                  // bytes of storages that the op uses or that stay on the device
     std::vector<TensorId> idle;  // written before the op and read after it
   };
 
@@ -174,7 +174,7 @@ class Moments {
 
   // Returns the ops that must run again after `op` if a storage is dropped before it, or an empty
   // vector if one of these ops cannot run again.
-  std::vector<OpId> Rebuilders(TensorId storage, OpId op) const {
+  std::vector<OpId> OpsToRecompute(TensorId storage, OpId op) const {
     std::vector<OpId> ops;
     std::vector<TensorId> open{storage};
     for (size_t i = 0; i < open.size(); ++i) {
@@ -197,28 +197,29 @@ class Moments {
   struct Kind {
     Bytes size;
     bool is_input = false;
-    std::optional<Duration> rebuilt;  // the time of the ops that rebuild this storage alone
-    std::vector<OpId> shared;         // the ops that rebuild this storage and others
+    // The time of the ops that recompute this storage alone; nullopt if it cannot be recomputed.
+    std::optional<Duration> recompute_time;
+    std::vector<OpId> shared;  // the ops that recompute this storage and others
 
     auto operator<=>(const Kind&) const = default;
   };
 
   // Returns how many of these storages, which are idle at the op, are of each kind.
   std::map<Kind, int> KindsOf(std::span<const TensorId> idle, OpId op) const {
-    std::vector<std::vector<OpId>> rebuilders;
-    std::vector<int> rebuilt(trace_.ops.size());  // by op: how many of the storages
+    std::vector<std::vector<OpId>> ops_to_recompute;
+    std::vector<int> recomputed(trace_.ops.size());  // by op: how many of the storages
     for (const TensorId storage : idle) {
-      rebuilders.push_back(Rebuilders(storage, op));
-      for (const OpId writer : rebuilders.back()) ++rebuilt[Index(writer)];
+      ops_to_recompute.push_back(OpsToRecompute(storage, op));
+      for (const OpId writer : ops_to_recompute.back()) ++recomputed[Index(writer)];
     }
     std::map<Kind, int> kinds;
     for (size_t i = 0; i < idle.size(); ++i) {
       const Tensor& tensor = trace_.tensor(idle[i]);
       Kind kind{tensor.size, tensor.kind == TensorKind::kInput, {}, {}};
-      if (!rebuilders[i].empty()) kind.rebuilt = Duration();
-      for (const OpId writer : rebuilders[i]) {
-        if (rebuilt[Index(writer)] == 1) {
-          *kind.rebuilt += times_[Index(writer)];
+      if (!ops_to_recompute[i].empty()) kind.recompute_time = Duration();
+      for (const OpId writer : ops_to_recompute[i]) {
+        if (recomputed[Index(writer)] == 1) {
+          *kind.recompute_time += times_[Index(writer)];
         } else {
           kind.shared.push_back(writer);
         }
@@ -266,11 +267,11 @@ class Moments {
       // An input may have started outside, so it need not be copied out.
       if (!kind.is_input) out.emplace_back(copied, -times(copy(Direction::kToHost, kind.size)));
       in.emplace_back(copied, -times(copy(Direction::kToDevice, kind.size)));
-      if (!kind.rebuilt) continue;
+      if (!kind.recompute_time) continue;
       const int dropped = program.Variable(0, 1);
       room.emplace_back(dropped, size);
       program.Row({{copied, 1}, {dropped, 1}}, 0, 1);
-      after.emplace_back(dropped, -times(share(*kind.rebuilt)));
+      after.emplace_back(dropped, -times(share(*kind.recompute_time)));
       for (const OpId writer : kind.shared) {
         const auto [known, added] = again.try_emplace(writer, 0);
         if (added) {

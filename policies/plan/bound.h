@@ -2,12 +2,12 @@
 //
 // The bound looks at the moment when some op starts. A storage that an earlier op has written and a
 // later op reads is then in one of three states. It is on the device; or it was copied out in this
-// iteration and has yet to be copied in; or it was dropped and has yet to be rebuilt. A rebuild
-// runs again all ops that had written the storage, and all ops that had written their inputs if
-// nothing keeps these inputs. A linear program gives the shortest iteration over the share of each
-// storage in each state, the start of the op and the op's kernels. The bound is the largest such
-// time over a few ops at which much is alive. All other ops run the fastest kernels for which their
-// operands leave room, copies are never slowed down, and blocks leave no holes.
+// iteration and has yet to be copied in; or it was dropped and has yet to be recomputed. A
+// recomputation runs all ops again that had written the storage, and all ops that had written their
+// inputs if nothing keeps these inputs. A linear program gives the shortest iteration over the
+// share of each storage in each state, the start of the op and the op's kernels. The bound is the
+// largest such time over a few ops at which much is alive. All other ops run the fastest kernels
+// for which their operands leave room, copies are never slowed down, and blocks leave no holes.
 //
 // The bound holds for runs of the trace as it is in which parameters and optimizer state stay on
 // the device, no op is divided into micro-batches, and the only pool outside is the host's,

@@ -77,7 +77,7 @@ size_t JointFacts::RankOf(TensorId storage, OpId op) const {
   return ranks_[IsBig(storage) ? 1 : 0][Index(op)];
 }
 
-std::optional<Duration> JointFacts::RebuildTime(TensorId storage) const {
+std::optional<Duration> JointFacts::RecomputeTime(TensorId storage) const {
   Duration time;
   bool written = false;
   for (const OpId op : liveness_.Writers(storage)) {

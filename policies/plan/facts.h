@@ -76,7 +76,7 @@ class JointFacts {
   Duration StartOf(OpId op) const { return starts_[Index(op)]; }
   // Returns the time of all ops that have written the storage when its gap begins, or nullopt if
   // one of these ops cannot run again. REQUIRES: the storage has a gap.
-  std::optional<Duration> RebuildTime(TensorId storage) const;
+  std::optional<Duration> RecomputeTime(TensorId storage) const;
 
  private:
   std::optional<Gap> FindGap(TensorId storage) const;
@@ -92,7 +92,7 @@ class JointFacts {
   std::vector<TensorId> movable_;
   Copies copies_;
   std::vector<Use> uses_;
-  std::array<std::vector<size_t>, 2> ranks_;  // of small and of big storages, by op
+  std::array<std::vector<size_t>, 2> ranks_;  // by op: the ranks of small and of big storages
 };
 
 // A policy that keeps everything, runs the fastest kernels, and stores the facts of its run.

@@ -19,14 +19,14 @@ namespace spillway {
 enum class Fate : uint8_t {
   kKeep,     // stays on the device
   kOffload,  // copied out as soon as it is written, released when memory is short, prefetched
-  kEvict,    // dropped after its last use before the gap, rebuilt when it is needed
+  kEvict,    // dropped after its last use before the gap, recomputed when it is needed
 };
 
 struct StoragePlan {
   Fate fate = Fate::kKeep;
   // For kOffload: the copy back starts before this op, or as soon after it as there is room.
   OpId prefetch{};
-  // For kEvict: after a rebuild, the storage is dropped again whenever the next op does not use it.
+  // For kEvict: once recomputed, the storage is dropped again whenever the next op does not use it.
   bool again = false;
 
   bool operator==(const StoragePlan&) const = default;
@@ -56,7 +56,7 @@ struct JointPlan {
 };
 
 // Returns, by tensor, the op that first needs a storage that is not kept after its gap has begun:
-// because the op uses the storage, or because it uses another one that is rebuilt from it.
+// because the op uses the storage, or because it uses another one that is recomputed from it.
 std::vector<OpId> NeedsOf(const JointFacts& facts, const JointPlan& plan);
 
 // Returns the plan as a JSON document, which names its trace and has a digest of the whole trace.

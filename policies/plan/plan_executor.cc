@@ -145,7 +145,7 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
   for (size_t i = farthest_; i < uses.size(); ++i) {
     if (!may_leave(uses[i])) continue;
     const TensorId id = uses[i].storage;
-    if (RebuiltSooner(id, uses[i].op) && context.Evict(id)) return true;
+    if (RecomputedSooner(id, uses[i].op) && context.Evict(id)) return true;
     if (context.Offload(id) && context.Release(id)) {
       GiveUp(id, uses[i].op);
       return true;
@@ -155,12 +155,12 @@ bool PlanExecutor::GiveUpFarthest(PolicyContext& context) {
   return false;
 }
 
-bool PlanExecutor::RebuiltSooner(TensorId storage, OpId at) {
+bool PlanExecutor::RecomputedSooner(TensorId storage, OpId at) {
   if (Of(storage).fate == Fate::kEvict) return true;
   if (!plan_.drops || !facts_->GapOf(storage)) return false;
-  const std::optional<Duration> rebuild = facts_->RebuildTime(storage);
+  const std::optional<Duration> recompute = facts_->RecomputeTime(storage);
   const Bytes size = facts_->trace().tensor(storage).size;
-  if (!rebuild || *rebuild >= facts_->cost().CopyTime(Direction::kToDevice, size)) return false;
+  if (!recompute || *recompute >= facts_->cost().CopyTime(Direction::kToDevice, size)) return false;
   const auto stays = [&](TensorId input) {
     const TensorId id = facts_->liveness().Root(input);
     const TensorKind kind = facts_->trace().tensor(id).kind;

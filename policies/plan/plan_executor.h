@@ -50,9 +50,9 @@ class PlanExecutor final : public Policy {
   // Makes the storage leave that is needed last: evicts it if that is better, or else copies it
   // out. Returns false if none can leave.
   bool GiveUpFarthest(PolicyContext& context);
-  // Returns true if the plan evicts the storage, or if rebuilding it for the op, from storages that
-  // the plan has on the device then, takes less time than copying it back.
-  bool RebuiltSooner(TensorId storage, OpId at);
+  // Returns true if the plan evicts the storage, or if recomputing it for the op, from storages
+  // that the plan has on the device then, takes less time than copying it back.
+  bool RecomputedSooner(TensorId storage, OpId at);
   // Moves `farthest_` back so that it is not behind the next use of the storage.
   void Consider(const PolicyContext& context, TensorId storage);
   // Notes that a storage has been copied out against the plan.

@@ -102,7 +102,7 @@ class Search {
   void AddMoves(std::span<const TensorId> storages) {
     std::vector<StoragePlan> others{{Fate::kKeep, OpId{}, false}};
     if (options_.offload) others.push_back({Fate::kOffload, OpId{}, false});
-    if (options_.recompute && facts_.RebuildTime(storages.front())) {
+    if (options_.recompute && facts_.RecomputeTime(storages.front())) {
       others.push_back({Fate::kEvict, OpId{}, false});
       others.push_back({Fate::kEvict, OpId{}, true});
     }
@@ -201,7 +201,7 @@ class Search {
   Trials& trials_;
   const JointFacts& facts_;
   const SearchOptions& options_;
-  Bytes largest_;                  // of the storages that may move
+  Bytes largest_;                  // the size of the largest storage that may move
   std::vector<TensorId> choices_;  // the storages to decide on, in the order of `Gap::written`
   std::vector<std::function<void(JointPlan&)>> moves_;
   Scored best_;

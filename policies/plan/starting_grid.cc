@@ -18,19 +18,19 @@ constexpr size_t kClose = 16;  // points of the grid that are tried twice
 constexpr std::array<int64_t, 5> kParts{99, 98, 97, 96, 95};
 // Less memory is tried if at least this share of the memory is lost to holes.
 constexpr double kHoles = 0.005;
-constexpr size_t kLongestRebuild = 100;  // storages
+constexpr size_t kLongestRecomputation = 100;  // storages
 
-// Returns the time to rebuild a storage when it is needed, if storages that `plan` evicts, and
-// storages that have ended by then, are not there. Returns kForever if it cannot be rebuilt. Adds
-// one in `relied_on`, if given, for each storage that the rebuild relies on.
-Duration RebuildCost(const JointFacts& facts, TensorId storage, const JointPlan& plan,
-                     std::vector<int64_t>* relied_on = nullptr) {
+// Returns the time to recompute a storage when it is needed, if storages that `plan` evicts, and
+// storages that have ended by then, are not there. Returns kForever if it cannot be recomputed.
+// Adds one in `relied_on`, if given, for each storage that the recomputation relies on.
+Duration RecomputeCost(const JointFacts& facts, TensorId storage, const JointPlan& plan,
+                       std::vector<int64_t>* relied_on = nullptr) {
   const OpId at = facts.GapOf(storage)->needed;
   std::vector<TensorId> open{storage}, seen{storage};
   Duration cost;
   for (size_t i = 0; i < open.size(); ++i) {
     const auto writers = facts.liveness().Writers(open[i]);
-    if (writers.empty() || open.size() > kLongestRebuild) return kForever;
+    if (writers.empty() || open.size() > kLongestRecomputation) return kForever;
     for (const OpId writer : writers) {
       if (writer >= at) break;
       if (!facts.trace().op(writer).recomputable) return kForever;
@@ -51,8 +51,8 @@ Duration RebuildCost(const JointFacts& facts, TensorId storage, const JointPlan&
   return cost;
 }
 
-// Returns the choices that can be rebuilt, the cheapest per byte first. The cost of each counts
-// with all storages before it evicted. It includes the time by which rebuilding other storages
+// Returns the choices that can be recomputed, the cheapest per byte first. The cost of each counts
+// with all storages before it evicted. It includes the time by which recomputing other storages
 // from it becomes longer.
 std::vector<TensorId> EvictionOrder(const JointFacts& facts, std::span<const TensorId> choices,
                                     JointPlan plan) {
@@ -60,7 +60,7 @@ std::vector<TensorId> EvictionOrder(const JointFacts& facts, std::span<const Ten
   using Entry = std::pair<double, TensorId>;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open;
   const auto cost = [&](TensorId id) {
-    const Duration time = RebuildCost(facts, id, plan);
+    const Duration time = RecomputeCost(facts, id, plan);
     if (time == kForever) return std::numeric_limits<double>::infinity();
     return static_cast<double>(time.picoseconds()) * static_cast<double>(1 + relied_on[Index(id)]) /
            static_cast<double>(facts.Aligned(id).count());
@@ -76,7 +76,7 @@ std::vector<TensorId> EvictionOrder(const JointFacts& facts, std::span<const Ten
       open.emplace(now, id);
       continue;
     }
-    RebuildCost(facts, id, plan, &relied_on);
+    RecomputeCost(facts, id, plan, &relied_on);
     plan.storages[Index(id)].fate = Fate::kEvict;
     order.push_back(id);
   }

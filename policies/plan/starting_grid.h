@@ -1,5 +1,5 @@
 // The grid of plans with which the search of the joint planner begins. Along one axis, more and
-// more of the storages that can be rebuilt are evicted, the cheapest per byte first. Along the
+// more of the storages that can be recomputed are evicted, the cheapest per byte first. Along the
 // other, more and more of the rest are offloaded, as far as the link can copy them in time.
 
 #ifndef SPILLWAY_POLICIES_PLAN_STARTING_GRID_H_

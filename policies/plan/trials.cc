@@ -207,7 +207,7 @@ void Trials::Score(std::span<Scored> plans, Duration limit) {
                        [](const Scored& trial) { return trial.plan.drops && !trial.dropped; });
 }
 
-// Returns the time of the plan's kernels if each evicted storage is rebuilt once, and everything
+// Returns the time of the plan's kernels if each evicted storage is recomputed once, and everything
 // that this reads is there.
 Duration Trials::LeastTimeOf(const JointPlan& plan) const {
   std::vector<bool> again(least_times_.size());

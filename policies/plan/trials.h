@@ -32,13 +32,13 @@ struct SearchOptions {
   // are the same with it, are not run. They count as trials, so that the search finds the same
   // plan.
   bool skip = true;
-  int iterations = 1;      // of each trial; the last one is measured
+  int iterations = 1;      // each trial runs so many; the last one is measured
   double slower_link = 1;  // if less than 1, plans are also tried with this share of the link
   std::shared_ptr<const Trace> reordered = nullptr;  // as in `TrialOptions`
 };
 
 struct Judged {
-  Report report;  // of the run with the whole link
+  Report report;  // the report of the run with the whole link
   Duration time;  // the time by which runs are compared
 };
 

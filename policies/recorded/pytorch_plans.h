@@ -24,7 +24,7 @@ enum class Recomputed : uint8_t {
 };
 
 // `torch.utils.checkpoint` around each of the first `count` blocks that forward enters
-// (`BlocksInOrder`). The tensors that are made within a block are computed again when backward
+// (`BlocksInOrder`). The tensors that are made within a block are recomputed when backward
 // reaches the block. Tensors that are read outside of the block are kept.
 SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count,
                                   Recomputed recomputed = Recomputed::kAllOps);

@@ -188,7 +188,7 @@ class Rewriter {
         if (from_.op(writer).phase != Phase::kForward || !again.insert(writer).second) continue;
         if (!MakesAgain(writer)) {
           throw InputError(
-              fmt::format("tensor '{}' cannot be computed again: op '{}' does not "
+              fmt::format("tensor '{}' cannot be recomputed: op '{}' does not "
                           "give the same again",
                           from_.tensor(id).name, from_.op(writer).name));
         }
@@ -209,9 +209,8 @@ class Rewriter {
     }
     for (const TensorId wanted : come_back) {
       if (!made.contains(liveness_.Root(wanted))) {
-        throw InputError(
-            fmt::format("tensor '{}' cannot be computed again: no op of forward makes it",
-                        from_.tensor(wanted).name));
+        throw InputError(fmt::format("tensor '{}' cannot be recomputed: no op of forward makes it",
+                                     from_.tensor(wanted).name));
       }
       Made(wanted, made);  // it may be a view that no op has written
     }
@@ -347,7 +346,7 @@ SavedTensorsPlan ParseSavedTensors(std::string_view text, const std::string& ori
                  }),
         Optional("group", [&](Value name) { tensor.group = document.ReadString(name); }));
     if (!tensor.group.empty() && tensor.fate != SavedFate::kRecompute) {
-      document.Fail("only a tensor that is computed again has a \"group\"");
+      document.Fail("only a tensor that is recomputed has a \"group\"");
     }
     plan.tensors[*id] = std::move(tensor);
   };

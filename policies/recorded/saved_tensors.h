@@ -1,4 +1,4 @@
-// A list gives each tensor that backward reads a fate: it is kept, computed again, or copied to the
+// A list gives each tensor that backward reads a fate: it is kept, recomputed, or copied to the
 // host and back. These functions apply such a list to a trace as PyTorch's autograd would, in the
 // order of one stream.
 //

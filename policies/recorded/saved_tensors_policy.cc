@@ -1,5 +1,5 @@
 // A policy that runs a recorded step of PyTorch under a plan: a list of the tensors that it keeps,
-// computes again or copies to the host and back.
+// recomputes or copies to the host and back.
 
 #include <fmt/format.h>
 
@@ -96,7 +96,7 @@ std::unique_ptr<Policy> MakeSavedTensorsPolicy(Params& params) {
 
 void RegisterSavedTensors(PolicyRegistry& registry) {
   registry.Add("saved-tensors",
-               "as-recorded, but for what a list keeps, computes again or offloads of what "
+               "as-recorded, but for what a list keeps, recomputes or offloads of what "
                "backward reads, as PyTorch does it",
                MakeSavedTensorsPolicy, {.tried_by_default = false, .for_recordings = true});
 }

@@ -27,12 +27,12 @@ class StepExecutor final : public Policy {
   void AfterOp(PolicyContext& context, OpId op) override;
 
  private:
-  // What happens before an op or after it, by op.
+  // The moves before an op and after it.
   struct Moves {
     bool hook = false;                               // a hook runs before the op
     std::vector<TensorId> released, prefetched;      // before
     std::vector<TensorId> dropped, evicted, copied;  // after
-    // Given up as soon as those that are recomputed for the op have read them.
+    // These are given up as soon as the storages recomputed for the op have read them.
     std::vector<TensorId> read;
   };
   // Gives up storages that are on the device and can come back.

@@ -175,7 +175,7 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
       }
     }
     if (offloads && !storage.release && storage.drops.empty()) continue;
-    // What is recomputed from the storage would hold it in the program beyond its last read.
+    // A tensor recomputed from the storage would hold it in the program beyond its last read.
     const size_t last = Index(times.reads.back().taken);
     if (storage.drops.empty() || storage.drops.back() < last) storage.drops.push_back(last);
     plan.storages.push_back(std::move(storage));

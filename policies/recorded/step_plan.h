@@ -1,7 +1,7 @@
 // A plan that the executor of a recorded program carries out in the program's own steps.
 //
-// It says what happens to each storage that autograd saves, and where: a position is the number of
-// hooks of autograd that ran before (`Trace::hooks`). Storages that it does not name are kept.
+// It gives a fate and positions to storages that autograd saves. A position is the number of hooks
+// of autograd that ran before (`Trace::hooks`). Storages that the plan does not name are kept.
 
 #ifndef SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
 #define SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
@@ -17,7 +17,7 @@
 
 namespace spillway {
 
-// The places of a recorded step at which storages can move, and what backward reads there.
+// The places of a recorded step at which storages can move, and the storages that backward reads.
 class StepPlaces {
  public:
   // REQUIRES: the trace has hooks. The trace and its liveness outlive the object.
@@ -39,8 +39,8 @@ class StepPlaces {
   const std::vector<Times>& storages() const { return storages_; }  // by `packed`
 
   // Return the last place with hooks that is not behind the op, or the first one that is not before
-  // it; nullopt if there is none. A place is named by the op behind it, which is one more than the
-  // last op for a place at the end.
+  // it; nullopt if there is none. The op behind a place names the place; for a place at the end,
+  // this is one more than the last op.
   std::optional<size_t> LastBefore(size_t op) const;
   std::optional<size_t> FirstFrom(size_t op) const;
   Bytes SizeOf(TensorId storage) const { return trace_.tensor(storage).size; }
@@ -53,7 +53,7 @@ class StepPlaces {
   const Trace& trace_;
   std::vector<Times> storages_;
   std::vector<size_t> places_;      // ascending
-  std::vector<int64_t> positions_;  // by place: of its last hook
+  std::vector<int64_t> positions_;  // by place: the position of its last hook
 };
 
 struct StepPlan {
@@ -84,12 +84,13 @@ struct StepPlan {
 // as the program can. REQUIRES: the run fits.
 StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory);
 
-// What a plan is predicted to take, beside the step without a plan.
+// The predicted memory and time of a step under a plan and of the step without one (`eager`).
 struct StepPrediction {
-  Bytes peak, eager_peak;  // allocated
+  Bytes peak, eager_peak;  // the most bytes allocated at once
   Duration step, eager_step;
-  Duration host;     // of `step`, at least: the host takes it to start operators and copies
-  Duration forward;  // of `host`, until forward ends
+  Duration
+      host;  // at least this part of `step` goes by until the host has started operators and copies
+  Duration forward;  // the part of `host` until forward ends
 };
 
 // Returns the plan as a JSON document (experiments/schemas/step-plan.json). `policy` has decided.
@@ -97,7 +98,7 @@ std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepP
                            Bytes memory, std::string_view policy, const StepPrediction& prediction);
 
 // Reads such a document; `origin` is its path in messages. Throws `InputError` with the place of
-// the error if the document is malformed, or names what the trace does not have.
+// the error if the document is malformed, or names a tensor or position that the trace lacks.
 StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const Trace& trace,
                        const StepPlaces& places);
 

@@ -175,7 +175,7 @@ class PyTorch final : public ReplayableAllocator {
   int64_t searches_ = 0;             // number of requests of large pools, on all streams
   std::vector<Pool> pools_;
   std::map<uint64_t, uint32_t> first_pools_;  // by stream: the index of its small pool
-  uint32_t first_pool_ = 0;                   // of the current stream
+  uint32_t first_pool_ = 0;                   // the index of the current stream's small pool
   BestFit addresses_;                         // made-up addresses of segments
   struct Segment {
     Bytes size;

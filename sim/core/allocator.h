@@ -56,7 +56,7 @@ struct DriverCall {
   };
 
   Kind kind = Kind::kMalloc;
-  Block range;  // of addresses
+  Block range;  // a range of addresses
   // For kMap: the offset of the memory in the device, if the allocator chooses it. In this case the
   // same memory may be mapped at several addresses, and hazards follow the memory.
   std::optional<Bytes> physical;

@@ -81,7 +81,7 @@ struct Launch {
   std::span<const Block> outputs;  // the location of each of op.outputs
   std::span<const Block> scratch;  // the location of each of op.scratch
   Block workspace;                 // size 0 if no workspace is needed
-  Duration time;                   // of `runs` by the cost model, given the run before
+  Duration time;                   // the cost model's time of `runs`, given the run before
   Duration gap;                    // recorded device time in addition to `time`
   std::optional<Duration> host{};  // recorded host time until the op is launched, if known
   Bytes traffic;                   // the least device-memory traffic of the op

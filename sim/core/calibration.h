@@ -81,9 +81,9 @@ struct Overlap {
 };
 
 struct Overlaps {
-  Bytes kernel_traffic;         // of a kDram kernel, read plus written
-  int64_t kernel_flops = 0;     // of a kCompute kernel; a multiply-add counts as two
-  Bytes copy_size;              // of each copy
+  Bytes kernel_traffic;         // the bytes that a kDram kernel reads plus writes
+  int64_t kernel_flops = 0;     // the work of a kCompute kernel; a multiply-add counts as two
+  Bytes copy_size;              // the bytes of each copy
   std::vector<Overlap> points;  // each combination of load and copies except the empty one
 
   bool operator==(const Overlaps&) const = default;
@@ -99,7 +99,7 @@ struct Latencies {
   // Times on the device. The "after" values run from the time stamp of an event to the time stamp
   // of an event behind the kernel or copy. In the "waiting" values the kernel or copy waits for an
   // event on another stream.
-  Timing kernel_period;       // of empty kernels back to back on one stream
+  Timing kernel_period;       // empty kernels back to back on one stream, each
   Timing kernel_gap;          // from the end of a tiny kernel to the start of the next
   Timing kernel_after_event;  // an empty kernel, same stream
   Timing kernel_waiting;      // an empty kernel that waits for an event behind a copy
@@ -124,7 +124,7 @@ struct PageTiming {
   Bytes size;
   Timing map;      // existing memory at further addresses: cuMemMap and cuMemSetAccess
   Timing map_new;  // new memory: cuMemCreate, cuMemMap and cuMemSetAccess
-  Timing unmap;    // of new pages: cuMemUnmap and cuMemRelease
+  Timing unmap;    // new pages: cuMemUnmap and cuMemRelease
 
   bool operator==(const PageTiming&) const = default;
 };
@@ -139,8 +139,8 @@ struct LibraryCallTiming {
 
 struct Measurements {
   Machine machine;
-  std::vector<CopyTiming> copies;       // of the host, by size
-  std::vector<CopyTiming> peer_copies;  // of another GPU, by size; empty if not requested
+  std::vector<CopyTiming> copies;       // copies from and to the host, by size
+  std::vector<CopyTiming> peer_copies;  // the same for another GPU, by size; empty if not requested
   std::vector<DeviceCopyTiming> device_copies;
   Overlaps overlaps;
   Latencies latencies;

@@ -9,14 +9,14 @@
 // `Prepare`, `LivesOutside` and `Plan` are called before the first iteration. In each iteration the
 // runtime then takes these steps for each op, in this order:
 //
-//   BeforeOp        Then the runtime fetches or rebuilds the op's inputs, and allocates its outputs
-//                   and scratch.
+//   BeforeOp        Then the runtime fetches or recomputes the op's inputs, and allocates its
+//                   outputs and scratch.
 //   ChooseKernels   Then the runtime allocates the workspace.
 //   BeforeLaunch    Then the runtime issues the op, and frees the workspace and every storage that
 //                   has no further use.
 //   AfterOp         The op has been issued. It may not have run yet.
 //
-// An op that runs again to rebuild an evicted storage gets the same calls;
+// An op that runs again to recompute an evicted storage gets the same calls;
 // `PolicyContext::recomputing` tells the two apart.
 
 #ifndef SPILLWAY_SIM_CORE_POLICY_H_
@@ -134,8 +134,8 @@ class PolicyContext {
   virtual bool Prefetch(TensorId tensor) = 0;
 
   // Drops the storage, on the device and outside; the runtime recomputes it at its next use.
-  // Returns false if the storage has no next use or cannot be rebuilt then: an op that writes it is
-  // not recomputable, or an input of such an op will be gone or overwritten.
+  // Returns false if the storage has no next use or cannot be recomputed then: an op that writes it
+  // is not recomputable, or an input of such an op will be gone or overwritten.
   virtual bool Evict(TensorId tensor) = 0;
 
   // Makes the compute stream wait, before the next op, for every copy issued so far.
@@ -157,7 +157,7 @@ class PolicyContext {
 
   virtual Residency Where(TensorId tensor) const = 0;
   // Returns true if the storage must stay where it is, because an op that uses it is being prepared
-  // or a rebuild needs it. All verbs on it return false.
+  // or a recomputation needs it. All verbs on it return false.
   virtual bool Pinned(TensorId tensor) const = 0;
   // Returns the next op of the trace that uses the storage. The op being prepared counts; the op
   // just issued and ops that run again do not. Returns nullopt after the last use.
@@ -171,7 +171,7 @@ class PolicyContext {
   virtual const CostModel& cost() const = 0;
   // Returns `cost().Kernels(op, slot, op.batch)`. The runtime looks it up once per run.
   virtual std::span<const Kernel> kernels(OpId op, size_t slot) const = 0;
-  // While an op runs again: the op of the trace whose input is being rebuilt. Otherwise nullopt.
+  // While an op runs again: the op of the trace whose input is being recomputed. Otherwise nullopt.
   virtual std::optional<OpId> recomputing() const = 0;
 };
 

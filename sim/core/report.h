@@ -44,7 +44,7 @@ enum class Refusal : uint8_t {
   kPinned,   // the op that is being served uses the tensor, or the program cannot do without it
   kFull,     // the device or the pool outside has no room
   kUnknown,  // the runtime knows no contents to work on: the tensor is not where the verb needs it,
-             // or cannot be computed again; or the reservation is there already
+             // or cannot be recomputed; or the reservation is there already
 };
 // Returns "none", "pinned", "full" or "unknown".
 std::string_view Name(Refusal refusal);
@@ -73,7 +73,7 @@ enum class PlacementKind : uint8_t {
 struct Placement {
   PlacementKind kind = PlacementKind::kAllocate;
   PoolId pool = PoolId::kDevice;
-  Hint hint = Hint::kLow;  // of the request for a device block
+  Hint hint = Hint::kLow;  // the hint of the request for a device block
   OpId op{};
   TensorId tensor = kNoTensor;
   uint32_t commands = 0;  // number of commands issued in this iteration before the change
@@ -136,7 +136,7 @@ struct Stalls {
 
 // Use of one pool outside the device, in bytes.
 struct PoolUse {
-  Bytes peak;  // of allocated bytes
+  Bytes peak;  // the most bytes allocated at once
   Bytes offloaded;
   Bytes prefetched;
 };
@@ -154,7 +154,7 @@ struct Metrics {
   Bytes average_reserved;
   Bytes offloaded;
   Bytes prefetched;                        // includes fetches
-  Bytes pinned_peak;                       // of the host pool
+  Bytes pinned_peak;                       // the host pool's peak
   std::array<PoolUse, kMaxPools> pools{};  // by number; their sums are `offloaded` and `prefetched`
   int64_t recomputed_ops = 0;
 
@@ -174,7 +174,7 @@ struct Bounds {
 std::string_view Name(PoolId pool);
 
 struct Report {
-  std::vector<std::string> pools{"host"};  // of the pools outside the device, by number
+  std::vector<std::string> pools{"host"};  // the names of the pools outside the device, by number
   std::vector<Decision> decisions;
   std::vector<Placement> placements;
   std::vector<TimelineEntry> timeline;
@@ -189,7 +189,7 @@ struct Report {
   Bounds bounds;
   int iterations = 0;   // number of iterations run
   bool steady = false;  // the last two iterations agreed in decisions, placements and times
-  Duration shortest;    // of all iterations run; equal to `longest` if the first was already steady
+  Duration shortest;  // the shortest iteration; equal to `longest` if the first was already steady
   Duration longest;
   Duration pinning;  // one-time cost of the pinned host pool, not part of any iteration
   // The plan of the policy, from `Preparation::plan` or `Policy::ExportPlan`; empty if it has none.

@@ -15,8 +15,8 @@ constexpr int64_t kMaxExtent = int64_t{1} << 31;
 // Limits on products, far above the capacity of any machine. The largest formulas are for fft, with
 // at most six times kMaxElements planes of 2^18 bytes, and for gemm, with four bytes for each
 // element of a lowered batch.
-constexpr double kMaxElements = 1LL << 40;  // of filters, and of x and y at their common bounds
-constexpr double kMaxLowered = 1LL << 58;   // of a batch in which each window is copied out
+constexpr double kMaxElements = 1LL << 40;  // in filters, and in x and y at their common bounds
+constexpr double kMaxLowered = 1LL << 58;   // in a batch in which each window is copied out
 
 constexpr int64_t kElement = 4;  // fp32
 constexpr int64_t kTile = 32;    // side of a tile of fft_tiling

@@ -69,7 +69,7 @@ constexpr double kLinearBackward = 1024;
 constexpr int kSlowPooling = 8;           // from this major version of cuDNN on
 constexpr double kPlainStart = 1.7e-6;    // one small kernel
 constexpr double kUpdateStart = 3.7e-6;   // weights and biases
-constexpr double kConcatShare = 0.8;      // of the DRAM bandwidth, because rows are short
+constexpr double kConcatShare = 0.8;      // a share of the DRAM bandwidth, because rows are short
 constexpr double kSoftmaxStart = 6.5e-6;  // three small kernels
 
 double Dram(const Device& device) { return static_cast<double>(device.dram.bytes_per_second); }

@@ -34,7 +34,7 @@ class QuadraticFit {
   std::vector<double> TermsAt(const Point& point) const;
 
   std::vector<Variable> variables_;  // all that differ between samples
-  std::vector<double> factors_;      // of the terms
+  std::vector<double> factors_;      // the factors of the terms
   bool squares_ = false;
 };
 

@@ -71,7 +71,7 @@ class TableCostModel final : public CostModel {
 
   // By signature and batch. Only the batches of one signature are iterated.
   std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
-  ::spillway::Provenance provenance_;  // of the first table
+  ::spillway::Provenance provenance_;  // the first table's provenance
   std::optional<RooflineCostModel> rest_;
   Link h2d_;
   Link d2h_;

@@ -91,8 +91,8 @@ class NeighbourhoodSearch::Arena {
 
  private:
   struct Window {
-    int64_t begin, end;   // of time
-    int64_t bottom, top;  // of offsets
+    int64_t begin, end;   // an interval of time
+    int64_t bottom, top;  // an interval of offsets
   };
   struct Taken {
     uint32_t block;
@@ -149,7 +149,7 @@ class NeighbourhoodSearch::Arena {
   double TakeOut(const Window& window) {
     taken_.clear();
     double homeless = 0;
-    int64_t begin = window.begin, end = window.end;  // of all blocks taken
+    int64_t begin = window.begin, end = window.end;  // the times of all blocks taken
     const auto take = [&](uint32_t block) {
       taken_.push_back({block, offset_[block]});
       offset_[block] = -1;

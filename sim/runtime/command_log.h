@@ -61,7 +61,7 @@ class CommandLog {
   WaitSet fence_;
   // synced_[s][t] is the newest command of stream t that stream s has waited for.
   std::array<std::array<uint32_t, kStreamCount>, kStreamCount> synced_{};
-  StreamTimes times_;  // of the last iteration
+  StreamTimes times_;  // the last iteration's times
 };
 
 }  // namespace spillway

@@ -1,5 +1,5 @@
-// Brings the operands of an op onto the device: inputs are fetched or rebuilt, outputs and scratch
-// tensors get blocks.
+// Brings the operands of an op onto the device: inputs are fetched or recomputed, outputs and
+// scratch tensors get blocks.
 //
 // An input that is already on the device may make room for other operands and is brought back
 // later. This is possible until its turn comes, and again while the outputs are placed if the op
@@ -22,7 +22,7 @@ namespace spillway {
 
 class OperandPlacer {
  public:
-  // Fetches or rebuilds a storage if it is not on the device. If there is no block for it, throws
+  // Fetches or recomputes a storage if it is not on the device. If there is no block for it, throws
   // `DoesNotFit` if `must` is true, and returns false otherwise.
   using Bring = std::function<bool(TensorId storage, bool must)>;
 
@@ -38,7 +38,7 @@ class OperandPlacer {
   void PlaceAgain(OpId op);
 
   // Returns true if an output of the op being placed has lost its previous contents. Then no input
-  // of the op can be rebuilt from these contents.
+  // of the op can be recomputed from these contents.
   bool overwrites() const { return overwrites_; }
 
  private:
@@ -59,7 +59,7 @@ class OperandPlacer {
   MemoryTable& memory_;
   const Bring bring_;
   bool overwrites_ = false;
-  std::vector<TensorId> placed_;  // of one attempt; kept between ops to save allocations
+  std::vector<TensorId> placed_;  // by one attempt; kept between ops to save allocations
 };
 
 }  // namespace spillway

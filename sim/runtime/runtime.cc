@@ -15,7 +15,7 @@
 #include "sim/runtime/op_facts.h"
 #include "sim/runtime/operand_placer.h"
 #include "sim/runtime/pins.h"
-#include "sim/runtime/rebuild.h"
+#include "sim/runtime/recompute.h"
 #include "sim/runtime/repeated_log.h"
 #include "sim/runtime/trace_facts.h"
 #include "traces/base/error.h"
@@ -124,9 +124,9 @@ class Runtime final : public PolicyContext {
       if (hooks_ != nullptr && !hooks_->evict) return Refusal::kUnknown;
       if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
       if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
-      // With this check, storages that were evicted earlier and are used sooner stay rebuildable
+      // With this check, storages that were evicted earlier and are used sooner stay recomputable
       // without this one.
-      if (!CanRebuild(id, *next)) return Refusal::kUnknown;
+      if (!CanRecompute(id, *next)) return Refusal::kUnknown;
       // In forward, the program compares what it needs to run the ops again.
       if (hooks_ != nullptr && trace_.op(op_).phase == Phase::kForward) {
         parts_.backend->OnHostWork(*hooks_->evict);
@@ -357,7 +357,7 @@ class Runtime final : public PolicyContext {
     arriving_ = false;
   }
 
-  // Runs one op: an op of the trace, or one that runs again to rebuild a storage.
+  // Runs one op: an op of the trace, or one that runs again to recompute a storage.
   void Step(OpId op_id, bool again) {
     const auto storages = liveness_.Storages(op_id);
     {
@@ -482,19 +482,19 @@ class Runtime final : public PolicyContext {
   // Returns true if the storage's contents are needed from here on.
   bool Live(TensorId id) const { return At(id).persistent || NextUse(id).has_value(); }
 
-  // Returns true if the storage can be rebuilt when `at` is reached.
-  bool CanRebuild(TensorId id, OpId at) {
+  // Returns true if the storage can be recomputed when `at` is reached.
+  bool CanRecompute(TensorId id, OpId at) {
     const auto live = [&](TensorId other) { return Live(other); };
     const auto available = [&](TensorId other) { return other != id && AvailableAt(other, at); };
     const auto known = [&](TensorId other) {
       return available(other) ||
-             (At(other).residency == Residency::kEvicted && evictions_.CanRebuild(other, at));
+             (At(other).residency == Residency::kEvicted && evictions_.CanRecompute(other, at));
     };
-    // Without the ops of storages that are known to be rebuildable, others may look stale.
+    // Without the ops of storages that are known to be recomputable, others may look stale.
     return planner_.Plan(id, at, known, live) || planner_.Plan(id, at, available, live);
   }
 
-  // Fetches or rebuilds a storage that is not on the device; see `OperandPlacer::Bring`.
+  // Fetches or recomputes a storage that is not on the device; see `OperandPlacer::Bring`.
   bool Bring(TensorId id, bool must) {
     switch (At(id).residency) {
       case Residency::kDevice:
@@ -511,13 +511,13 @@ class Runtime final : public PolicyContext {
         return true;
       case Residency::kNone:
       case Residency::kEvicted:
-        Rebuild(id);
+        Recompute(id);
         return true;
     }
     return true;
   }
 
-  void Rebuild(TensorId target) {
+  void Recompute(TensorId target) {
     const OpId at = op_;
     const auto available = [&](TensorId id) {
       const Residency residency = At(id).residency;
@@ -525,7 +525,7 @@ class Runtime final : public PolicyContext {
     };
     const auto plan = planner_.Plan(target, at, available, [&](TensorId id) { return Live(id); });
     if (!plan) {
-      throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be rebuilt for op '{}'",
+      throw PolicyError(fmt::format("tensor '{}' was evicted and cannot be recomputed for op '{}'",
                                     trace_.tensor(target).name, trace_.op(at).name));
     }
     const std::optional<OpId> outer = std::exchange(recomputing_, at);
@@ -630,7 +630,7 @@ class Runtime final : public PolicyContext {
   const RuntimeOptions& options_;
   const Trace& trace_;
   const Liveness& liveness_;
-  RebuildPlanner planner_;
+  RecomputePlanner planner_;
   Evictions evictions_;
   const OpTable& ops_;
   const StepHookTable& hook_table_;

@@ -1,9 +1,9 @@
-// What the hooks of a recorded program do to a run, for each op.
+// The effects of a recorded program's hooks on a run, for each op.
 //
 // The program refers to a tensor that autograd saves until its last use in forward, and backward
 // refers to it from the hook that reads it until the last op that uses it then. Meanwhile the
 // storage cannot leave the device. The host is busy in each hook. A trace without `Trace::hooks`
-// has nothing of it.
+// has no such effects.
 
 #ifndef SPILLWAY_SIM_RUNTIME_STEP_HOOKS_H_
 #define SPILLWAY_SIM_RUNTIME_STEP_HOOKS_H_

@@ -238,7 +238,7 @@ class ExportsTest(DirectoryTest):
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         for i, storage in enumerate(storages):
             self.assertEqual(storage["fits_if_kept"] is None, i >= 10)
-            self.assertEqual(storage["way_back"] == "rebuild", storage["copied_at"] is None)
+            self.assertEqual(storage["way_back"] == "recompute", storage["copied_at"] is None)
             if storage["fits_if_kept"]:
                 self.assertAlmostEqual(storage["iteration_if_kept_ms"],
                                        found["row"]["iteration_ms"] + storage["cost_of_keeping_ms"])

@@ -134,7 +134,7 @@ class FitTest(CommandTest):
             path = pathlib.Path(directory) / "t.json"
             path.write_text(json.dumps(stuck), encoding="utf-8")
             page = self.ok("fit", path, *SMALL, "--policy", "network-wide", code=1)
-            self.assertIn("cannot be computed again", " ".join(page.split()))
+            self.assertIn("cannot be recomputed", " ".join(page.split()))
             self.assertIn("save_on_cpu", page)
             path.write_text(text.replace("transformer.h.", "transformer_").replace('/', "-"), encoding="utf-8")
             page = self.ok("fit", path, *SMALL, "--policy", "network-wide", code=1)

@@ -177,7 +177,7 @@ class SavedTensorsTest(DirectoryTest):
         trace = json.loads(json.dumps(TRACE))
         trace["ops"][0]["outputs"].append("w")  # the op now changes a persistent tensor
         self.trace = self.file("changes.json", trace)
-        refused(3, "cannot be computed again: op 'a'", self.list_of([("h", "recompute")]))
+        refused(3, "cannot be recomputed: op 'a'", self.list_of([("h", "recompute")]))
 
     def test_wrong_exports(self):
         out = self.directory / "o.json"

@@ -33,7 +33,7 @@ inline bool IsWeight(const Tensor& tensor) {
 }
 
 struct Trained {
-  float loss = 0;                                    // of the last iteration
+  float loss = 0;                                    // the last iteration's loss
   std::map<std::string, std::vector<float>> values;  // float32 parameters and state, by name
 };
 

@@ -144,7 +144,7 @@ class KernelsTest : public testing::Test {
   }
 
   std::unique_ptr<CudaKernels> kernels_;
-  OperandTypes types_;  // of the cases that run
+  OperandTypes types_;  // the types of the cases that run
   bool bfloat16_ = false;
   std::mt19937_64 random_{1};
 };

@@ -45,7 +45,7 @@ TEST(SuperNeuronsPaperTest, EveryPrintedNumberIsReproduced) {
   EXPECT_GE(judged, 30);
 }
 
-// In a residual network, the speed-centric strategy rebuilds each dropped output that backward
+// In a residual network, the speed-centric strategy recomputes each dropped output that backward
 // reads once. A block has five such outputs: a batch normalisation and a ReLU after each of two
 // convolutions, and the ReLU after the sum. Outside the blocks there are three in the first segment
 // and the last pool.
@@ -54,8 +54,8 @@ TEST(SuperNeuronsPaperTest, TableOneFollowsFromTheRules) {
        {std::pair{"ResNet50", 16}, {"ResNet101", 33}, {"ResNet152", 50}, {"resnet(1,2,1,1)", 5}}) {
     const std::string prefix = std::string("Tab1 ") + network + " extra ";
     EXPECT_EQ(Ours(prefix + "(speed-centric)"), 5 * blocks + 4) << network;
-    // A segment of n outputs rebuilds n (n + 1) / 2, except for the batch normalisation that reads
-    // conv1.y.
+    // A segment of n outputs runs n (n + 1) / 2 ops again, except for the batch normalisation that
+    // reads conv1.y.
     EXPECT_EQ(Ours(prefix + "(mem-centric)"), 7 * blocks + 6) << network;
     EXPECT_EQ(Ours(prefix + "(cost-centric)"), 5 * blocks + 5) << network;
   }
@@ -88,7 +88,7 @@ TEST(SuperNeuronsPaperTest, FigureTenHasFortySixStepsOfThreeTechniques) {
     const double liveness = Ours("Fig10 liveness" + end), offload = Ours("Fig10 offload" + end),
                  recompute = Ours("Fig10 recompute" + end);
     EXPECT_LE(offload, liveness) << step;
-    // A backward step that rebuilds a segment may hold more than if the segment had been kept.
+    // A backward step that recomputes a segment may hold more than if the segment had been kept.
     if (step <= 23) {
       EXPECT_LE(recompute, offload) << step;
     }
@@ -283,7 +283,7 @@ TEST_F(K40Test, EverythingOnComesDownToTheLargestLayer) {
 }
 
 // A network that fits in little memory fits in any larger memory. Statistics must not cut an arena
-// into pieces, and an op's own inputs must not be evicted and rebuilt beside its outputs.
+// into pieces, and an op's own inputs must not be evicted and recomputed beside its outputs.
 TEST_F(K40Test, WhatFitsInLittleMemoryFitsInMore) {
   for (const char* workload : {"vgg16@227:32", "resnet50@227:32", "densenet121:32"}) {
     const Trace trace = LoadTrace({workload, "superneurons", true});

@@ -17,7 +17,7 @@ struct RandomPolicy::Facts {
 
 RandomPolicy::RandomPolicy(const PolicySpec& spec, std::vector<const Allocator*> outside)
     : spec_(spec), outside_(std::move(outside)) {
-  // A block shared by several storages excludes evictions: rebuilding one storage may need another
+  // A block shared by several storages excludes evictions: recomputing one storage may need another
   // storage back.
   evicts_ = std::any_of(spec.acts.begin(), spec.acts.end(),
                         [](const Act& act) {

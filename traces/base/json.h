@@ -128,7 +128,7 @@ class JsonDocument {
   using Error = int;  // the parser's code; 0 is none
 
   struct Step {
-    std::string_view key;  // of an object's field; null for an element of an array
+    std::string_view key;  // the key of an object's field; null for an element of an array
     size_t index = 0;      // in the array
     size_t offset = 0;
   };

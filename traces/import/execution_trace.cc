@@ -157,7 +157,7 @@ class NodeReader {
   // The operands of a node on one side. Their shapes and types may be read before them.
   struct Operands {
     std::vector<TensorRef> refs;
-    std::vector<std::vector<DataType>> types;  // of the tensors of each argument
+    std::vector<std::vector<DataType>> types;  // by argument: the types of its tensors
     std::vector<std::pair<uint32_t, std::vector<int64_t>>> shapes;  // with their arguments
   };
 
@@ -337,7 +337,7 @@ class NodeReader {
 
   simdjson::ondemand::parser parser_;
   int64_t total_ = 0;          // bytes of all operands so far
-  Operands inputs_, outputs_;  // of the node being read
+  Operands inputs_, outputs_;  // the operands of the node being read
 };
 
 // Returns the schema that the text before the nodes names, or "?".

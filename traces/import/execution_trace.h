@@ -27,7 +27,7 @@ struct ExecutionTrace {
     int64_t device = 0;     // the GPU's number
     uint32_t argument = 0;  // index in the operator's signature
     std::vector<int64_t> shape;
-    // Of the elements; float32 if the file does not say or names a type that traces do not know.
+    // The elements' type; float32 if the file does not say or names one that traces do not know.
     DataType dtype = DataType::kFloat32;
 
     int64_t begin() const { return offset * element_size; }
@@ -37,7 +37,7 @@ struct ExecutionTrace {
     int64_t id = 0;
     int64_t parent = 0;    // id of the node that called it
     int64_t record = 0;    // id of the node in the profiler's trace; 0: none
-    int64_t sequence = 0;  // of the autograd node that it made or runs for; -1: none
+    int64_t sequence = 0;  // the autograd node that it made or runs for; -1: none
     int64_t thread = 0;
     std::string name;
     std::string schema;  // "aten::add_(Tensor(a!) self, ...) -> Tensor(a!)"; may be empty

@@ -30,7 +30,7 @@ class JoinedStep {
     const KinetoTrace::Operator* profiled = nullptr;
     const Call* parent = nullptr;
     Where where = Where::kProgram;
-    int64_t sequence = -1;  // of the autograd node that it makes or runs for
+    int64_t sequence = -1;  // the autograd node that it makes or runs for
     std::string_view block;
     bool leaf = true;
     bool launches = false;

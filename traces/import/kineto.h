@@ -28,8 +28,8 @@ struct KinetoTrace {
   };
   // A kernel, copy or memset on a GPU.
   struct Activity {
-    int64_t external_id = 0;  // of the operator or annotation that launched it; 0: none
-    int64_t correlation = 0;  // of the launch
+    int64_t external_id = 0;  // the operator or annotation that launched it; 0: none
+    int64_t correlation = 0;  // names the launch
     int64_t device = 0, stream = 0;
     int64_t begin = 0, end = 0;
   };
@@ -52,7 +52,7 @@ struct KinetoTrace {
   std::vector<Activity> activities;  // by begin
   std::vector<Launch> launches;      // by correlation
   std::vector<Memory> memory;        // by time
-  int64_t begin = 0, end = 0;        // of all operators and activities
+  int64_t begin = 0, end = 0;        // the time of all operators and activities
   int64_t broken = 0;                // number of events that are not valid JSON
 };
 

@@ -29,18 +29,18 @@ struct ImportOptions {
   std::string network;  // "gpt2"; the trace's name is "gpt2:4"
   int64_t batch = 1;    // samples per step, which the files do not contain
   std::string framework = "PyTorch";
-  Duration plain_step = {};  // of a step without the profiler; 0: not known
+  Duration plain_step = {};  // the time of a step without the profiler; 0: not known
   // Requested bytes that were held when the step began, if a snapshot tells. The profiler knows
   // this size only rounded to blocks.
   std::optional<Bytes> requested_before = {};
   std::string kineto_file = "the Kineto trace", execution_trace_file = "the execution trace";
-  // Whether products of float32 matrices, and convolutions, ran in TF32.
+  // True if products of float32 matrices, or convolutions, ran in TF32.
   bool tf32_matmuls = false, tf32_convolutions = false;
 };
 
 struct ImportReport {
-  int64_t nodes = 0, broken_nodes = 0;  // of the execution trace
-  int64_t broken_events = 0;            // of the profiler
+  int64_t nodes = 0, broken_nodes = 0;  // nodes in the execution trace
+  int64_t broken_events = 0;            // broken events of the profiler
   int64_t operators = 0, joined = 0;    // operators of the profiler, and how many are also nodes
   int64_t saved = 0;                    // storages of forward that backward reads
   Duration kernels;                     // sum of the kernels' times on the GPU

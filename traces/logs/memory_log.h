@@ -34,7 +34,7 @@ struct MemoryEvent {
 
   Kind kind = Kind::kAllocate;
   uint32_t block = 0;    // kAllocate, kFree
-  uint64_t index = 0;    // of the record in the file, from 0
+  uint64_t index = 0;    // the record's number in the file, from 0
   Bytes size;            // requested bytes; of a segment its size; 0 for kEmptyCache
   uint64_t address = 0;  // as recorded; 0 if not recorded
   uint64_t stream = 0;

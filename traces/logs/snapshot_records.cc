@@ -597,7 +597,7 @@ class Handler final : public PickleHandler {
     int64_t list = -1;
     uint32_t number = 0;
     const std::vector<const StackFrame*>* frames = nullptr;
-  } stack_;  // of the latest list of frames
+  } stack_;  // the latest list of frames
 
   int64_t trace_list_ = -1;  // the current trace
   int64_t outer_list_ = -1;  // the list of all traces
@@ -605,11 +605,11 @@ class Handler final : public PickleHandler {
   uint64_t index_ = 0;
 
   int64_t blocks_list_ = -1;
-  std::vector<SnapshotBlock> blocks_;  // of the list
+  std::vector<SnapshotBlock> blocks_;  // the blocks of the list `blocks_list_`
   int64_t segments_of_ = -1;
   std::vector<SnapshotSegment> segments_;
 
-  std::string configuration_;           // of all settings; see `kConfiguration`
+  std::string configuration_;           // the text of all settings; see `kConfiguration`
   bool expects_configuration_ = false;  // the last known string was the key of `configuration_`
   int64_t divisions_dict_ = -1;
   std::vector<std::pair<int64_t, int64_t>> divisions_;

@@ -38,7 +38,7 @@ struct SnapshotEvent {
   Bytes size;
   uint64_t stream = 0;
   int64_t time = 0;
-  uint64_t offset = 0;               // of the end of the record in the file
+  uint64_t offset = 0;               // where the record ends in the file
   std::optional<Bytes> device_free;  // kOutOfMemory, if recorded
   uint32_t stack = 0;                // in `SnapshotRecords::stacks`
 };

@@ -92,7 +92,7 @@ class CsvText {
   const std::string& origin_;
   std::array<std::string_view, kMaxColumns> fields_;
   size_t count_ = 0;
-  size_t number_ = 0;  // of the current line
+  size_t number_ = 0;  // the current line's number
 };
 
 bool HasColumns(std::string_view line, std::span<const std::string_view> names) {

@@ -44,11 +44,11 @@ struct LayerSpec {
   std::vector<int64_t> weight_shape{};
   int64_t bias_elements = 0;
   std::optional<LayerNode> tied{};      // an earlier layer, whose weight this layer uses as its own
-  DataType dtype = DataType::kFloat32;  // of the output of an input layer
+  DataType dtype = DataType::kFloat32;  // the type of an input layer's output
 };
 
 struct ConvSpec {
-  int64_t channels = 0;  // of the output
+  int64_t channels = 0;  // the output's channels
   int64_t kernel_h = 1, kernel_w = 1;
   int64_t stride = 1;
   int64_t pad_h = 0, pad_w = 0;
@@ -91,8 +91,8 @@ struct PositionSpec {
 enum class AttentionKind : uint8_t { kFused, kMath };
 
 struct AttentionSpec {
-  int64_t heads = 1;     // of the queries
-  int64_t kv_heads = 1;  // of the keys and values; each serves heads / kv_heads heads of queries
+  int64_t heads = 1;     // the heads of the queries
+  int64_t kv_heads = 1;  // the heads of keys and values; each serves heads / kv_heads of `heads`
   bool causal = false;   // a position attends to itself and the positions before it only
   AttentionKind kind = AttentionKind::kFused;
 };

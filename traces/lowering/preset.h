@@ -52,7 +52,7 @@ struct Preset {
   Forks forks = Forks::kShare;
   Update update = Update::kSeparate;
   OpType update_rule = OpType::kSgd;   // row in the op table; fused: without its state
-  Order order = Order::kConstruction;  // of the layers in forward; backward runs in reverse
+  Order order = Order::kConstruction;  // the order of layers in forward; backward runs in reverse
 
   // Returns true iff this preset has at least one of the given rules of the op table.
   bool HasAny(Rules rules) const;

@@ -39,16 +39,16 @@ struct Attribute {
 struct Slot {
   std::string name;       // "fwd", "bwd_data", "bwd_filter"
   std::string signature;  // key of the cost table: operation and geometry, without the batch size
-  int64_t flops = 0;      // of a direct computation; a multiply-add is two
+  int64_t flops = 0;      // a direct computation's; a multiply-add is two
   Bytes traffic;          // least device-memory traffic, with each operand read or written once
-  Arithmetic arithmetic = Arithmetic::kFp32;  // of its matrix products, if it has any
+  Arithmetic arithmetic = Arithmetic::kFp32;  // its matrix products', if it has any
 
   bool operator==(const Slot&) const = default;
 };
 
 // The costs that were measured where an op of a framework's program ran.
 struct RecordedCost {
-  Duration time;  // of the op's kernels on the GPU
+  Duration time;  // the time of the op's kernels on the GPU
   // GPU time between the kernels and before the first, even if the host is ahead.
   Duration gap;
   Duration host;    // host time from the launch of the previous op to the launch of this op

@@ -40,13 +40,13 @@ enum class Role : uint8_t {
   kInvStd,
   kRunningMean,
   kRunningVar,
-  kLogSumExp,  // of the scores of each head and position
+  kLogSumExp,  // one value for each head and position
   kIndices,    // the layer's input if it chooses rows of the weight
   kLabels,
   kLoss,
-  kParameter,  // of an update; its gradient is kGradient
+  kParameter,  // the parameter of an update; its gradient is kGradient
   kGradient,
-  kSquareSum,  // of the elements of all gradients, one value
+  kSquareSum,  // one value over the elements of all gradients
   kMaster,     // the parameter in float32, if its own type is shorter
   kMomentum,
   kSecondMoment,
@@ -161,9 +161,9 @@ inline constexpr Rules kReluInPlace = 1, kAddInPlace = 2, kSoftmaxInPlace = 4,
 
 struct OpRow {
   OpType type = OpType::kOther;
-  AttributeInfo attributes[14] = {};  // of every op of the type, in order
-  // Of a signature. {NAME} stands for the value of an attribute, {?NAME} for " NAME=VALUE", or for
-  // nothing if the op lacks the attribute.
+  AttributeInfo attributes[14] = {};  // the attributes of every op of the type, in order
+  // A signature's pattern. {NAME} stands for the value of an attribute, {?NAME} for " NAME=VALUE",
+  // or for nothing if the op lacks the attribute.
   std::string_view geometry = "elements={elements}";
   OpStep forward{}, backward{}, update{};
 

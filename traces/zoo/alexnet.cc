@@ -15,7 +15,7 @@ struct FiveConvolutions {
   std::array<PoolSpec, 3> pools;
   int norms = 0;  // the number of first convolutions whose outputs are normalised
   bool dropout = false;
-  int64_t width = 4096;  // of the classifier's first layer
+  int64_t width = 4096;  // the width of the classifier's first layer
 };
 
 Network Build(std::string name, int64_t image, const FiveConvolutions& spec) {

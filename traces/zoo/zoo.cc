@@ -18,7 +18,7 @@ constexpr int64_t kLargestImage = 4096;
 // Limits of transformers.
 constexpr int64_t kLongestSequence = 1 << 20;
 constexpr int64_t kMostFeatures = 1 << 20;  // also of heads, and of words in a vocabulary
-constexpr int64_t kPatternLength = 64;      // of gpt(...) and llama(...), unless they say another
+constexpr int64_t kPatternLength = 64;      // gpt(...) and llama(...) may say another length
 
 // Limits of a densely connected network: the number of blocks, and the channels that a layer adds.
 constexpr size_t kMostDenseBlocks = 16;
@@ -32,7 +32,7 @@ struct NetworkName {
   std::optional<int> repetitions;
   std::optional<GptSpec> gpt;
   std::optional<LlamaSpec> llama;
-  std::optional<int64_t> extent;  // of the image or the sequence
+  std::optional<int64_t> extent;  // the extent of the image or the sequence
 
   bool has_spec() const { return blocks || dense || repetitions || gpt || llama; }
   bool on_images() const { return !gpt && !llama && (entry == nullptr || entry->on_images); }

@@ -87,8 +87,8 @@ struct Command {
   std::list<Option> options;
   std::list<Command> verbs;
   std::function<int()> run;  // does the work and returns the exit code
-  // Of the program: returns the help on the last of the commands, each of which is a verb of the
-  // one before it.
+  // Returns the help on the last command of `chain`, in which each command is a verb of the command
+  // before it. Set for the program itself.
   std::function<std::string(const std::vector<Command*>& chain)> help_text;
   std::vector<std::shared_ptr<void>> kept;
 

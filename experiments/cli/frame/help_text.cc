@@ -12,7 +12,7 @@
 namespace spillway::cli {
 namespace {
 
-constexpr size_t kTermWidth = 24;  // of a row: two blanks, the name and two blanks
+constexpr size_t kTermWidth = 24;  // a row begins with two blanks, the name and two blanks
 
 // Returns a row with a name and a text beside it, or below it if the name is long.
 std::string Row(const std::string& name, const std::string& text, size_t width) {

@@ -66,7 +66,7 @@ std::vector<FitRow> WithSmallerBatch(const Question& one,
 std::vector<FitRow> WithMicroBatches(const Question& one,
                                      std::span<const std::shared_ptr<const Trace>> others) {
   const int64_t batch = one.trace().batch;
-  std::vector<int64_t> counts;  // of micro-batches
+  std::vector<int64_t> counts;  // numbers of micro-batches
   for (int64_t count = 2; count <= batch; ++count) {
     if (batch % count == 0) counts.push_back(count);
   }

@@ -61,7 +61,7 @@ std::string FormatRemedies(std::vector<FitRow> rows) {
   for (FitRow& row : rows) row.remedy.resize(std::min(row.remedy.size(), row.remedy.find(',')));
   const std::string table = FormatTable(FitColumns(), kColumns, rows);
   std::string text;
-  size_t line = 0;  // of the table, whose first line is the header
+  size_t line = 0;  // the table's line, from 0 for the header
   for (size_t begin = 0, end = 0; begin < table.size(); begin = end, ++line) {
     end = table.find('\n', begin) + 1;
     text += table.substr(begin, end - begin);

@@ -35,7 +35,7 @@ struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
   BatchSource batch_source = BatchSource::kGiven;
-  std::string arithmetic;   // of the matrix products for which the times hold
+  std::string arithmetic;   // the times hold for matrix products in this arithmetic
   Bytes memory;             // device memory
   Bytes outside;            // the part of `memory` that is used outside the allocator
   Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown
@@ -46,11 +46,11 @@ struct FitRow {
   std::string python;  // its code, one statement a line
   std::string policy, allocator;
   FitStatus status = FitStatus::kNot;
-  // Of the run with unlimited memory, except for policies of research.
+  // The run with unlimited memory has these metrics, except for policies of research.
   Metrics metrics;
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
   std::string reason;   // why it does not fit, or how the policy failed; empty if it fits
-  MemoryPeak peak;      // of the unchanged run with unlimited memory
+  MemoryPeak peak;      // the peak of the unchanged run with unlimited memory
 
   Bytes available() const { return memory - outside; }
   bool runs_in_pytorch() const { return !remedy.empty(); }

@@ -87,7 +87,7 @@ struct LimitResult {
   std::string policy;
   LoadedCase at;  // the case at the limit, or at 1 if nothing fits
   Limit limit;
-  std::optional<Metrics> metrics;  // of the run at the limit; nullopt if nothing fits
+  std::optional<Metrics> metrics;  // the metrics of the run at the limit; nullopt if nothing fits
   std::string next_reason;         // why limit.largest + 1 does not fit, or how the policy failed
   std::string next_brief;          // it in half a line
   bool failed = false;             // true if the policy failed; then `limit` is empty

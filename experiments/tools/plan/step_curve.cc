@@ -19,7 +19,7 @@ constexpr int64_t kMargin = 400;
 // The shares of the way from the floor to the memory without a plan, in hundredths, for which a
 // curve has plans. Time falls fastest near the floor.
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
-// Where no plan within the budget is found, plans with so many percent more are tried.
+// If no plan within the budget is found, plans with these percentages more are tried.
 constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
 // The default policy makes about so many trials of single ops, but no more for each storage that
 // may move than this. A trial of 1,000 ops takes 2 ms.

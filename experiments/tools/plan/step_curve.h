@@ -20,8 +20,8 @@ namespace spillway {
 struct StepFloor {
   Bytes size;
   OpId op{};
-  Bytes throughout;            // of it: exists during the whole step
-  Bytes gradients;             // of it: backward made it before, and it stays after the step
+  Bytes throughout;            // the part of `size` that exists during the whole step
+  Bytes gradients;             // the part that backward made before, and that stays after the step
   std::vector<TensorId> held;  // the other storages of that moment, the largest first
   // The floor if no op of this kind needed more than ops of other kinds do, and the op that then
   // holds it; nullopt if the step has no other op.

@@ -15,7 +15,7 @@ namespace spillway {
 // The blocks of a group that were requested by one chain of calls.
 struct CallChain {
   std::vector<StackFrame> calls;  // the frames of kind kCode, the innermost first
-  Bytes size;                     // of all blocks
+  Bytes size;                     // the sum of all blocks' sizes
   uint64_t blocks = 0;
 };
 
@@ -23,7 +23,7 @@ struct CallChain {
 struct HolderGroup {
   std::optional<StackFrame> requester;  // nullopt: no stack was recorded
   std::optional<StackFrame> through;    // the operator of PyTorch that the requester called
-  Bytes size;                           // of all blocks
+  Bytes size;                           // the sum of all blocks' sizes
   std::optional<Bytes> each;            // the size of each block, if they are equal
   uint64_t blocks = 0;
   uint64_t from_start = 0;        // the number of blocks that were live before the first event
@@ -44,7 +44,7 @@ std::string Ending(const std::string& text, size_t width);
 struct Caller {
   StackFrame frame;
   int depth = 0;  // the number of callers of the list around this one
-  Bytes size;     // of all blocks
+  Bytes size;     // the sum of all blocks' sizes
   uint64_t blocks = 0;
   // The line was called several times, each time for the same blocks: the number of times and the
   // bytes of each. The layers of a network look like this.

@@ -40,11 +40,11 @@ std::optional<RecordedFailure> ReadRecordedFailure(const MemoryLog& log);
 // The analysis of a failure. It was computed for a certain memory.
 struct FailureAnalysis {
   RecordedFailure recorded;
-  Bytes memory;        // of the allocators
+  Bytes memory;        // the allocators' memory
   bool given = false;  // the user gave `memory`; otherwise it is the recorded `capacity`
-  std::optional<MemoryStats> stats;  // of the recorded allocator; nullopt: the replay differs
+  std::optional<MemoryStats> stats;  // the recorded allocator's; nullopt: the replay differs
   Bytes bound;                       // no allocator serves the log in less memory
-  const Stack* stack = nullptr;      // that made the failed request; may be empty
+  const Stack* stack = nullptr;      // the calls that made the failed request; may be empty
   std::vector<FailedRequest::Holder> holders;
   std::vector<HolderGroup> groups;
   std::vector<Caller> callers;

@@ -52,8 +52,8 @@ struct FailureSituation {
   // The most memory that the device had for the process, if the limit of the process was lower.
   std::optional<Bytes> available;
   std::vector<HeldBlock> held;  // the blocks that were live at the failure
-  uint64_t event = 0;           // of the failed request
-  Bytes wanted;                 // by the failed request
+  uint64_t event = 0;           // the failed request's event
+  Bytes wanted;                 // the bytes that the failed request asked for
 };
 
 // Returns the remedies, the cheapest first: a higher limit of the process, a setting of the

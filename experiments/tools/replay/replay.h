@@ -121,7 +121,7 @@ struct ReplayOptions {
   bool holders = true;  // find the blocks that hold the memory at a failure
   // Returns nanoseconds on some clock. If null, operations are not timed.
   std::function<int64_t()> clock;
-  Bytes unit = kCudaUnit;  // of the lower bound, at least 1
+  Bytes unit = kCudaUnit;  // the lower bound counts in this unit, at least 1
 };
 
 struct ReplayedAllocator {

@@ -120,7 +120,7 @@ class Timeline {
     std::string_view before;
     for (const std::string& name : names_) {
       const size_t most = std::min({before.size(), name.size(), kMostShared});
-      size_t shared = 0;  // of ASCII alone, where a character is a byte
+      size_t shared = 0;  // counts ASCII alone, where a character is a byte
       while (shared < most && name[shared] == before[shared] && name[shared] > 0) ++shared;
       text += static_cast<char>('0' + shared);
       text.append(name, shared);

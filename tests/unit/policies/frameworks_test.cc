@@ -139,14 +139,14 @@ TEST_F(FrameworksTest, TorchSharesGradientsAlone) {
   EXPECT_EQ(Run(trace, "torch").metrics.peak_requested, rest + even + odd);
 }
 
-TEST_F(FrameworksTest, MxnetRebuildsInEachMicroBatch) {
-  const auto rebuilt = [&](int64_t micro_batches) {
+TEST_F(FrameworksTest, MxnetRecomputesInEachMicroBatch) {
+  const auto recomputed = [&](int64_t micro_batches) {
     const Report report =
         Run(LowerNetwork(UniformChain(64), {.batch = 4, .accumulate = micro_batches}), "mxnet");
     return std::ranges::count(report.decisions, Verb::kRecompute, &Decision::verb);
   };
-  EXPECT_GT(rebuilt(1), 40);
-  EXPECT_EQ(rebuilt(3), 3 * rebuilt(1));
+  EXPECT_GT(recomputed(1), 40);
+  EXPECT_EQ(recomputed(3), 3 * recomputed(1));
 }
 
 // For 64 equal layers, segments of 8 are best, one more than the budget of 7. The activations of
@@ -215,11 +215,11 @@ TEST_F(FrameworksTest, TensorFlowSwapsWhatLivesLongest) {
 
 // DTR, section 4: nothing is evicted while memory suffices. Heuristics that consider the cost spend
 // less time on recomputation than one that ignores it.
-TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
+TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRecompute) {
   const Trace trace = LowerNetwork(BuildNetwork("resnet50"), {16, "torch", true});
   const Device device = ReadDevice(testing::InSource("sim/devices/a100.toml"));
   const RooflineCostModel cost(device);
-  const auto rebuilt = [&](const std::string& policy, Bytes memory) {
+  const auto recomputed = [&](const std::string& policy, Bytes memory) {
     const Report report =
         testing::Simulate({Borrow(trace), device, Borrow<CostModel>(cost), memory},
                           *registry_.Make(policy))
@@ -229,14 +229,14 @@ TEST_F(FrameworksTest, DtrDropsWhatIsCheapToRebuild) {
     return report.metrics.recompute;
   };
   const Bytes half = Bytes::MiB(925);  // halfway from the largest layer to the in-core peak
-  EXPECT_EQ(rebuilt("dtr", Bytes::Unlimited()), Duration());
-  const Duration lru = rebuilt("dtr:heuristic=lru", half);
+  EXPECT_EQ(recomputed("dtr", Bytes::Unlimited()), Duration());
+  const Duration lru = recomputed("dtr:heuristic=lru", half);
   EXPECT_GT(lru, Duration());
-  EXPECT_LT(rebuilt("dtr", half), lru);
-  EXPECT_LT(rebuilt("dtr:heuristic=msps", half), lru);
+  EXPECT_LT(recomputed("dtr", half), lru);
+  EXPECT_LT(recomputed("dtr:heuristic=msps", half), lru);
   // Only `dtr-eq` counts storages that are connected to a storage indirectly, through others.
   const Bytes third = Bytes::MiB(700);
-  EXPECT_NE(rebuilt("dtr", third), rebuilt("dtr:heuristic=dtr-eq", third));
+  EXPECT_NE(recomputed("dtr", third), recomputed("dtr:heuristic=dtr-eq", third));
 }
 
 // Capuchin, section 4: nothing moves while memory suffices. Copies that can be hidden are chosen

@@ -6,7 +6,7 @@ const GLOSSARY = JSON.parse(document.getElementById("glossary").textContent);
 // For readers who do not know the command line.
 GLOSSARY.columns.cost.header = "kernel times";
 GLOSSARY.columns.memory_request.header = "memory";
-GLOSSARY.columns.policy.help = "the rules by which tensors leave the device memory, come back, or are computed again";
+GLOSSARY.columns.policy.help = "the rules by which tensors leave the device memory, come back, or are recomputed";
 GLOSSARY.columns.status.help = "whether the workload fits into the memory, or by how much it misses at the first request that fails";
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F5FBF", "#888888"];
 const redraws = [];  // functions that redraw a part whose colours or width have changed, with true for paper

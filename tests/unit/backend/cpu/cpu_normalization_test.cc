@@ -96,8 +96,8 @@ TEST_F(BatchNormTest, Drawn) {
         {{0, 0}, {2}, {6}, {2}, {2}});
 }
 
-// Recomputation may run forward again to rebuild y. Forward has no state and gives the same bits
-// wherever its operands lie.
+// Forward may run again to recompute y. It has no state and gives the same bits wherever its
+// operands lie.
 TEST_F(BatchNormTest, RunningForwardAgainChangesNothing) {
   const BatchNormShape shape{4, 37, 9, 1};
   const BatchNormOperands v = RandomOperands(shape);

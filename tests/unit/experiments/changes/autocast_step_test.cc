@@ -131,7 +131,7 @@ TEST(AutocastStepTest, WeightsThatTheStepDoesNotUpdateAreCastAnew) {
   EXPECT_EQ(std::ranges::count(TextOf(Autocast(trace).value()), "w:16 = _to_copy w"), 2);
 }
 
-// What autograd saved in fp32 goes once it is cast; what the program itself holds stays.
+// A tensor that autograd saved in fp32 goes once it is cast; one that the program holds stays.
 TEST(AutocastStepTest, OnlyTheCopyIsHeld) {
   Trace trace = Step();
   trace.tensors[5].held_until = OpId{8};   // a, until mm.dw2 is done

@@ -149,7 +149,7 @@ TEST(OtherBatchTest, TimesFollowTheWork) {
 
 TEST(OtherBatchTest, AttributesThatCountSamplesScale) {
   Trace one = Recorded();
-  one.ops[0].attributes = {{"elements", 800}, {"row", 8}, {"indices", 24}};  // of the table
+  one.ops[0].attributes = {{"elements", 800}, {"row", 8}, {"indices", 24}};  // the table's
   one.ops[3].attributes = {{"batches", 1}, {"rows", 24}, {"columns", 8}, {"depth", 8}};
   one.ops[4].attributes = {{"batches", 1}, {"rows", 8}, {"columns", 8}, {"depth", 24}};
   one.ops[5].attributes = {{"batches", 16}, {"rows", 12}, {"columns", 8}, {"depth", 8}};

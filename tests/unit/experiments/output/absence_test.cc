@@ -77,7 +77,7 @@ TEST(AbsenceTest, SaysWhenAStorageWasGoneAndWhatKeepingItWouldCost) {
   EXPECT_EQ(x.way, WayBack::kFetch);
   EXPECT_EQ(name(x.needed), "b1");
   EXPECT_EQ(x.copy_time, Ns(20));
-  EXPECT_EQ(x.rebuild_time, Duration());
+  EXPECT_EQ(x.recompute_time, Duration());
   EXPECT_EQ(x.if_kept, Ns(70));
 
   const Absence& y1 = absences[1];
@@ -85,10 +85,10 @@ TEST(AbsenceTest, SaysWhenAStorageWasGoneAndWhatKeepingItWouldCost) {
   EXPECT_EQ(y1.copied, std::nullopt);
   EXPECT_EQ(name(y1.left), "f2");
   EXPECT_EQ(name(y1.returned), "b2");
-  EXPECT_EQ(y1.way, WayBack::kRebuild);
+  EXPECT_EQ(y1.way, WayBack::kRecompute);
   EXPECT_EQ(name(y1.needed), "b2");
   EXPECT_EQ(y1.copy_time, Duration());
-  EXPECT_EQ(y1.rebuild_time, Ns(10));
+  EXPECT_EQ(y1.recompute_time, Ns(10));
   EXPECT_EQ(y1.if_kept, Ns(70));  // x is fetched for b1 instead
   EXPECT_THAT(FormatAbsences(trace, report, absences, 1),
               AllOf(HasSubstr("2 storages leave"), HasSubstr("70 ns (-10 ns)"),

@@ -86,7 +86,7 @@ std::optional<Duration> Shortest(const RematerializationProblem& problem, Bytes 
 
 TEST(RematerializationTest, SearchFindsTheBestOfAllSchedules) {
   std::mt19937_64 random(7);
-  int rebuilt = 0, infeasible = 0, rounded_worse = 0;
+  int recomputed = 0, infeasible = 0, rounded_worse = 0;
   for (int round = 0; round < 60; ++round) {
     const RematerializationProblem problem = Random(random, 3 + random() % 2);
     const Bytes budget(static_cast<int64_t>(120 + random() % 100));
@@ -101,12 +101,12 @@ TEST(RematerializationTest, SearchFindsTheBestOfAllSchedules) {
     EXPECT_EQ(cost->time, *shortest) << round;
     Duration once;
     for (const RematerializedUnit& unit : problem) once += unit.time;
-    rebuilt += cost->time > once;
+    recomputed += cost->time > once;
     const auto rounded = Rematerialize(problem, budget, 0);
     rounded_worse += !rounded || CostOf(problem, *rounded)->time > cost->time;
     EXPECT_TRUE(!rounded || CostOf(problem, *rounded)->peak <= budget) << round;
   }
-  EXPECT_GT(rebuilt, 10);
+  EXPECT_GT(recomputed, 10);
   EXPECT_GT(infeasible, 0);
   EXPECT_GT(rounded_worse, 0);
 }
@@ -197,7 +197,7 @@ TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
   const RooflineCostModel cost(device);
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
-  int fitted = 0, rebuilt = 0;
+  int fitted = 0, recomputed = 0;
   for (const auto network : {testing::Chain, testing::Residual, testing::Dense}) {
     const Trace trace = LowerNetwork(network(), {8, "torch", true});
     Draft setup{Borrow(trace), device, Borrow(cost), Bytes::Unlimited()};
@@ -214,12 +214,12 @@ TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
       ASSERT_TRUE(joint.fits());
       EXPECT_LE(joint.metrics.iteration * 100, optimal.metrics.iteration * 101)
           << trace.name << " " << percent;
-      rebuilt += optimal.metrics.recomputed_ops > 0;
+      recomputed += optimal.metrics.recomputed_ops > 0;
       ++fitted;
     }
   }
   EXPECT_GT(fitted, 7);
-  EXPECT_GT(rebuilt, 4);
+  EXPECT_GT(recomputed, 4);
 }
 
 }  // namespace

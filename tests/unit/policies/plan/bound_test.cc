@@ -196,7 +196,7 @@ TEST(JointBoundTest, EveryPlanOfASmallChainIsSlowerAndTheSearchFindsTheBest) {
 // Storages of equal size and cost share variables of the linear program.
 TEST(JointBoundTest, EqualStoragesCountAsOftenAsThereAreStorages) {
   // Returns the bound of a chain in which each layer's storages are `apart` bytes larger than the
-  // ones before. Each forward op writes one storage, or else two, which are rebuilt together.
+  // ones before. Each forward op writes one storage, or else two, which are recomputed together.
   const auto bound_of = [](int64_t apart, bool two, Bytes memory) {
     constexpr int kLayers = 12;
     testing::TraceBuilder builder;

@@ -159,7 +159,7 @@ TEST(CopiesTest, FewLayersAndDifferentLayersDoNotRepeat) {
     for (size_t i = 0; i < different.size(); ++i) different[i] += 32 * static_cast<int>(i);
     ExpectNone(Step(different));
   }
-  // As many ops outside the equal layers as in them.
+  // The trace has as many ops outside the equal layers as in them.
   std::vector<int> half(60, 4);
   for (int i = 0; i < 60; ++i) half.push_back(100 + 4 * i);
   ExpectNone(Step(half));

@@ -48,7 +48,7 @@ Trace TwoBlocks() {
   Trace trace = builder.Build();
   trace.recording = {"PyTorch", "GPU", Duration(), Duration(), Bytes(), Bytes(), {{Bytes(4)}}};
   for (Op& each : trace.ops) each.recorded.emplace();
-  trace.tensors[1].request = 0;  // of w; a copy of w is another request
+  trace.tensors[1].request = 0;  // w is this request; a copy of w is another
   trace.Validate();
   return trace;
 }
@@ -113,7 +113,7 @@ TEST(PyTorchPlansTest, SavedTensorsSayWhatIsSaved) {
   ApplySavedTensors(trace, plan, testing::FixedCost()).Validate();
 }
 
-// As recorded, the most is live at d.bwd: a, b, c, dd and dc. With both blocks checkpointed, b, d
+// Recorded, the most is live at d.bwd: a, b, c, dd and dc. With both blocks checkpointed, b, d
 // and dd are live at the end of the loss, and then b, dd, dc and the new c: 40 bytes. With the
 // first alone, c is kept, and a is not there: b, c, dd and dc. The block whose backward runs brings
 // back all that it made.

@@ -88,7 +88,7 @@ TEST(RecordedCostTest, OnAnotherGpuByTheRooflines) {
             "recorded on " + h200.gpus[0] + ", scaled by the rooflines of the two");
 }
 
-// What exceeds the roofline takes instructions: as long on an H100 as on an H200, which differ in
+// Time beyond the roofline takes instructions: as long on an H100 as on an H200, which differ in
 // memory alone, and 67 / (2 * 19.5) times as long on an A100, half of whose lanes compute in fp32.
 TEST(RecordedCostTest, OnAnotherGpuBeyondTheRoofline) {
   const Device h200 = DeviceOf("h200");

@@ -454,7 +454,7 @@ std::vector<LiveInterval> IntervalsOf(const packing::Problem& problem) {
   return intervals;
 }
 
-// What fits into some memory fits into more.
+// Intervals that fit into some memory fit into more.
 TEST(PackingProperty, MoreMemoryLosesNoPacking) {
   std::mt19937 random(71);
   for (int round = 0; round < 30; ++round) {

@@ -276,7 +276,7 @@ TEST(RuntimeTest, WhatAnOpUpdatesDoesNotMakeRoomForItsOutputs) {
 }
 
 // Found by the property test of random traces. x is on the host, "both" overwrites it, and its
-// input t would be rebuilt from x. Once x has a block for its new contents, t cannot be evicted.
+// input t would be recomputed from x. Once x has a block for its new contents, t cannot be evicted.
 TEST(RuntimeTest, AnInputIsNotEvictedOnceItsSourceIsOverwritten) {
   TraceBuilder builder;
   builder.Tensor("x", TensorKind::kInput, 10).Tensor("t", TensorKind::kActivation, 10);
@@ -320,7 +320,7 @@ TEST(RuntimeTest, NextUseMovesOnWhenTheOpIsIssued) {
   RunSim(ChainTrace(), FixedCost(), policy);
 }
 
-// y1 and y2 are evicted. b3 needs y2, so f1 and f2 run again, and b2 then finds y1 rebuilt.
+// y1 and y2 are evicted. b3 needs y2, so f1 and f2 run again, and b2 then finds y1 recomputed.
 TEST(RuntimeTest, EvictedTensorsAreRecomputedThroughTheirAncestors) {
   ScriptedPolicy policy;
   policy.after = [](PolicyContext& context, const std::string& op) {
@@ -348,8 +348,8 @@ TEST(RuntimeTest, EvictedTensorsAreRecomputedThroughTheirAncestors) {
   EXPECT_EQ(result.report.metrics.recompute, Duration::Nanoseconds(20));
 }
 
-// conv writes s and relu overwrites it in place, so rebuilding s runs both again.
-TEST(RuntimeTest, InPlaceChainsAreRebuiltWhole) {
+// conv writes s and relu overwrites it in place, so recomputing s runs both again.
+TEST(RuntimeTest, InPlaceChainsAreRecomputedWhole) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
                           .Tensor("s", TensorKind::kActivation, 10)
@@ -371,7 +371,7 @@ TEST(RuntimeTest, InPlaceChainsAreRebuiltWhole) {
   EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
 }
 
-TEST(RuntimeTest, EvictSaysNoWhereNothingCanRebuild) {
+TEST(RuntimeTest, EvictSaysNoWhereNothingCanRecompute) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
                           .Tensor("y", TensorKind::kActivation, 10)

@@ -1,4 +1,4 @@
-#include "sim/runtime/rebuild.h"
+#include "sim/runtime/recompute.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,9 +23,9 @@ using testing::RunSim;
 using testing::ScriptedPolicy;
 using testing::TraceBuilder;
 
-// To rebuild b for f3, f1 runs again. It overwrites a, so f2 must also run again and must be
+// To recompute b for f3, f1 runs again. It overwrites a, so f2 must also run again and must be
 // recomputable.
-TEST(RebuildTest, RebuildingLeavesNothingStale) {
+TEST(RecomputeTest, RecomputingLeavesNothingStale) {
   for (const Phase phase : {Phase::kForward, Phase::kUpdate}) {
     const Trace trace = TraceBuilder()
                             .Tensor("x", TensorKind::kInput, 10)
@@ -50,7 +50,7 @@ TEST(RebuildTest, RebuildingLeavesNothingStale) {
 }
 
 // f2 updates a in place. To run f2 again, f1 must run again too, although a has data.
-TEST(RebuildTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
+TEST(RecomputeTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
                           .Tensor("a", TensorKind::kActivation, 10)
@@ -69,10 +69,10 @@ TEST(RebuildTest, AnInPlaceUpdateIsRepeatedFromItsBeginning) {
   EXPECT_EQ(result.report.metrics.recomputed_ops, 2);
 }
 
-// Rebuilding b needs a, and rebuilding a runs f1 again, which overwrites s. For f5 that is
+// Recomputing b needs a, and recomputing a runs f1 again, which overwrites s. For f5 that is
 // possible, because f4 has overwritten s by then. For f3 it is not: s holds the output of u1, which
 // may not run again.
-TEST(RebuildTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
+TEST(RecomputeTest, WhatIsRecomputedForALaterUseCanBeForAnEarlierOne) {
   const Trace trace = TraceBuilder()
                           .Tensor("x", TensorKind::kInput, 10)
                           .Tensor("y", TensorKind::kActivation, 10)
@@ -99,8 +99,8 @@ TEST(RebuildTest, WhatIsRebuiltForALaterUseCanBeForAnEarlierOne) {
   EXPECT_EQ(result.report.metrics.recomputed_ops, 1);
 }
 
-// In random sequences, a storage is rebuildable up to the least next use of those dropped since.
-TEST(RebuildTest, EvictionsSayUpToWhichOpAStorageCanBeRebuilt) {
+// In random sequences, a storage is recomputable up to the least next use of those dropped since.
+TEST(RecomputeTest, EvictionsSayUpToWhichOpAStorageCanBeRecomputed) {
   std::mt19937_64 random(1);
   constexpr uint32_t kStorages = 12;
   for (int round = 0; round < 100; ++round) {
@@ -114,15 +114,15 @@ TEST(RebuildTest, EvictionsSayUpToWhichOpAStorageCanBeRebuilt) {
       until[dropped] = next;
       for (uint32_t i = 0; i < kStorages; ++i) {
         const auto at = static_cast<uint32_t>(random() % 50);
-        EXPECT_EQ(evictions.CanRebuild(TensorId{i}, OpId{at}), until[i] && at <= *until[i]);
+        EXPECT_EQ(evictions.CanRecompute(TensorId{i}, OpId{at}), until[i] && at <= *until[i]);
       }
     }
   }
 }
 
 // In the i-th of n layers, backward mirrors forward. Every storage but the first can be dropped,
-// because the one before it can be rebuilt for the same use.
-TEST(RebuildTest, AChainOfDroppedStoragesIsRebuilt) {
+// because the one before it can be recomputed for the same use.
+TEST(RecomputeTest, AChainOfDroppedStoragesIsRecomputed) {
   constexpr int kLayers = 6;
   TraceBuilder builder;
   builder.Tensor("t0", TensorKind::kInput, 10).Tensor("g", TensorKind::kGradient, 10);

@@ -40,8 +40,8 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 3> kEfforts{
 // A trace with n times more ops than this gets n times fewer trials, because a trial takes n times
 // longer.
 constexpr int64_t kManyOps = 5000;
-// The same if layers repeat: the search then decides on many layers at once, and needs fewer
-// trials. It gets at least one part in `kFewest` of them.
+// If layers repeat, this number stands for `kManyOps`: the search then decides on many layers at
+// once, and needs fewer trials. It gets at least one part in `kFewest` of the effort's trials.
 constexpr int64_t kManyOpsOfCopies = 350;
 constexpr int64_t kFewest = 10;
 
@@ -105,7 +105,7 @@ constexpr const char* kImported = "the plan of the run before";  // its origin i
 constexpr int64_t kEnough = 1000;
 constexpr int64_t kHardly = 20;
 
-// Returns the time and one part in `part` of it.
+// Returns the time, lengthened by one part in `part`.
 Duration Longer(Duration time, int64_t part) {
   return Duration::Picoseconds(time.picoseconds() + time.picoseconds() / part);
 }
@@ -157,7 +157,7 @@ class JointPolicy final : public PlannedPolicy {
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
     }
-    // Of another policy's run, a recorded program carries out the decisions alone.
+    // A recorded program can carry out only the decisions of another policy's run.
     const bool others = !trace.hooks && (!shortest || *shortest > hardly);
     if (others) TryOthers(device.memory, trial, best, shortest);
     best.micro = options_.chooser.batches();
@@ -250,7 +250,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
   SearchOptions options;
   const Effort effort = ReadEffort(params);
   options.offload = params.Flag("offload", true, "storages may be copied out");
-  options.recompute = params.Flag("recompute", true, "storages may be dropped and rebuilt");
+  options.recompute = params.Flag("recompute", true, "storages may be dropped and recomputed");
   options.kernels = params.Flag("kernels", true,
                                 "kernels are searched for; otherwise each op has the fastest "
                                 "kernels that fit when it runs");

@@ -1,17 +1,17 @@
-// Finds the ops that must run again to rebuild a storage that was dropped, if that is possible.
+// Finds the ops that must run again to recompute a storage that was dropped, if that is possible.
 //
-// To rebuild a storage, all ops that had written it run again, in trace order. Their inputs must
-// have the version that they had then, and must be on the device, outside, or rebuildable
-// themselves. A storage that one of the ops updates in place is rebuilt from its first write, even
-// if it is available. Every other storage that the ops overwrite is also brought back to its
+// To recompute a storage, all ops that had written it run again, in trace order. Their inputs must
+// have the version that they had then, and must be on the device, outside, or recomputable
+// themselves. A storage that one of the ops updates in place is recomputed from its first write,
+// even if it is available. Every other storage that the ops overwrite is also brought back to its
 // present version, unless it is no longer needed.
 //
-// Consequently, a storage stays rebuildable when more storages become available. A storage that can
-// be rebuilt for its next use, from the storages available then, can also be rebuilt for any
-// earlier op: at least as much is available then, and a part of the same ops suffices.
+// Consequently, a storage stays recomputable when more storages become available. A storage that
+// can be recomputed for its next use, from the storages available then, can also be recomputed for
+// any earlier op: at least as much is available then, and a part of the same ops suffices.
 
-#ifndef SPILLWAY_SIM_RUNTIME_REBUILD_H_
-#define SPILLWAY_SIM_RUNTIME_REBUILD_H_
+#ifndef SPILLWAY_SIM_RUNTIME_RECOMPUTE_H_
+#define SPILLWAY_SIM_RUNTIME_RECOMPUTE_H_
 
 #include <algorithm>
 #include <functional>
@@ -25,16 +25,16 @@
 namespace spillway {
 
 // The planner reuses its working memory between calls, so only one thread may use it at a time.
-class RebuildPlanner {
+class RecomputePlanner {
  public:
-  RebuildPlanner(const Trace& trace, const Liveness& liveness)
+  RecomputePlanner(const Trace& trace, const Liveness& liveness)
       : trace_(trace),
         liveness_(liveness),
         in_ops_(trace.ops.size()),
         planned_(trace.tensors.size()) {}
 
   // A question about a storage. `available`: it is, or will be, on the device or outside, so its
-  // contents need not be rebuilt. `live`: later ops or the next iteration need its contents.
+  // contents need not be recomputed. `live`: later ops or the next iteration need its contents.
   using Predicate = std::function<bool(TensorId storage)>;
 
   // Returns the ops to run again, in ascending order, so that `storage` holds at op `at` the
@@ -60,22 +60,22 @@ class RebuildPlanner {
 };
 
 // The storages that were dropped in an iteration. It spares the planner storages that are known to
-// be rebuildable: a storage could be rebuilt for its next use when it was dropped. It still can for
-// every op up to that use for which the storages dropped since can be rebuilt, too.
+// be recomputable: a storage could be recomputed for its next use when it was dropped. It still can
+// for every op up to that use for which the storages dropped since can be recomputed, too.
 class Evictions {
  public:
   explicit Evictions(size_t storages) : numbers_(storages) {}
 
-  // Notes that the storage, which can be rebuilt for its next use, is dropped.
+  // Notes that the storage, which can be recomputed for its next use, is dropped.
   void Note(TensorId storage, OpId next_use) {
     while (!bounds_.empty() && bounds_.back().next_use >= next_use) bounds_.pop_back();
     numbers_[Index(storage)] = ++count_;
     bounds_.push_back({count_, next_use});
   }
 
-  // Returns true if the storage is known to be rebuildable for the op. REQUIRES: it has not come
+  // Returns true if the storage is known to be recomputable for the op. REQUIRES: it has not come
   // back since it was dropped.
-  bool CanRebuild(TensorId storage, OpId at) const {
+  bool CanRecompute(TensorId storage, OpId at) const {
     const uint32_t number = numbers_[Index(storage)];
     return number > 0 &&
            at <= std::ranges::lower_bound(bounds_, number, {}, &Bound::number)->next_use;
@@ -94,4 +94,4 @@ class Evictions {
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_SIM_RUNTIME_REBUILD_H_
+#endif  // SPILLWAY_SIM_RUNTIME_RECOMPUTE_H_

@@ -1,4 +1,4 @@
-#include "sim/runtime/rebuild.h"
+#include "sim/runtime/recompute.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,14 +13,14 @@ bool Names(const std::vector<TensorId>& list, TensorId storage, const Liveness& 
 
 }  // namespace
 
-size_t RebuildPlanner::VersionAt(TensorId storage, OpId op) const {
+size_t RecomputePlanner::VersionAt(TensorId storage, OpId op) const {
   const auto writers = liveness_.Writers(storage);
   return static_cast<size_t>(std::lower_bound(writers.begin(), writers.end(), op) -
                              writers.begin());
 }
 
-std::optional<TensorId> RebuildPlanner::LeftStale(std::span<const OpId> ops, OpId at,
-                                                  const Predicate& live) const {
+std::optional<TensorId> RecomputePlanner::LeftStale(std::span<const OpId> ops, OpId at,
+                                                    const Predicate& live) const {
   for (const OpId op : ops) {
     for (const TensorId output : trace_.op(op).outputs) {
       const TensorId storage = liveness_.Root(output);
@@ -32,9 +32,9 @@ std::optional<TensorId> RebuildPlanner::LeftStale(std::span<const OpId> ops, OpI
   return std::nullopt;
 }
 
-std::optional<std::vector<OpId>> RebuildPlanner::Plan(TensorId storage, OpId at,
-                                                      const Predicate& available,
-                                                      const Predicate& live) {
+std::optional<std::vector<OpId>> RecomputePlanner::Plan(TensorId storage, OpId at,
+                                                        const Predicate& available,
+                                                        const Predicate& live) {
   ++call_;
   const auto is_new = [this](std::vector<uint32_t>& marks, size_t i) {
     return std::exchange(marks[i], call_) != call_;

@@ -264,7 +264,7 @@ TEST_F(JointTest, NamedEffortsTryFewerPlansOfLongTraces) {
   const int of_long = plans_of(10000, "quick");
   EXPECT_EQ(of_long, plans_of(10000, "250"));
   EXPECT_LT(of_long, plans_of(1000, "quick"));
-  // Where layers repeat, fewer trials suffice.
+  // Fewer trials suffice where layers repeat.
   EXPECT_EQ(plans_of(1500, "default", true), plans_of(1500, "1400", true));
   EXPECT_EQ(plans_of(4000, "default", true), plans_of(4000, "600", true));
   EXPECT_EQ(plans_of(300, "quick", true), plans_of(300, "500", true));
@@ -325,13 +325,13 @@ TEST_F(JointTest, DoesOnlyWhatItMay) {
   const Bytes memory = Memory(trace, 40);
   const Report copies = Run(trace, memory, "joint:effort=300,recompute=false");
   EXPECT_THAT(copies.plan, Not(HasSubstr("evict")));
-  const Report rebuilds = Run(trace, memory, "joint:effort=300,offload=false");
-  EXPECT_THAT(rebuilds.plan, Not(HasSubstr("prefetch")));
+  const Report recomputes = Run(trace, memory, "joint:effort=300,offload=false");
+  EXPECT_THAT(recomputes.plan, Not(HasSubstr("prefetch")));
   const Report free = Run(trace, memory, "joint:effort=300,kernels=false");
   EXPECT_THAT(free.plan, Not(HasSubstr("algorithm")));
   // A narrower search may find slightly better plans because it goes deeper.
   EXPECT_LE(Run(trace, memory, "joint:effort=3000").metrics.iteration * 1000,
-            std::min(copies.metrics.iteration, rebuilds.metrics.iteration) * 1001);
+            std::min(copies.metrics.iteration, recomputes.metrics.iteration) * 1001);
 }
 
 TEST_F(JointTest, StaysInCoreWhereThereIsRoom) {
@@ -497,8 +497,8 @@ TEST_F(JointTest, WhatLeavesLiesApartIfThePlanSaysSo) {
   EXPECT_GE(placed, high.size());
 }
 
-// x -> y -> z -> loss: y is idle from z's forward to its backward op, which needs z to be rebuilt.
-TEST_F(JointTest, WhatARebuildReadsIsNeededForIt) {
+// x -> y -> z -> loss: y is idle from z's forward to its backward op, which needs z recomputed.
+TEST_F(JointTest, WhatARecomputationReadsIsNeededForIt) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   class Reader final : public Policy {
    public:
