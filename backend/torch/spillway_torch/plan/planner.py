@@ -11,10 +11,12 @@ from typing import Any, Union
 from ..base.document import write_document
 from ..base.errors import NoPlanError, ProgramError, SpillwayError
 from ..base.program import run_program
+from ..step.step import Step
+from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_storages
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, Floor, Moments, Plan, parse_bytes
-from .step_trace import StepTrace, operator_of, step_name, storage_name
+from .planned_step import planned_step, step_name
 
 FORMAT = "spillway-step-plan"
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
@@ -48,7 +50,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
         arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
-        row = ask(StepTrace(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
+        row = ask(planned_step(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
         floor = floor_of(tape, row, unforeseen)
         if budget < floor.bytes:
             raise SpillwayError(floor.sentence(budget))
@@ -63,10 +65,10 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     return plan
 
 
-def ask(trace: StepTrace, folder: str, *arguments: str) -> list[dict[str, Any]]:
-    """Returns the rows that `spillway plan` prints for the trace, which it leaves in the folder."""
+def ask(step: Step, folder: str, *arguments: str) -> list[dict[str, Any]]:
+    """Returns the rows that `spillway plan` prints for a planned step, whose trace it leaves in the folder."""
     path = str(pathlib.Path(folder) / "step.json")
-    write_document(trace.object(), path)
+    step.write(path)
     try:
         rows: list[dict[str, Any]] = json.loads(run_program("plan", path, *arguments, "--format", "json", "--quiet"))["rows"]
     except (ValueError, KeyError) as error:
@@ -85,7 +87,7 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(StepTrace(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
+        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3
