@@ -53,7 +53,6 @@ class _Planned:
         self.numbers: list[int] = []  # theirs on the tape
         self.storages: dict[int, Storage] = {}
         self.used: dict[int, int] = {}  # the last operator that uses a storage
-        self.first: dict[int, int] = {}
         self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
         self.dies = {s: tape.storages[s].died for s in {pack.value[0] for pack in tape.packs} if tape.storages[s].born >= 0}
         self.dies |= {s: saved.dies for s, saved in self.movable.items()}
@@ -94,7 +93,9 @@ class _Planned:
                              [self._place(tape.unpacks[at].op) for at in of.unpacks if tape.unpacks[at].pack is pack])
                  for of in self.movable.values() for pack in of.packs]
         self._set_layers(saved)
-        self._set_lives()
+        for at, op in enumerate(self.operators):
+            for storage in (operand.storage for operand in (*op.inputs, *op.outputs)):
+                storage.died = None if self._outlives(storage) else at + 1
         self.storages[-1] = Storage(-1, unused)
         return Step(step_name(tape), 1, tape.target, self.operators, self.storages, saved, blocks=tape.blocks,
                     measured=Measured(tape.name), hooks=self._hooks(moves))
@@ -120,12 +121,11 @@ class _Planned:
                 self._add(at, [*(value[0] for value in chain.sources), *chain.parameters], [saved.storage], seconds,
                           Again(round(1e9 * chain.seconds), round(1e9 * host), chain.temporary))
             if saved is None or others:
-                inputs = [s for s in op.reads if s not in inside and (s in self.first or self.tape.storages[s].born < 0)]
+                inputs = [s for s in op.reads if s not in inside and (s in self.storages or self.tape.storages[s].born < 0)]
                 self._add(at, inputs, others, 0.0 if saved is not None else seconds)
 
     def _add(self, at: int, inputs: list[int], outputs: list[int], seconds: float, again: Again | None = None) -> None:
         for storage in (*inputs, *outputs):
-            self.first.setdefault(storage, at)
             self.used[storage] = at
             dies = self.dies.get(storage)
             if dies is not None and at <= self.home[max(dies, 1) - 1]:
@@ -136,9 +136,10 @@ class _Planned:
                                        0, False, len(self.operators), time_ns=round(seconds * 1e9), number=at, again=again))
 
     def _operand(self, number: int) -> Operand:
-        """Returns a storage, as a whole."""
+        """Returns a storage, as a whole. It is born with the next operator if it was not seen before."""
         if number not in self.storages:
-            self.storages[number] = Storage(number, self.tape.rounded(number), dtype=torch.uint8)
+            born = BEFORE if self.tape.storages[number].born < 0 else len(self.operators)
+            self.storages[number] = Storage(number, self.tape.rounded(number), born, dtype=torch.uint8)
         return Operand(self.storages[number], 0, self.storages[number].size, (), torch.uint8)
 
     def _hold(self, ops: dict[int, Operator]) -> None:
@@ -159,7 +160,6 @@ class _Planned:
                 (self.used if movable is None else self.forward)[storage] = holding
 
     def _read(self, op: Operator, storage: int) -> None:
-        """Makes an operator read a storage."""
         if all(operand.storage.number != storage for operand in (*op.inputs, *op.outputs)):
             op.inputs.append(self._operand(storage))
 
@@ -169,13 +169,10 @@ class _Planned:
         for at, home in enumerate(self.home):
             used[home] = max(used[home], self.tape.used[at])
         change = [0] * (len(self.tape.ops) + 2)
-        for storage, first in self.first.items():
-            recorded = self.tape.storages[storage]
-            last = self.forward.get(storage, self.used[storage])
-            begin = 0 if recorded.born < 0 else first
-            end = -1 if recorded.born < 0 and recorded.died is None else last + 1  # -1: after all
-            change[begin] += self.tape.rounded(storage)
-            change[end] -= self.tape.rounded(storage)
+        for storage in self.storages.values():
+            end = -1 if self._outlives(storage) else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: after all
+            change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
+            change[end] -= storage.size
         return [max(0, most - alive) for most, alive in zip(used, itertools.accumulate(change))]
 
     def _set_layers(self, saved: Iterable[SavedTensor]) -> None:
@@ -190,15 +187,9 @@ class _Planned:
                 layer = self.operators[savers[at]].layer if at in savers else layer
                 op.layer = op.layer if layer is None else layer
 
-    def _set_lives(self) -> None:
-        """Makes storages live from the first to the last operator that uses them, or before and behind the step, as on the tape."""
-        last = {operand.storage.number: at for at, op in enumerate(self.operators) for operand in (*op.inputs, *op.outputs)}
-        first = {operand.storage.number: at for at, op in reversed(list(enumerate(self.operators)))
-                 for operand in (*op.inputs, *op.outputs)}
-        for number, storage in self.storages.items():
-            recorded = self.tape.storages[number]
-            storage.born = BEFORE if recorded.born < 0 else first[number]
-            storage.died = None if recorded.born < 0 and recorded.died is None else last[number] + 1
+    def _outlives(self, storage: Storage) -> bool:
+        """Returns whether a storage exists before and after the step."""
+        return storage.born == BEFORE and self.tape.storages[storage.number].died is None
 
     def _hooks(self, moves: tuple[str, ...]) -> dict[str, Any]:
         """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""
