@@ -9,8 +9,8 @@ import tempfile
 from typing import Any, Union
 
 from ..base.document import write_document
-from ..base.errors import NoPlanError, ProgramError, SpillwayError
-from ..base.program import run_program
+from ..base.errors import NoPlanError, SpillwayError
+from ..base.program import rows_of
 from ..step.step import Step
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_storages
@@ -69,11 +69,7 @@ def ask(step: Step, folder: str, *arguments: str) -> list[dict[str, Any]]:
     """Returns the rows that `spillway plan` prints for a planned step, whose trace it leaves in the folder."""
     path = str(pathlib.Path(folder) / "step.json")
     step.write(path)
-    try:
-        rows: list[dict[str, Any]] = json.loads(run_program("plan", path, *arguments, "--format", "json", "--quiet"))["rows"]
-    except (ValueError, KeyError) as error:
-        raise ProgramError(f"spillway plan printed no rows: {error}") from error
-    return rows
+    return rows_of("plan", path, *arguments)
 
 
 def _size(memory: int) -> str:
