@@ -13,8 +13,8 @@ from torch import nn
 from spillway_torch import ProgramError, SpillwayError, read_plan, write_plan, write_step
 from spillway_torch.base.program import find_program
 from spillway_torch.plan.clock import host_clock
+from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import document_of, make_plan, predict
-from spillway_torch.plan.step_trace import StepTrace
 from spillway_torch.tape.costs import HostCosts
 from spillway_torch.run.executor import executor_of
 from stepping import MODELS, QUICK, SCHEMAS, Stepping, candidates, check_schema, different, random_plan
@@ -27,7 +27,7 @@ class TraceTest(unittest.TestCase):
         self.eager = make_plan(self.tape, 1 << 40)
 
     def test_the_trace_for_the_program_has_the_memory_of_the_step(self):
-        trace = StepTrace(self.tape, candidates(self.tape)).object()
+        trace = planned_step(self.tape, candidates(self.tape)).trace()
         sizes = {t["name"]: t["size"] for t in trace["tensors"]}
         stays = {t["name"] for t in trace["tensors"] if t["kind"] in ("parameter", "optimizer_state")}
         uses = {}
@@ -48,7 +48,7 @@ class TraceTest(unittest.TestCase):
     def test_an_op_that_recomputes_reads_only_what_its_chain_reads(self):
         tape = Stepping(MODELS["llama, autocast"]).record()
         chains = {f"s{s.storage}": s.chain for s in candidates(tape)}
-        ops = [op for op in StepTrace(tape, candidates(tape)).object()["ops"] if op.get("recomputable")]
+        ops = [op for op in planned_step(tape, candidates(tape)).trace()["ops"] if op.get("recomputable")]
         self.assertGreater(len(ops), 10)
         for op in ops:
             chain = chains[op["outputs"][0]]
@@ -58,7 +58,7 @@ class TraceTest(unittest.TestCase):
         """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""
         tape = Stepping(MODELS["gpt"]).record()
         eager = make_plan(tape, 1 << 40)
-        ops = StepTrace(tape, candidates(tape)).object()["ops"]
+        ops = planned_step(tape, candidates(tape)).trace()["ops"]
         forward = {op["layer"] for op in ops if op["phase"] == "forward"}
         layers = [op["layer"] for op in ops if op["phase"] == "backward" and op["type"] == "matmul"]
         self.assertGreater(len(layers), 10)
@@ -72,7 +72,7 @@ class TraceTest(unittest.TestCase):
         for op in self.tape.ops:
             op.host, op.entries = 5e-6, 1
         with mock.patch.object(self.tape, "costs", costs), mock.patch.object(self.tape, "device", "cuda"):
-            trace = StepTrace(self.tape, candidates(self.tape)).object()
+            trace = planned_step(self.tape, candidates(self.tape)).trace()
             ends = host_clock(self.tape, costs)[-1]
         ops, hooks = trace["ops"], trace["hooks"]
         packed, unpacked = len(self.tape.packs), len(self.tape.positions) - len(self.tape.packs)

@@ -392,21 +392,24 @@ class HostileTest(unittest.TestCase):
                 self.refused(text, lambda code=code: exec(code.format(x=x), {"torch": torch}))
 
     def test_the_module_is_named(self):
-        class Chooser(nn.Module):
+        class Inner(nn.Module):
+            def __init__(self, run):
+                super().__init__()
+                self.run = run
+
             def forward(self, x):
-                return x[x > 0]
+                return self.run(x)
 
-        model = None
-
-        def step():
-            model(torch.ones(4, device="cuda").normal_())
-
-        with self.assertRaisesRegex(NotRecordableError, "in module 'inner'"):
-            with pretend(GPU):
-                model = nn.Sequential()
-                model.add_module("inner", Chooser())
-                record(step, GPU, warm_up=0)
-        self.assert_nothing_is_active()
+        for operator, run in (("index.Tensor", lambda x: x[x > 0]), ("aten::lstm", torch.nn.LSTM(4, 4).forward),
+                              ("decides by a number", lambda x: x if x.sum().item() > 0 else -x),
+                              ("torch.cuda.memory_allocated", lambda x: torch.cuda.memory_allocated())):
+            with self.subTest(operator):
+                with self.assertRaisesRegex(NotRecordableError, f"{operator}.* in module 'inner'"):
+                    with pretend(GPU):
+                        model = nn.Sequential()
+                        model.add_module("inner", Inner(run).cuda())
+                        record(lambda: model(torch.ones(4, 4, device="cuda").normal_()), GPU, warm_up=0)
+                self.assert_nothing_is_active()
 
     def test_custom_kernels_are_refused(self):
         library = torch.library.Library("spillway_test", "DEF")

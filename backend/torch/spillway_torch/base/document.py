@@ -1,46 +1,65 @@
-"""Writes the files that the program `spillway` reads, such as traces and plans."""
+"""Writes and reads the files that the program `spillway` shares, such as traces and plans."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import importlib
 import json
 import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import SpillwayError
 
 
-def write_document(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Writes a trace or a plan as JSON, compressed if `path` ends in .zst. The file appears complete or not at all."""
-    path = pathlib.Path(path)
-    part = path.with_name(path.name + ".part")
-    data = _format(document).encode()
+@contextlib.contextmanager
+def written(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yields the name of a file to write, which is renamed to `path` on success and removed on failure."""
+    part = f"{os.fspath(path)}.part"
     try:
-        if path.suffix == ".zst":
-            _write_zstd(data, part)
-        else:
-            part.write_bytes(data)
+        yield part
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+
+
+def write_document(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a trace or a plan as JSON, compressed if `path` ends in .zst. The file appears complete or not at all."""
+    data = _format(document).encode()
+    with written(path) as part:
+        pathlib.Path(part).write_bytes(_zstd(path, data, True) if pathlib.Path(path).suffix == ".zst" else data)
+
+
+def read_document(path: str | os.PathLike[str]) -> Any:
+    """Returns the object of a JSON file, which may be compressed by gzip or zstd."""
+    data = pathlib.Path(path).read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    elif data[:4] == b"\x28\xb5\x2f\xfd":
+        data = _zstd(path, data, False)
+    return json.loads(data)
 
 
 _LEVEL = 9  # the level of compression: files are small, in about as much time as writing the JSON takes
 
 
-def _write_zstd(data: bytes, path: pathlib.Path) -> None:
+def _zstd(path: str | os.PathLike[str], data: bytes, compress: bool) -> bytes:
+    """Returns bytes of a file compressed, or as they were before. Raises `SpillwayError` if this machine cannot."""
     try:
         zstd = importlib.import_module("compression.zstd")  # Python 3.14
-        path.write_bytes(zstd.compress(data, _LEVEL))
+        return bytes(zstd.compress(data, _LEVEL) if compress else zstd.decompress(data))
     except ImportError:
         program = shutil.which("zstd")
         if program is None:
-            raise SpillwayError(f"{path.with_suffix('')}: Python before 3.14 needs the program 'zstd' to write .zst; end "
-                                "the name in .json instead") from None
-        subprocess.run([program, f"-{_LEVEL}", "-q", "-f", "-o", str(path)], input=data, check=True)
+            raise SpillwayError(f"{os.fspath(path)}: Python before 3.14 needs the program 'zstd' for .zst; end the name in .json "
+                                "instead") from None
+        return subprocess.run([program, "-q", "-c", f"-{_LEVEL}" if compress else "-d"], input=data, stdout=subprocess.PIPE,
+                              check=True).stdout
 
 
 def _format(document: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
+from typing import Any
 
 from .errors import ProgramError
 
@@ -47,3 +49,12 @@ def run_program(*arguments: str) -> str:
     if done.returncode not in (0, 1):
         raise ProgramError(f"spillway {' '.join(arguments)}: exit code {done.returncode}: {done.stderr.strip()}")
     return done.stdout
+
+
+def rows_of(*arguments: str) -> list[dict[str, Any]]:
+    """Returns the rows that `spillway` prints with --format json. Raises `ProgramError` if it fails or prints none."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(run_program(*arguments, "--format", "json", "--quiet"))["rows"]
+    except (ValueError, KeyError) as error:
+        raise ProgramError(f"spillway {arguments[0]} printed no rows: {error}") from error
+    return rows

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import importlib
-import json
 import math
 import os
-import pathlib
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
 
+from ..base.document import read_document
 from ..base.errors import SpillwayError
 from ..step.attributes import REDUCTIONS
 from .grid import Entry, Maker, Stages
@@ -86,7 +81,7 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
     Raises `SpillwayError` if the file is no trace with attributes.
     """
     try:
-        trace = json.loads(_read(pathlib.Path(path)))
+        trace = read_document(path)
         tensors = {t["name"]: _Tensor(tuple(t["shape"]), getattr(torch, t.get("dtype", "float32")))
                    for t in trace["tensors"]}
         ops = [op for op in trace["ops"] if "attributes" in op]
@@ -115,21 +110,6 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
 def types_of(inputs: Iterable[torch.dtype], outputs: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:
     """Returns the types that tell operators of a table apart: those of the inputs, each once, and the first output's."""
     return (*dict.fromkeys(inputs), *outputs[:1])
-
-
-def _read(path: pathlib.Path) -> bytes:
-    data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        return gzip.decompress(data)
-    if data[:4] != b"\x28\xb5\x2f\xfd":
-        return data
-    try:
-        return importlib.import_module("compression.zstd").decompress(data)  # Python 3.14
-    except ImportError:
-        program = shutil.which("zstd")
-        if program is None:
-            raise ValueError("Python before 3.14 needs the program 'zstd' to read it") from None
-        return subprocess.run([program, "-q", "-dc"], input=data, stdout=subprocess.PIPE, check=True).stdout
 
 
 def _with_repeated(shapes: list[str], inputs: list[_Tensor]) -> list[_Tensor]:

@@ -6,10 +6,11 @@ import dataclasses
 import tempfile
 from typing import Any, Optional
 
+from ..step.trace import operator_of
 from ..tape.tape import Tape
 from .plan import HOST_BOUND, Floor, useful_moves
+from .planned_step import planned_step
 from .planner import ask, floor_of, movable_storages
-from .step_trace import StepTrace, operator_of
 
 FORMAT = "spillway-torch-explain"
 
@@ -114,9 +115,9 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
 
     Raises `ProgramError` if the program `spillway`, which plans, is missing or fails.
     """
-    trace = StepTrace(tape, movable_storages(tape), useful_moves(tape.device) if moves is None else moves)
+    planned = planned_step(tape, movable_storages(tape), useful_moves(tape.device) if moves is None else moves)
     with tempfile.TemporaryDirectory() as folder:
-        found = ask(trace, folder, "--curve")
+        found = ask(planned, folder, "--curve")
     rows = []
     for row in found:
         if row["status"] != "ok":

@@ -12,7 +12,7 @@ from ..base.errors import SpillwayError
 from ..tape.tape import Tape
 from .plan import Plan, parse_bytes
 from .planner import document_of, movable_storages, plan_from, predict
-from .step_trace import StepTrace
+from .planned_step import planned_step
 
 
 def write_step(tape: Tape, path: str | os.PathLike[str]) -> None:
@@ -20,7 +20,7 @@ def write_step(tape: Tape, path: str | os.PathLike[str]) -> None:
 
     The ending .zst compresses it. Raises `SpillwayError` if the file cannot be written.
     """
-    _write(StepTrace(tape, movable_storages(tape)).object(), path)
+    _write(planned_step(tape, movable_storages(tape)).trace(), path)
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:

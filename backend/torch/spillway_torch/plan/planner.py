@@ -9,12 +9,14 @@ import tempfile
 from typing import Any, Union
 
 from ..base.document import write_document
-from ..base.errors import NoPlanError, ProgramError, SpillwayError
-from ..base.program import run_program
+from ..base.errors import NoPlanError, SpillwayError
+from ..base.program import rows_of
+from ..step.step import Step
+from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_storages
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
-from .step_trace import StepTrace, operator_of, step_name, storage_name
+from .planned_step import planned_step, step_name
 
 FORMAT = "spillway-step-plan"
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
@@ -47,7 +49,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
         arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
-        row = ask(StepTrace(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
+        row = ask(planned_step(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
         floor = floor_of(tape, row, unforeseen)
         if budget < floor.bytes:
             raise SpillwayError(floor.sentence(budget))
@@ -62,15 +64,11 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     return plan
 
 
-def ask(trace: StepTrace, folder: str, *arguments: str) -> list[dict[str, Any]]:
-    """Returns the rows that `spillway plan` prints for the trace, which it leaves in the folder."""
+def ask(step: Step, folder: str, *arguments: str) -> list[dict[str, Any]]:
+    """Returns the rows that `spillway plan` prints for a planned step, whose trace it leaves in the folder."""
     path = str(pathlib.Path(folder) / "step.json")
-    write_document(trace.object(), path)
-    try:
-        rows: list[dict[str, Any]] = json.loads(run_program("plan", path, *arguments, "--format", "json", "--quiet"))["rows"]
-    except (ValueError, KeyError) as error:
-        raise ProgramError(f"spillway plan printed no rows: {error}") from error
-    return rows
+    step.write(path)
+    return rows_of("plan", path, *arguments)
 
 
 def _size(memory: int) -> str:
@@ -84,7 +82,7 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(StepTrace(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
+        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3

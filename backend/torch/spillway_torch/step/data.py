@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -22,6 +23,15 @@ class Operand:
     dtype: torch.dtype
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Again:
+    """What a chain of operators takes when it runs again."""
+
+    time_ns: int
+    host_ns: int
+    workspace: int  # bytes
+
+
 @dataclasses.dataclass(slots=True)
 class Operator:
     """One operator of the program, in the order in which the host ran it."""
@@ -38,6 +48,9 @@ class Operator:
     attributes: dict[str, int] = dataclasses.field(default_factory=dict)  # its shape (attributes.py)
     tf32: bool = False  # its products of numbers in float32 may run in TF32
     time_ns: int = 0  # the time of the GPU, if it was measured
+    host_ns: int = 0  # the time of the host, if it is known for each operator
+    number: int | None = None  # in the step as it was recorded, if this one was made from it
+    again: Again | None = None  # it stands for a chain of operators, which makes its result again
 
     @property
     def packet(self) -> str:
@@ -95,6 +108,7 @@ class StepData:
     requests: list[list[int]] = dataclasses.field(default_factory=list, repr=False)
     blocks: set[str] = dataclasses.field(default_factory=set, repr=False)  # paths of the model's blocks
     measured: Measured = Measured()  # without the recorder; empty if the step did not run on a GPU
+    hooks: dict[str, Any] | None = None  # what plans need to know about autograd's hooks (traces/FORMAT.md), if the step can be planned
 
     def __post_init__(self) -> None:
         self.device = self.target.shown.type

@@ -235,19 +235,19 @@ def _without_casts() -> Iterator[None]:
         torch.set_autocast_enabled("cuda", enabled)
 
 
-def _refuse(name: str, reason: str) -> Kernel:
+def _refuse(name: str, reason: str, place: Callable[[], str]) -> Kernel:
     def kernel(*_: Any, **__: Any) -> Any:
-        raise NotRecordableError(f"aten::{name} cannot be recorded without a GPU: {reason}")
+        raise NotRecordableError(f"aten::{name}{place()} cannot be recorded without a GPU: {reason}")
 
     return kernel
 
 
-def _kernels(target: Target) -> dict[str, Kernel]:
+def _kernels(target: Target, place: Callable[[], str]) -> dict[str, Kernel]:
     """Returns the kernels that stand for the GPU's way through composite operators."""
     return {"dropout": _dropout, "softmax.int": _half_to_float("softmax"), "log_softmax.int": _half_to_float("log_softmax"),
             "batch_norm": _batch_norm, "linear": _linear, "rms_norm": _rms_norm,
             "scaled_dot_product_attention": _attention(target.capability),
-            **{name: _refuse(name, reason) for name, reason in table.REFUSED.items()}}
+            **{name: _refuse(name, reason, place) for name, reason in table.REFUSED.items()}}
 
 
 def _autocast_wraps(name: str) -> bool:
@@ -255,14 +255,17 @@ def _autocast_wraps(name: str) -> bool:
 
 
 class Interposer:
-    """Registers the kernels for a pretended GPU. `active` switches them on for the calling thread."""
+    """Registers the kernels for a pretended GPU. `active` switches them on for the calling thread.
 
-    def __init__(self, target: Target) -> None:
+    place: returns the part of a message that names the module that runs.
+    """
+
+    def __init__(self, target: Target, place: Callable[[], str]) -> None:
         self.casts = Casts()
         self._fallback = torch._C._dispatch_library("IMPL", "_", KEY, __file__, 0)
         self._fallback.fallback_fallthrough(KEY)  # all operators without a kernel pass through
         self._library = torch.library.Library("aten", "IMPL")
-        ways = _kernels(target)
+        ways = _kernels(target, place)
         policies = {name: policy for policy, names in table.AUTOCAST.items() for name in names if _autocast_wraps(name)}
         for name in dict.fromkeys([*policies, *ways]):
             op = _overload(name)

@@ -38,8 +38,8 @@ class NoValue(float):
         return super().__new__(cls, "nan")
 
     def _refuse(self, *_: Any) -> Any:
-        raise NotRecordableError("the program decides by a number that is computed on the device; a recording without data "
-                                 "does not know it")
+        raise NotRecordableError(f"the program decides by a number that is computed on the device{_place()}; a recording without "
+                                 "data does not know it")
 
     __bool__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __trunc__ = __floor__ = __ceil__ = __round__ = _refuse
@@ -142,7 +142,7 @@ class Names(TorchFunctionMode):
 def _refused(name: str, reason: str) -> Any:
     """Returns a function that raises, or for the name of a class, a class that cannot be instantiated."""
     def call(*_: Any, **__: Any) -> Any:
-        raise NotRecordableError(f"torch.cuda.{name} cannot be recorded without a GPU: {reason}")
+        raise NotRecordableError(f"torch.cuda.{name}{_place()} cannot be recorded without a GPU: {reason}")
 
     original = getattr(torch.cuda, name, None)
     return type(name, (original,), {"__new__": call}) if isinstance(original, type) else call
@@ -267,7 +267,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         names = Names(wanted, pretended.recorder)
         if wanted.cuda:
             stack.enter_context(mock.patch.object(torch, "Generator", _generator(names)))
-            interposer = Interposer(wanted)
+            interposer = Interposer(wanted, pretended.recorder.place)
             stack.callback(interposer.close)
             stack.enter_context(interposer.active())
             for module, patches in ((torch.cuda, _cuda_patches(wanted)),
@@ -296,3 +296,8 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
 
 def active() -> Pretended | None:
     return _active[0] if _active else None
+
+
+def _place() -> str:
+    """Returns the part of a message that names the module that runs."""
+    return _active[0].recorder.place() if _active else ""

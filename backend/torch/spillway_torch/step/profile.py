@@ -29,24 +29,13 @@ import tempfile
 
 import torch
 
+from ..base.document import written
 from .modules import find_blocks
 
 SNAPSHOT_STEPS = 3
 WARM_UP_STEPS = 2  # run before the timed steps
 MAX_EVENTS = 1000000
 BLOCK_PREFIX = "block: "  # prefix of the profiler's ranges that name the model's blocks
-
-
-@contextlib.contextmanager
-def written(path):
-    """Yields the name of a file to write, which is renamed to `path` on success and removed on failure."""
-    part = path + ".part"
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(part)
 
 
 def compress(source, path):

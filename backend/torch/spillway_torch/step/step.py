@@ -9,7 +9,7 @@ from typing import Any, Optional
 from ..base.document import write_document
 from .data import StepData
 from .trace import to_trace
-from .verdict import FitRow, LargestRow, ask_fit, ask_largest
+from .verdict import FitRow, LargestRow, ask_fit, fields_in, fit_row
 
 
 class Step(StepData):
@@ -20,7 +20,7 @@ class Step(StepData):
         return to_trace(self)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace for `spillway`. The ending .gz or .zst compresses it."""
+        """Writes the trace for `spillway`. The ending .zst compresses it."""
         write_document(self.trace(), path)
 
     def fit(self, device: str | Sequence[str] = (), *, memory: int | str | None = None, outside: int | str = 0,
@@ -34,7 +34,9 @@ class Step(StepData):
 
         Raises `ProgramError` if `spillway` is missing or refuses the arguments.
         """
-        return ask_fit(self, device, memory=memory, outside=outside, batch=batch)
+        # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
+        options = ["--policy", "as-recorded", *([] if batch is None else ["--batch", str(batch)])]
+        return [fit_row(row) for row in ask_fit([self], device, memory, outside, *options)]
 
     def largest(self, quantity: str, other: Optional[Step] = None, device: str | Sequence[str] = (), *,
                 memory: int | str | None = None, outside: int | str = 0) -> list[LargestRow]:
@@ -47,4 +49,5 @@ class Step(StepData):
         Raises `ProgramError` if `spillway` is missing or refuses the recordings or arguments.
         """
         recordings = [self] if other is None else [self, other]
-        return ask_largest(quantity, recordings, device, memory=memory, outside=outside)
+        rows = ask_fit(recordings, device, memory, outside, "--vary", quantity)
+        return [LargestRow(**fields_in(row, LargestRow)) for row in rows]

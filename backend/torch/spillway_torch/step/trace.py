@@ -1,15 +1,19 @@
-"""Makes the trace of a recorded step."""
+"""Writes a recorded step as a trace, the file that `spillway` reads (traces/FORMAT.md)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..base.ledger import BEFORE, Storage
 from .data import Operand, Operator, StepData
-from .format import op_form, recorded_form, saved_tensors, tensor_form, trace_form, type_of
+
+MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activation", "_scaled_mm", "_grouped_mm", "_int_mm"))
+DATA_TYPES = frozenset("""float64 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64
+    complex128""".split())
 
 
 @dataclasses.dataclass
@@ -34,17 +38,17 @@ class _Use:
 class _Writer:
     def __init__(self, step: StepData) -> None:
         self.step = step
+        self.planned = step.hooks is not None
         self.operators = step.operators
         self.phases = _phases(self.operators)
         self.uses = {s.number: _Use(s) for s in step.lives()}
         self.tensors: list[dict[str, Any]] = []
-        self.layers: list[dict[str, str]] = []
+        self.layers: dict[str, str] = {}  # their types by name
         self.ops: list[dict[str, Any]] = []
         self.parts: dict[tuple[int, int, int], str] = {}
         self.written: set[int] = set()
-        self.op_names: list[str] = []  # the names of the recorded operators
+        self.op_names = [self.op_name(number, op) for number, op in enumerate(self.operators)]
         self.places: list[int] = []  # the places of the recorded operators in `ops`, and the number of ops
-        self.requests = step.requests  # before the first step
 
     def trace(self) -> dict[str, Any]:
         self.find_uses()
@@ -59,19 +63,22 @@ class _Writer:
             for place, (first, size) in enumerate(self.step.workspaces):
                 if first == number:
                     name = f"workspace.{place}"
-                    self.tensors.append(tensor_form(name, "optimizer_state", (), size))
+                    self.tensors.append(_tensor(name, "optimizer_state", (), size))
                     self.make_allocation(f"empty.{name}", name, number)
             self.places.append(len(self.ops))
             if number < len(self.operators):
                 self.make_op(number)
         self.hold()
-        saved = self.saved()
-        step, measured = self.step, self.step.measured
-        requests = {"requests": self.requests} if self.requests else {}
-        return trace_form(step.network, step.batch, any(phase != "forward" for phase in self.phases),
-                          {"device": measured.device, "step_ns": measured.step_ns, "plain_step_ns": measured.step_ns,
-                           "allocated": step.peak_allocated, "reserved": measured.reserved, **requests},
-                          self.layers, self.tensors, self.ops, saved)
+        saved, step, measured = self.saved(), self.step, self.step.measured
+        recording = {"framework": f"PyTorch {torch.__version__}", "device": measured.device, "step_ns": measured.step_ns,
+                     "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated, "reserved": measured.reserved,
+                     **({"requests": step.requests} if step.requests else {})}  # before the first step
+        version = 7 if self.planned else 6 if saved else 5 if step.requests else 4  # the earliest that knows all that the step has
+        return {"format": "spillway-trace", "version": version, "name": f"{step.network}:{step.batch}", "network": step.network,
+                "batch": step.batch, "preset": "recorded", "training": any(phase != "forward" for phase in self.phases),
+                "recording": recording, "layers": [{"name": name, "type": type_} for name, type_ in self.layers.items()],
+                "tensors": self.tensors, "ops": self.ops, **({"saved": saved} if saved else {}),
+                **({"hooks": step.hooks} if self.planned else {})}
 
     def find_uses(self) -> None:
         begun = False  # a parameter was read
@@ -95,13 +102,14 @@ class _Writer:
         for use in self.uses.values():
             use.kind = self.kind_of(use)
 
-    @staticmethod
-    def kind_of(use: _Use) -> str:
+    def kind_of(self, use: _Use) -> str:
         stays = use.storage.died is None
         if use.before:
             if not stays:
                 return "input"
             return "optimizer_state" if use.updated and use.phases == {"update"} else "parameter"
+        if self.planned:
+            return "gradient" if use.written_in == "backward" else "activation"
         if use.data:
             return "input"
         if use.written_in in ("forward", ""):
@@ -124,23 +132,20 @@ class _Writer:
 
     # ---- names and tensors ----
 
-    def op_name(self, number: int) -> str:
-        op = self.operators[number]
-        short = op.packet
+    def op_name(self, number: int, op: Operator) -> str:
         block = self.step.block_of(op.module)
         rest = op.module[len(block):].lstrip(".")
-        return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + f"{short}.{number}"
+        return (f"{block}/" if block else "") + (f"{rest}." if rest else "") + (
+            f"{_short(op)}.{number if op.number is None else op.number}")
 
     def make_tensors(self) -> None:
         unused = 0
-        self.op_names = [self.op_name(i) for i in range(len(self.operators))]
         for name, op in zip(self.op_names, self.operators):
-            for place, operand in enumerate(op.outputs):
-                use = self.uses[operand.storage.number]
-                use.name = use.name or (name if place == 0 else f"{name}.out{place}")
-            for place, operand in enumerate(op.inputs):
-                use = self.uses[operand.storage.number]
-                use.name = use.name or f"{name}.in{place}"
+            for role, operands in (("out", op.outputs), ("in", op.inputs)):
+                for place, operand in enumerate(operands):
+                    use = self.uses[operand.storage.number]
+                    named = storage_name(use.storage.number) if self.planned else f"{name}.{role}{place}"
+                    use.name = use.name or named.removesuffix(".out0")
         for use in self.uses.values():
             size = use.storage.size
             if use.first is None:
@@ -150,11 +155,11 @@ class _Writer:
                 if size == 0 or use.storage.died in (0, use.storage.born):
                     continue
                 use.name = f"unused.{use.storage.number}"
-            self.tensors.append(tensor_form(use.name, use.kind, use.storage.shape, size, use.storage.dtype))
-            if self.requests and use.before and use.storage.request is not None:
+            self.tensors.append(_tensor(use.name, use.kind, use.storage.shape, size, use.storage.dtype))
+            if self.step.requests and use.before and use.storage.request is not None:
                 self.tensors[-1]["request"] = use.storage.request
-        if unused:
-            self.tensors.append(tensor_form("unused", "optimizer_state", (), unused))
+        if unused or self.planned:
+            self.tensors.append(_tensor("unused", "optimizer_state", (), unused))
 
     def tensor_of(self, operand: Operand) -> str:
         """Returns the name of an operand: its whole storage, or an alias for a part."""
@@ -167,7 +172,7 @@ class _Writer:
         if key not in self.parts:
             name = self.parts[key] = f"{use.name}[{operand.offset}:{operand.offset + part}]"
             shape = operand.shape if part == operand.size else ()
-            alias = {**tensor_form(name, use.kind, shape, part, operand.dtype), "alias_of": use.name}
+            alias = {**_tensor(name, use.kind, shape, part, operand.dtype), "alias_of": use.name}
             if operand.offset:
                 alias["offset"] = operand.offset
             self.tensors.append(alias)
@@ -197,34 +202,44 @@ class _Writer:
                 fresh.append(storage)
         self.written.update(fresh)
         repeatable &= not any(self.uses[s].kind == "input" for s in fresh)
-        name = self.op_names[number]
         shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
-        type_ = type_of(op.packet)
-        layer = self.op_names[op.layer]
-        if op.layer == number:
-            self.layers.append({"name": layer, "type": type_})
-        made = op_form(name, layer, type_, phase, 1 if phase == "update" else self.step.batch, inputs, outputs,
-                       f"{op.name}{shapes} traffic={traffic}", op.flops, traffic)
+        signature = _short(op) if self.planned else f"{op.name}{shapes} traffic={traffic}"
+        made = self.add_op(number, self.op_names[number], self.op_names[op.layer], type_of(op.packet), inputs, outputs, signature,
+                           op.flops, traffic)
         if arithmetic := arithmetic_of(op):
             made["slots"][0]["arithmetic"] = arithmetic
         measured = self.step.measured
-        made["attributes"] = {"operators": 1, **op.attributes} if measured.device else op.attributes
-        if repeatable:
+        made["attributes"] = {"operators": 1, **op.attributes} if measured.device and not self.planned else op.attributes
+        if op.again is not None if self.planned else repeatable:
             made["recomputable"] = True
-        made["recorded"] = recorded_form(op.time_ns, measured.host_ns // len(self.operators), op.scratch)
-        self.ops.append(made)
+        made["recorded"] = _recorded(op.time_ns, op.host_ns or measured.host_ns // len(self.operators), op.scratch)
+        if op.again is not None:
+            made["recorded"]["again"] = dataclasses.asdict(op.again)
 
     def make_allocation(self, name: str, tensor: str, number: int) -> None:
         """Adds an op that only takes memory for a tensor, before the operator `number`."""
-        phase = self.phases[min(number, len(self.operators) - 1)]
-        self.layers.append({"name": name, "type": "other"})
-        self.ops.append({**op_form(name, name, "other", phase, 1 if phase == "update" else self.step.batch, [], [tensor], "aten::empty"),
-                         "recorded": recorded_form()})
+        made = self.add_op(min(number, len(self.operators) - 1), name, name, "other", [], [tensor], "aten::empty", 0, 0)
+        made["recorded"] = _recorded(0, 0, 0)
+
+    def add_op(self, number: int, name: str, layer: str, type_: str, inputs: list[str], outputs: list[str], signature: str, flops: int,
+               traffic: int) -> dict[str, Any]:
+        """Adds and returns an op of the phase of an operator."""
+        phase = self.phases[number]
+        self.layers.setdefault(layer, type_)
+        self.ops.append({"name": name, "layer": layer, "type": type_, "phase": phase, "batch": 1 if phase == "update" else self.step.batch,
+                         "inputs": inputs, "outputs": outputs,
+                         "slots": [{"name": "op", "signature": signature, "flops": flops, "traffic": traffic}]})
+        return self.ops[-1]
 
     def saved(self) -> list[dict[str, Any]]:
         """Returns what autograd kept for backward. A tensor that it kept several times at one position counts once."""
-        return saved_tensors((self.tensor_of(saved.operand), self.places[saved.packed], [self.places[at] for at in saved.unpacked])
-                             for saved in self.step.saved if self.uses[saved.storage.number].name)
+        positions: dict[tuple[int, str], set[int]] = {}
+        for saved in self.step.saved:
+            if self.uses[saved.storage.number].name:
+                key = self.places[saved.packed], self.tensor_of(saved.operand)
+                positions.setdefault(key, set()).update(self.places[at] for at in saved.unpacked)
+        return [{"tensor": name, "packed": packed, "unpacked": sorted(unpacked)}
+                for (packed, name), unpacked in sorted(positions.items(), key=lambda item: item[0][0])]
 
     def hold(self) -> None:
         """Says when the program gave back what it held beyond its last use."""
@@ -236,6 +251,41 @@ class _Writer:
             died = len(self.operators) if use.storage.died is None else use.storage.died
             if died > 0 and died - 1 > use.last:
                 tensor["held_until"] = self.op_names[died - 1]
+
+
+def storage_name(storage: int) -> str:
+    """Returns the name that a storage has in a step that can be planned, and in plans."""
+    return f"s{storage}"
+
+
+def operator_of(op: str) -> int:
+    """Returns the number of the recorded operator that an op of the trace stands for."""
+    return int(op.rpartition(".")[2])
+
+
+def _short(op: Operator) -> str:
+    return op.packet if op.again is None else "chain"
+
+
+def _tensor(name: str, kind: str, shape: Sequence[int], size: int, dtype: torch.dtype | None = torch.uint8) -> dict[str, Any]:
+    """Returns a tensor. Its extent follows from its size if it has no shape."""
+    known = str(dtype).rpartition(".")[2]
+    item = dtype.itemsize if dtype is not None else 1
+    form = {"name": name, "kind": kind, "shape": list(shape or [size // item]), "size": size}
+    return {**form, "dtype": known} if known in DATA_TYPES else form  # float32, or a type that a trace does not know
+
+
+def _recorded(time_ns: int, host_ns: int, workspace: int) -> dict[str, Any]:
+    return {"time_ns": time_ns, "gap_ns": 0, "host_ns": host_ns, "workspace": workspace}
+
+
+def type_of(name: str) -> str:
+    """Returns the op type of an operator for its name without namespace."""
+    if name in MATMUL:
+        return "matmul"
+    if "convolution" in name or "conv_depthwise" in name:
+        return "convolution"
+    return "attention" if "attention" in name else "other"
 
 
 def arithmetic_of(op: Operator) -> str:

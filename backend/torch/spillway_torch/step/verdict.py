@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from ..base.document import write_document
-from ..base.program import run_program
+from ..base.program import rows_of
 from .data import StepData
 from .trace import to_trace
 
@@ -81,46 +80,27 @@ class LargestRow:
     samples_per_second: float
 
 
-def ask_fit(recording: StepData, device: str | Sequence[str] = (), *, memory: int | str | None = None,
-            outside: int | str = 0, batch: int | str | None = None) -> list[FitRow]:
-    """See `Step.fit`."""
-    # The only policy is that of the step as it is: no policy of research is tried, since PyTorch does not run them.
-    arguments = [*_machine(device, memory, outside), "--policy", "as-recorded"]
-    if batch is not None:
-        arguments += ["--batch", str(batch)]
-    return [_fit_row(row) for row in _ask([recording], arguments)]
-
-
-def ask_largest(quantity: str, recordings: Sequence[StepData], device: str | Sequence[str] = (), *,
-                memory: int | str | None = None, outside: int | str = 0) -> list[LargestRow]:
-    """See `Step.largest`."""
-    names = [field.name for field in dataclasses.fields(LargestRow)]
-    rows = _ask(recordings, [*_machine(device, memory, outside), "--vary", quantity])
-    return [LargestRow(**{name: row[name] for name in names}) for row in rows]
-
-
-def _machine(device: str | Sequence[str], memory: int | str | None, outside: int | str) -> list[str]:
-    """Returns the options of `spillway fit` for devices and their memory."""
+def ask_fit(recordings: Sequence[StepData], device: str | Sequence[str], memory: int | str | None, outside: int | str,
+            *options: str) -> list[dict[str, Any]]:
+    """Returns the rows that `spillway fit` prints for recordings on devices; see `Step.fit`."""
     def size(value: int | str) -> str:
         return f"{value}B" if isinstance(value, int) else value
 
     devices = [device] if isinstance(device, str) else device
-    return [*(["--device", *devices] if devices else []), *([] if memory is None else ["--memory", size(memory)]),
-            "--outside", size(outside)]
-
-
-def _ask(recordings: Sequence[StepData], arguments: list[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder) / f"step{number}.json" for number in range(len(recordings))]
         for path, recording in zip(paths, recordings):
             write_document(to_trace(recording), path)
-        text = run_program("fit", *map(str, paths), *arguments, "--format", "json", "--quiet")
-    rows: list[dict[str, Any]] = json.loads(text)["rows"]
-    return rows
+        return rows_of("fit", *map(str, paths), *(["--device", *devices] if devices else []),
+                       *([] if memory is None else ["--memory", size(memory)]), "--outside", size(outside), *options)
 
 
-def _fit_row(row: dict[str, Any]) -> FitRow:
-    values = {field.name: row[field.name] for field in dataclasses.fields(FitRow) if field.name in row}
-    for key in ("peak_blocks", "peak_layers"):
-        values[key] = tuple(Holder(**holder) for holder in row.get(key, ()))
-    return FitRow(**values)
+def fields_in(row: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Returns the columns of a row that a class has fields for."""
+    return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}
+
+
+def fit_row(row: dict[str, Any]) -> FitRow:
+    """Returns the row that `spillway fit` printed."""
+    holders = {key: tuple(Holder(**holder) for holder in row.get(key, ())) for key in ("peak_blocks", "peak_layers")}
+    return FitRow(**{**fields_in(row, FitRow), **holders})

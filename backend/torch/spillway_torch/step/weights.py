@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 
 from ..base.errors import SpillwayError
-from .profile import written
+from ..base.document import written
 
 Weights = dict[str, torch.Tensor]
 

@@ -1,0 +1,208 @@
+"""Makes the step on which the policies of the program `spillway` decide, from one that was recorded with its values.
+
+Each storage that a plan may move is made by one operator: the chain that recomputes it, with the values that autograd saved before as
+its inputs. They alone are saved tensors of the step, so no policy moves others.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..base.ledger import BEFORE, Storage
+from ..step.data import Again, Measured, Operand, Operator
+from ..step.data import Saved as SavedTensor
+from ..step.step import Step
+from ..tape.chains import Saved
+from ..tape.tape import Tape, fingerprint
+from .clock import host_clock
+from .plan import EVICT, OFFLOAD
+
+BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
+
+
+def step_name(tape: Tape) -> str:
+    """Returns a name that tapes share if the same plans fit them."""
+    return f"step-{fingerprint(tape)}"
+
+
+def planned_step(tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (OFFLOAD, EVICT)) -> Step:
+    """Returns the step of a tape in which the storages of `candidates` may move, in the ways of `moves`."""
+    return _Planned(tape, candidates).step(moves)
+
+
+class _Planned:
+    def __init__(self, tape: Tape, candidates: list[Saved]) -> None:
+        self.tape = tape
+        self.movable = {s.storage: s for s in candidates}
+        self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
+        self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
+        for saved in self.made.values():
+            assert saved.chain is not None
+            for at in saved.chain.ops:
+                self.inside.setdefault(at, set()).add(saved.storage)
+        self.absorbed = self._absorbed()
+        self.home = list(range(len(tape.ops)))  # by operator: the one that stands for it
+        for at in range(len(tape.ops) - 2, -1, -1):
+            self.home[at] = self.home[at + 1] if at in self.absorbed else at
+        self.operators: list[Operator] = []
+        self.numbers: list[int] = []  # theirs on the tape
+        self.storages: dict[int, Storage] = {}
+        self.used: dict[int, int] = {}  # the last operator that uses a storage
+        self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
+        self.dies = {s: tape.storages[s].died for s in {pack.value[0] for pack in tape.packs} if tape.storages[s].born >= 0}
+        self.dies |= {s: saved.dies for s, saved in self.movable.items()}
+
+    def _absorbed(self) -> set[int]:
+        """Returns the operators of chains whose results nobody else reads."""
+        readers: dict[int, set[int]] = {}
+        for at, op in enumerate(self.tape.ops):
+            for storage in op.reads:
+                readers.setdefault(storage, set()).add(at)
+        absorbed: set[int] = set()
+        for saved in self.made.values():
+            assert saved.chain is not None
+            ops = set(saved.chain.ops)
+            last = max(ops)
+            for at in ops - {last}:
+                made = {*self.tape.ops[at].fresh, *(v[0] for v in self.tape.ops[at].written)} - {saved.storage}
+                if all(readers.get(s, set()) <= ops | {at} and s not in self.movable for s in made):
+                    absorbed.add(at)
+        return absorbed
+
+    def step(self, moves: tuple[str, ...]) -> Step:
+        tape = self.tape
+        self._add_operators()
+        by_number = dict(zip(self.numbers, self.operators))  # of two for one operator, the second
+        self._hold(by_number)
+        for unpack in tape.unpacks:  # backward takes it before the next operator
+            if unpack.pack.value[0] in self.movable and unpack.op <= self.numbers[-1]:
+                self._read(self.operators[self._place(unpack.op)], unpack.pack.value[0])
+        rest = self._rest()
+        unused = min(rest[at] for at in by_number)
+        for at, op in by_number.items():
+            op.scratch = rest[at] - unused
+        started, before = host_clock(tape, tape.costs), 0.0
+        for op, at in zip(self.operators, self.numbers):
+            op.host_ns, before = round(1e9 * (started[at + 1] - before)), started[at + 1]
+        saved = [SavedTensor(self._operand(of.storage), self._place(pack.op),
+                             [self._place(tape.unpacks[at].op) for at in of.unpacks if tape.unpacks[at].pack is pack])
+                 for of in self.movable.values() for pack in of.packs]
+        self._set_layers(saved)
+        for at, op in enumerate(self.operators):
+            for storage in (operand.storage for operand in (*op.inputs, *op.outputs)):
+                storage.died = None if self._outlives(storage) else at + 1
+        self.storages[-1] = Storage(-1, unused)
+        return Step(step_name(tape), 1, tape.target, self.operators, self.storages, saved, blocks=tape.blocks,
+                    measured=Measured(tape.name), hooks=self._hooks(moves))
+
+    def _place(self, at: int) -> int:
+        """Returns how many operators of the step stand for those of the tape that ran before `at`."""
+        return bisect.bisect_left(self.numbers, at)
+
+    def _add_operators(self) -> None:
+        costs, skipped = self.tape.costs, 0.0  # seconds of operators that belong to the next chain
+        for at, op in enumerate(self.tape.ops):
+            if at in self.absorbed:
+                skipped += op.seconds
+                continue
+            inside = self.inside.get(at, ())
+            others = [s for s in dict.fromkeys([*op.fresh, *(v[0] for v in op.written)]) if s not in inside]
+            saved = self.made.get(at)
+            seconds, skipped = op.seconds + skipped, 0.0
+            if saved is not None:
+                chain = saved.chain
+                assert chain is not None
+                host = costs.started + costs.recomputed * len(chain.ops)
+                self._add(at, [*(value[0] for value in chain.sources), *chain.held], [saved.storage], seconds,
+                          Again(round(1e9 * chain.seconds), round(1e9 * host), chain.temporary))
+            if saved is None or others:
+                inputs = [s for s in op.reads if s not in inside and (s in self.storages or self.tape.storages[s].born < 0)]
+                self._add(at, inputs, others, 0.0 if saved is not None else seconds)
+
+    def _add(self, at: int, inputs: list[int], outputs: list[int], seconds: float, again: Again | None = None) -> None:
+        for storage in (*inputs, *outputs):
+            self.used[storage] = at
+            dies = self.dies.get(storage)
+            if dies is not None and at <= self.home[max(dies, 1) - 1]:
+                self.forward[storage] = at
+        op = self.tape.ops[at]
+        self.numbers.append(at)
+        self.operators.append(Operator(op.name, op.module, op.phase, list(map(self._operand, inputs)), list(map(self._operand, outputs)),
+                                       0, False, len(self.operators), time_ns=round(seconds * 1e9), number=at, again=again))
+
+    def _operand(self, number: int) -> Operand:
+        """Returns a storage, as a whole. It is born with the next operator if it was not seen before."""
+        if number not in self.storages:
+            born = BEFORE if self.tape.storages[number].born < 0 else len(self.operators)
+            self.storages[number] = Storage(number, self.tape.rounded(number), born, dtype=torch.uint8)
+        return Operand(self.storages[number], 0, self.storages[number].size, (), torch.uint8)
+
+    def _hold(self, ops: dict[int, Operator]) -> None:
+        """Makes operators read storages that the program does not let go of before.
+
+        Chains do not read them, because whoever repeats a chain does without them.
+        """
+        ordered = sorted(at for at, op in ops.items() if op.again is None)
+        for storage, last in list(self.used.items()):
+            movable = self.movable.get(storage)
+            died = self.tape.storages[storage].died if movable is None else movable.dies
+            last = self.forward.get(storage, last)
+            if died is None or storage in self.movable and storage not in self.forward:
+                continue
+            holding = ordered[max(0, bisect.bisect_left(ordered, died) - 1)]
+            if last < holding < died:
+                self._read(ops[holding], storage)
+                (self.used if movable is None else self.forward)[storage] = holding
+
+    def _read(self, op: Operator, storage: int) -> None:
+        if all(operand.storage.number != storage for operand in (*op.inputs, *op.outputs)):
+            op.inputs.append(self._operand(storage))
+
+    def _rest(self) -> list[int]:
+        """Returns, by operator of the tape, the recorded bytes that no storage of the step has."""
+        used = [0] * len(self.tape.ops)
+        for at, home in enumerate(self.home):
+            used[home] = max(used[home], self.tape.used[at])
+        change = [0] * (len(self.tape.ops) + 2)
+        for storage in self.storages.values():
+            end = -1 if self._outlives(storage) else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: after all
+            change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
+            change[end] -= storage.size
+        return [max(0, most - alive) for most, alive in zip(used, itertools.accumulate(change))]
+
+    def _set_layers(self, saved: Iterable[SavedTensor]) -> None:
+        """Gives each operator of backward the layer of the one that saved what backward took last.
+
+        vDNN and others go by the layers of backward and by their types where they choose what to bring back.
+        """
+        savers = {at: tensor.packed for tensor in sorted(saved, key=lambda s: s.packed) for at in tensor.unpacked}
+        layer: int | None = None
+        for at, op in enumerate(self.operators):
+            if op.phase == "backward":
+                layer = self.operators[savers[at]].layer if at in savers else layer
+                op.layer = op.layer if layer is None else layer
+
+    def _outlives(self, storage: Storage) -> bool:
+        """Returns whether a storage exists before and after the step."""
+        return storage.born == BEFORE and self.tape.storages[storage.number].died is None
+
+    def _hooks(self, moves: tuple[str, ...]) -> dict[str, Any]:
+        """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""
+        tape, costs = self.tape, self.tape.costs
+        last, read = tape.packs[-1].position, {unpack.position for unpack in tape.unpacks}
+        places: list[list[int]] = []
+        for position, at in enumerate(tape.positions):
+            op = self._place(at)
+            packed = position <= last and position not in read
+            if not places or places[-1][0] != op or packed and places[-1][2]:
+                places.append([op, 0, 0])
+            places[-1][1 if packed else 2] += 1
+        times = {OFFLOAD: {"offload_ns": costs.left, "prefetch_ns": costs.came}, EVICT: {"evict_ns": costs.compared}}
+        return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
+                "moves": {name: round(1e9 * seconds) for move in moves for name, seconds in times[move].items()},
+                "copy_bytes_per_second": round(tape.bandwidth), "beside_copy": BESIDE if tape.device == "cuda" else 0}
