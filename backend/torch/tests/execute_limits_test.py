@@ -140,7 +140,7 @@ def tests_of_rows():
         "`torch.func.grad`": (LimitsTest.test_transforms_of_functions,),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
-        "a parameter changed": (changes.test_a_parameter_changed_before_backward,),
+        "a parameter or buffer changed": (changes.test_a_parameter_changed_before_backward,),
         "a seed that the step sets": (changes.test_a_generator_that_changes_between_two_saved_tensors,),
     }
 

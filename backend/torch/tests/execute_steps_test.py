@@ -1,6 +1,7 @@
 """Tests that steps which differ from the recorded one are right under a plan: what is recomputed follows from each step itself."""
 
 import contextlib
+import random
 import unittest
 
 import torch
@@ -11,8 +12,51 @@ from spillway_torch.base.device import CpuDevice
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from stepping import Case, PlansTest, different
 
+DRAWN = 40  # programs
+
+
+class Drawn:
+    """A program of drawn operators, whose sizes, numbers and branches are drawn anew for each step."""
+
+    def __init__(self, seed):
+        draw = random.Random(seed)
+        self.parts = [draw.choice((
+            lambda s, h: s.a(h), lambda s, h: s.norm(s.b(h)), lambda s, h: torch.tanh(h), lambda s, h: F.gelu(h),
+            lambda s, h: torch.exp(h * s.now["number"] * 0.1), lambda s, h: s.a(h).mul_(s.now["number"]),
+            lambda s, h: torch.native_dropout(h, s.now["rate"], True)[0], lambda s, h: h.masked_fill(h > s.now["number"], s.now["rate"]),
+            lambda s, h: torch.cat([h[:1], h[1:] * 2.0]), lambda s, h: h + s.b(h).detach().sigmoid_(),
+            lambda s, h: s.c(h.t().reshape(-1, 8)) if s.now["branch"] else s.c(h), lambda s, h: h.to(torch.bfloat16).float(),
+            lambda s, h: F.layer_norm(h, (8,), s.norm.weight, s.norm.bias, s.now["rate"]),
+            lambda s, h: torch.where(h > 0, h, h * s.now["rate"]), lambda s, h: h * torch.full((), s.now["number"])))
+            for _ in range(draw.randint(4, 10))]
+        self.steps = [{"rows": draw.randint(1, 9), "number": draw.uniform(0.5, 2.0), "rate": draw.uniform(0.1, 0.9),
+                       "branch": draw.random() < 0.3} for _ in range(6)]
+
+    def forward(self, s):
+        h = torch.exp(s.a(s.data[:s.now["rows"]]) * 0.1)
+        for part in self.parts:
+            h = part(s, h)
+        return s.c(torch.tanh(h)).pow(2).mean()
+
 
 class StepsTest(PlansTest):
+    def test_drawn_programs(self):
+        recomputed = 0
+        for seed in range(DRAWN):
+            program = Drawn(seed)
+            case = Case(program.forward, program.steps[0])
+            case.data = torch.randn(9, 8)
+            for plan in self.plans(case.record()):
+                for at, case.now in enumerate(program.steps):
+                    with self.subTest(seed=seed, step=at):
+                        want = case.run()
+                        self.assertEqual(different(want, case.run(lambda: step(plan))), [])
+                with step(plan) as run:
+                    loss = case.forward()
+                loss.backward()
+                recomputed += run.recomputed
+        self.assertGreater(recomputed, 3 * DRAWN)
+
     def test_numbers_that_autograd_saves(self):
         self.varies(lambda s: s.c(torch.tanh(s.a(s.x)).add(s.b(s.x), alpha=s.now)).pow(2).sum(), 1.0, 2.0, False)
         self.varies(lambda s: s.c(F.leaky_relu(s.a(s.x), s.now)).pow(2).sum(), 0.1, 0.2, False)

@@ -142,7 +142,7 @@ class Family:
         if peak > FITS * self._budget:
             return False
         self._add(shapes, Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, like.floor,
-                               tape, unforeseen=self.unforeseen), False, f"inputs of {_text(shapes)} fit")
+                               tape, unforeseen=self.unforeseen), False, f"inputs of {text_of(shapes)} fit")
         return True
 
     def _rounded(self, shapes: Shapes) -> Shapes:
@@ -159,11 +159,11 @@ class Family:
         """Plans for the first shapes for which there is a plan."""
         for shapes in wanted:
             try:
-                self.plan_for(shapes, f"inputs of {_text(shapes)} came")
+                self.plan_for(shapes, f"inputs of {text_of(shapes)} came")
                 return
             except SpillwayError as error:
                 self._refused[shapes] = str(error)
-        log.warning("spillway: there is no plan for inputs of %s: %s", _text(wanted[-1]), self._refused[wanted[-1]])
+        self._warn(wanted[-1])
 
     def _work(self, shapes: Shapes, why: str, renew: bool) -> None:
         began = time.perf_counter()
@@ -187,7 +187,11 @@ class Family:
         self._refused[shapes] = str(error)
         if shapes == self.shapes and not self.rungs and not isinstance(error, NoPlanError):
             raise error
-        log.warning("spillway: there is no plan for inputs of %s: %s", _text(shapes), error)
+        self._warn(shapes)
+
+    def _warn(self, shapes: Shapes) -> None:
+        log.warning("spillway: there is no plan for inputs of %s, and such steps run under the plan that saves most: %s", text_of(shapes),
+                    self._refused[shapes])
 
 
 def _covers(larger: Shapes, smaller: Shapes) -> bool:
@@ -199,5 +203,6 @@ def _ratio(one: Shapes, other: Shapes) -> float:
     return math.prod({(a, b): a / max(b, 1) for a, b in zip(itertools.chain(*one), itertools.chain(*other)) if a != b}.values())
 
 
-def _text(shapes: Shapes) -> str:
+def text_of(shapes: Shapes) -> str:
+    """Returns shapes for people, each once."""
     return ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes)) or "no shape"

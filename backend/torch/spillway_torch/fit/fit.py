@@ -14,14 +14,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base.device import Device, Host
 from ..base.errors import NotRecordableError, SpillwayError
-from ..plan.plan import Plan, parse_bytes
+from ..plan.plan import GIB, Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..tape.regions import is_compiled
 from ..tape.scaled import Shapes
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
-from .family import Family, Rung
+from .family import Family, Rung, text_of
 
 log = logging.getLogger("spillway_torch")
 
@@ -106,6 +106,8 @@ class Fitted:
         self._device = device
         self._state = Waiting()
         self._recordings = 0
+        self._steps = {"planned": 0, "guarded": 0, "recorded": 0}
+        self._ran = {"recomputed": 0, "guarded": 0}
         self._unseen = 0  # updates of the model before its forward was called
         self._families: collections.OrderedDict[Kind, list[Family]] = collections.OrderedDict()  # the last one was used last
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
@@ -166,6 +168,17 @@ class Fitted:
     def last(self) -> _Run | None:
         """The last forward under a plan."""
         return self._state.last if isinstance(self._state, Planned) else None
+
+    def report(self) -> str:
+        """Returns what steps took so far: how many ran under a plan, under the guard alone, or as ordinary ones, and what moved."""
+        count = max(1, sum(self._steps.values()))
+        shares = ", ".join(f"{count_} {kind} ({count_ / count:.0%})" for kind, count_ in self._steps.items())
+        lines = [f"budget {self._budget / GIB:.4g} GiB; {sum(self._steps.values())} steps: {shares}",
+                 f"{self._ran['recomputed']} operators ran again, and {self._ran['guarded'] / GIB:.4g} GiB went to the host because memory "
+                 "was short"]
+        for family in self._all():
+            lines += [f"inputs of {text_of(rung.shapes)} and smaller ones: {rung.plan.summary()}" for rung in family.rungs]
+        return "\n".join(lines)
 
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back."""
@@ -254,9 +267,11 @@ class Fitted:
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
+        self._count(state.last)
         state.family, state.shapes = family, shapes
         state.rung, executor, scale = family.run_for(shapes)
         state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
+        self._steps["planned" if state.rung is not None else "guarded"] += 1
         state.open = executor.begin(scale)
 
     def _check(self, state: Planned) -> None:
@@ -305,6 +320,13 @@ class Fitted:
         recorder.begin()
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._recordings += 1
+        self._steps["recorded"] += 1
+
+    def _count(self, run: _Run | None) -> None:
+        """Counts what a step did whose backward has run."""
+        if run is not None:
+            self._ran["recomputed"] += run.recomputed
+            self._ran["guarded"] += run.guarded
 
     def _cancel(self) -> None:
         """Ends a recording without a result."""

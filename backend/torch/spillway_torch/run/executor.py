@@ -29,6 +29,7 @@ log = logging.getLogger("spillway_torch")
 _MAKING = threading.Lock()
 MADE, SAVED, HELD, COPIED, SCRATCH = range(5)  # kinds of operands (step_library.h)
 GUARDED = 0.9975  # of the budget, beyond which saved tensors go to the host
+UNLIMITED = (1 << 63) - 1
 NEAR = 1000  # operators before one that may lie between the same two saved tensors
 CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace operation: {} is at version {}; "
            "expected version {}")
@@ -126,8 +127,8 @@ class Executor:
             numbers[saved.storage]
         added = self._ops(ops, numbers)
         counts = device.in_use() >= 0
-        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), int(GUARDED * plan.budget) if counts else 0,
-                              SMALLEST if tape.device == "cuda" else 1, len(tape.positions), len(numbers), tape.compiled)
+        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), int(GUARDED * plan.budget) if counts else UNLIMITED,
+                              (SMALLEST if tape.device == "cuda" else 1) if counts else UNLIMITED, len(tape.positions), len(numbers), tape.compiled)
         for op in added:
             table.add_op(*op)
         index = {saved.storage: at for at, (saved, _) in enumerate(self._recipes)}

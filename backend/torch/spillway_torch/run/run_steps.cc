@@ -10,6 +10,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,7 +103,7 @@ struct Table {
   int64_t packed;  // tensors, in the recorded step
   std::shared_ptr<Device> device;
   Python python;
-  int64_t budget;    // bytes; 0 if the device does not count them
+  int64_t budget;    // bytes; the most that there are if the device does not count them
   int64_t smallest;  // bytes of a storage that goes to the host where memory is short
   Ops ops;
   std::vector<Recipe> recipes;
@@ -208,6 +209,7 @@ class Slot {
   Event left;                                               // the copy to the host is done
   Event arrived;  // the copy from the host is done, and operators have not waited for it
   bool stays = false;
+  size_t number = 0;  // among those that the plan does not move
   c10::SmallVector<std::shared_ptr<Slot>, 2> sources;
 
  private:
@@ -281,6 +283,7 @@ class Run {
         if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
       }
     }
+    most_ = kUnknown;  // what came back took memory
     MakeRoom(Headroom(at));
     if (packed.slot != nullptr && packed.slot->recipe == nullptr) Prefetch(*packed.slot, at);
     return tensor;
@@ -428,34 +431,39 @@ class Run {
   // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
   Packed Guarded(const Tensor& tensor) {
     const auto size = static_cast<int64_t>(tensor.storage().nbytes());
-    if (table_->budget == 0 || size < table_->smallest) return Plain(tensor, true);
-    const auto known = std::ranges::find_if(others_, [&](const auto& weak) {
-      const auto slot = weak.lock();
-      return slot != nullptr && slot->IsIn(tensor);
-    });
-    if (known != others_.end()) {
-      const auto slot = known->lock();
-      return slot->WasSavedAs(tensor) ? Packed{{}, 0, true, slot, PlaceOf(tensor)}
-                                      : Plain(tensor, true);
+    if (size < table_->smallest) return Plain(tensor, true);
+    const auto [known, added] =
+        places_.emplace(tensor.storage().unsafeGetStorageImpl(), others_.size());
+    if (!added) {
+      const auto slot = others_[known->second].lock();
+      if (slot != nullptr && slot->IsIn(tensor))
+        return slot->WasSavedAs(tensor) ? Packed{{}, 0, true, slot, PlaceOf(tensor)}
+                                        : Plain(tensor, true);
+      known->second = others_.size();
     }
     const auto slot = std::make_shared<Slot>(table_, nullptr, tensor);
     slot->Put(Detached(tensor));
+    slot->number = others_.size();
     others_.push_back(slot);
     return {{}, 0, true, slot, PlaceOf(tensor)};
   }
 
   // Gives storages to the host, the earliest ones first, which backward reads last, until so many
-  // bytes of the budget are free.
+  // bytes of the budget are free. It asks for the bytes in use only where there may be too few.
   void MakeRoom(int64_t bytes) {
-    if (table_->budget == 0) return;
-    int64_t over = table_->device->InUse() + bytes - table_->budget;
+    most_ += bytes;
+    if (most_ <= table_->budget) return;
+    most_ = table_->device->InUse() + bytes;
+    int64_t over = most_ - table_->budget;
     for (size_t i = first_; i < others_.size() && over > 0; ++i) {
       const auto slot = others_[i].lock();
       if (slot == nullptr || !slot->tensor.defined()) {
         if (i == first_) ++first_;
         continue;
       }
-      if (slot->tensor.storage().use_count() > 1) continue;  // the program holds it
+      const c10::StorageImpl& storage = *slot->tensor.storage().unsafeGetStorageImpl();
+      const size_t ours = 1 + (storage.pyobj_slot()->load_pyobj() != nullptr);
+      if (slot->tensor.storage().use_count() > ours) continue;  // the program holds it
       const Guards guards;
       const Unwatched unwatched;
       if (!slot->host.defined()) slot->CopyOut();
@@ -467,8 +475,7 @@ class Run {
 
   // Starts to bring back what backward reads next, as far as there is memory for it.
   void Prefetch(const Slot& read, size_t at) {
-    size_t i = 0;
-    while (i < others_.size() && others_[i].lock().get() != &read) ++i;
+    size_t i = read.number;
     int64_t free = table_->budget - table_->device->InUse() - Headroom(at);
     for (size_t started = 0; i-- > 0 && started < kAhead;) {
       const auto slot = others_[i].lock();
@@ -509,6 +516,7 @@ class Run {
     while (!waiting.empty()) {
       Slot& slot = *waiting.back();
       if (!slot.tensor.defined() && slot.host.defined()) {
+        most_ = kUnknown;
         if (slot.recipe == nullptr) MakeRoom(slot.size);
         slot.BringBack();
       }
@@ -541,6 +549,7 @@ class Run {
     recomputed += static_cast<int64_t>(chain.ops.size());
   }
 
+  static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 2;
   static constexpr size_t kAhead = 2;  // storages that come back before backward reads them
 
   const std::shared_ptr<const Table> table_;
@@ -550,10 +559,12 @@ class Run {
   bool open_ = true;
   bool deviated_ = false;
   size_t position_ = 0;
-  size_t first_ = 0;  // of `others_` that may be here
+  size_t first_ = 0;         // of `others_` that may be here
+  int64_t most_ = kUnknown;  // bytes that may be in use
   std::recursive_mutex mutex_;
   std::vector<std::weak_ptr<Slot>> slots_;   // by recipe
   std::vector<std::weak_ptr<Slot>> others_;  // of storages that the plan does not move, in order
+  ska::flat_hash_map<c10::StorageImpl*, size_t> places_;  // theirs, if they are the same
   py::object deviate_;
 };
 

@@ -38,7 +38,8 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     products = {a * b: ratios.get(a, 1.0) * ratios.get(b, 1.0) for a, b in itertools.combinations(sorted({*itertools.chain(*was)}), 2)
                 if 1 not in (a, b)}
     made.storages = {number: storage if number in tape.parameters or storage.shape in lasting else
-                     dataclasses.replace(storage, size=math.ceil(storage.size * _growth(storage, ratios, products)))
+                     dataclasses.replace(storage, size=math.ceil(storage.size * _growth(storage, ratios, products)), shape=tuple(
+                         round(size * ratios.get(size, products.get(size, 1.0))) for size in storage.shape))
                      for number, storage in tape.storages.items()}
     most = max(1.0, math.prod(ratios.values()))
     made.operators = made.ops = [_scaled_op(op, made.storages, most) for op in tape.ops]

@@ -1,0 +1,137 @@
+"""Tests the plans of `fit` for steps whose inputs have other sizes, and other operators, from step to step."""
+
+import logging
+import unittest
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import cases
+from spillway_torch import fit
+from spillway_torch.tape.scaled import ratios_of, scaled
+from spillway_torch.tape.tape_recorder import record_tape
+from stepping import different
+
+
+class Deep(nn.Module):
+    """Blocks of which a step may leave out some."""
+
+    def __init__(self, width=32, blocks=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(blocks))
+
+    def forward(self, x, left_out=()):
+        for at, block in enumerate(self.blocks):
+            x = x if at in left_out else x + block(x)
+        return x
+
+
+def train(sizes, budget=None, left_out=lambda at: ()):
+    """Returns losses and weights after steps with batches of these sizes, and what `fit` made."""
+    torch.manual_seed(0)
+    model = Deep()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    fitted = fit(model, optimizer, budget) if budget is not None else None
+    seen, runs = [], []
+    for at, size in enumerate(sizes):
+        optimizer.zero_grad()
+        loss = model(torch.randn(size, 32), left_out(at)).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.detach())
+        runs.append(fitted.last if fitted is not None else None)
+    return [*seen, *(p.detach().clone() for p in model.parameters())], fitted, runs
+
+
+class ScaledTest(unittest.TestCase):
+    def test_the_memory_of_other_sizes_is_foreseen(self):
+        model = cases.Transformer(dropout=0.0, layers=2)
+
+        def record(batch, length):
+            model.zero_grad()
+            tokens = torch.randint(50, (batch, length))
+            return record_tape(lambda: F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward(), "cpu", model)
+
+        one = record(5, 13)
+        for batch, length in ((5, 13), (7, 13), (5, 31), (11, 23), (3, 7)):
+            with self.subTest(batch=batch, length=length):
+                other, foreseen = record(batch, length), scaled(one, ((5, 13),), ((batch, length),))
+                self.assertAlmostEqual(foreseen.eager_peak() / other.eager_peak(), 1.0, delta=0.03)
+        self.assertEqual(one.eager_peak(), record(5, 13).eager_peak())
+
+    def test_ratios(self):
+        self.assertEqual(ratios_of(((4, 8), (4,)), ((4, 8), (4,))), {})
+        self.assertEqual(ratios_of(((4, 8), (4,)), ((6, 8), (8,))), {4: 2.0})
+        self.assertEqual(ratios_of(((4, 1),), ((2, 9),)), {4: 0.5})
+
+    def test_more_never_takes_less(self):
+        model = Deep()
+        data = torch.randn(64, 32)
+        tape = record_tape(lambda: model(data).square().mean().backward(), "cpu", model)
+        peaks = [scaled(tape, ((64, 32),), ((rows, 32),)).eager_peak() for rows in (1, 8, 63, 64, 65, 100, 1000)]
+        self.assertEqual(peaks, sorted(peaks))
+
+
+class FamilyTest(unittest.TestCase):
+    def budget(self, size):
+        """Returns a budget in which a step of this size needs a plan."""
+        _, fitted, _ = train([size] * 2, 1 << 40)
+        plan = fitted.plan
+        fitted.remove()
+        return (plan.floor.bytes + 2 * plan.eager_peak) // 3
+
+    def test_steps_of_any_size_are_planned_from_one_recording(self):
+        sizes = [96, 80, 128, 100, 33, 1, 128, 150]
+        want, budget = train(sizes)[0], self.budget(110)
+        with self.assertLogs("spillway_torch", logging.INFO) as logs:
+            got, fitted, runs = train(sizes, budget)
+        self.assertEqual(different(want, got), [])
+        self.assertEqual(fitted._recordings, 1)
+        self.assertEqual([run.deviation for run in runs[1:]], [None] * 7)
+        self.assertTrue(all(runs[at].recomputed for at in (2, 6, 7)))  # the larger ones
+        self.assertFalse(any(runs[at].recomputed for at in (4, 5)))
+        self.assertLess(len(logs.output), 5)
+        for rung in fitted._state.family.rungs:
+            self.assertLessEqual(rung.plan.peak, budget)
+        lines = fitted.report().splitlines()
+        self.assertRegex(lines[0], r"budget .* GiB; 8 steps: 7 planned \(88%\), 0 guarded \(0%\), 1 recorded \(12%\)")
+        self.assertRegex(lines[1], r"[1-9]\d* operators ran again, and 0 GiB went to the host")
+        self.assertEqual(len(lines), 2 + len(fitted._state.family.rungs))
+        self.assertIn("inputs of [96, 32] and smaller ones: predicted peak", lines[2])
+        fitted.remove()
+
+    def test_structures_that_take_turns_have_plans_each(self):
+        sizes, left_out = [96] * 10, lambda at: (1, 2) if at % 2 else ()
+        want, budget = train(sizes, left_out=left_out)[0], self.budget(80)
+        with self.assertLogs("spillway_torch", logging.INFO):
+            got, fitted, runs = train(sizes, budget, left_out)
+        self.assertEqual(different(want, got), [])
+        self.assertLessEqual(fitted._recordings, 8)
+        fitted.remove()
+
+    def test_a_size_that_cannot_be_planned_is_named_once_and_runs(self):
+        sizes = [96, 96, 20000, 96, 20000]
+        want = train(sizes)[0]
+        with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+            got, fitted, _ = train(sizes, self.budget(96))
+        self.assertEqual(different(want, got), [])
+        self.assertEqual(len(logs.output), 1)
+        self.assertRegex(logs.output[0], r"there is no plan for inputs of \[20000, 32\], and such steps run under the plan that saves most: a budget of .* below the floor of")
+        fitted.remove()
+
+    def test_a_forward_that_is_never_called_is_said(self):
+        model = Deep()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fitted = fit(model, optimizer, 1 << 40)
+        with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+            for _ in range(4):
+                Deep.forward(model, torch.randn(4, 32)).sum().backward()
+                optimizer.step()
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("nothing is planned, because the model was updated 2 times and its forward was never called", logs.output[0])
+        fitted.remove()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,68 @@
+"""Tests that a budget is kept where a step does not run as planned, on a device that counts its memory."""
+
+import logging
+import unittest
+
+import torch
+
+from counting import Counting
+from spillway_torch.plan.planner import assemble
+from spillway_torch.run.executor import Executor
+from spillway_torch.tape.tape_recorder import record_tape
+from stepping import MODELS, Stepping, different
+
+
+class Guarded(Counting):
+    def in_use(self):
+        return self.allocated
+
+
+class GuardTest(unittest.TestCase):
+    def steps(self, share, rows=256):
+        """Runs steps of a model whose plan moves nothing; returns what they took, the budget, the bytes that moved, and gradients.
+
+        share: the budget, between what a step takes before its forward and what it takes without a budget.
+        rows: those of its batch; the recorded one has 256.
+        """
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(m for _ in range(6) for m in (torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16))))
+        data = torch.randn(1024, 16)
+        tape = record_tape(lambda: model(data[:256]).square().mean().backward(), "cpu")
+        device, peaks, gradients = Guarded(), [], []
+        for budget in (1 << 40, None):
+            with device:
+                for p in model.parameters():
+                    p.grad = None
+                    device.sizes.setdefault(p.untyped_storage()._cdata, None)
+                before = device.allocated
+                if budget is None:
+                    budget = before + int(share * (peaks[0] - before))
+                executor = Executor(assemble(tape, {}, int(budget / 0.9975) + 1), device)
+                device.peak = device.allocated
+                with executor.step() as run:
+                    loss = model(data[:rows]).square().mean()
+                loss.backward()
+                peaks.append(device.peak)
+                gradients.append([p.grad.clone() for p in model.parameters()])
+                for p in model.parameters():
+                    device.sizes.pop(p.untyped_storage()._cdata, None)
+                del loss
+        return peaks[1], budget, run.guarded, gradients
+
+    def test_saved_tensors_go_to_the_host_when_memory_is_short(self):
+        for share in (0.5, 0.7, 0.9):
+            with self.subTest(share):
+                peak, budget, moved, (want, got) = self.steps(share)
+                self.assertLessEqual(peak, budget)
+                self.assertGreater(moved, 0)
+                self.assertEqual(different(want, got), [])
+
+    def test_nothing_moves_where_memory_is_enough(self):
+        peak, budget, moved, (want, got) = self.steps(1.2)
+        self.assertLessEqual(peak, budget)
+        self.assertEqual(moved, 0)
+        self.assertEqual(different(want, got), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
