@@ -36,7 +36,7 @@ LAYERS = {
     "sim/engine": [*CORE, "sim/compression"],
     "policies/kernels": CORE,
     "policies/parts": [*CORE, "policies/kernels"],
-    "policies/plan": [*CORE, "policies/kernels"],
+    "policies/plan": [*CORE, "policies/kernels", "policies/parts"],
     "policies/mmcnn": [*CORE, "policies", "policies/kernels", "policies/parts"],
     "policies": [*CORE, "sim/packing", "policies/kernels", "policies/parts", "policies/plan"],
     "policies/recorded": [*CORE, "policies", "policies/parts"],
