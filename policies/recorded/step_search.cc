@@ -25,8 +25,11 @@ constexpr int64_t kTrialsOfRung = 12;
 // Plans that are tried at the same time. It is not the number of cores, because the result must
 // not depend on that.
 constexpr size_t kBatch = 16;
-// A plan whose trial takes more than the budget is changed and tried again so often.
-constexpr int kRepairs = 2;
+// A plan whose trial takes more than the budget, or waits for copies, is changed and tried again so
+// often.
+constexpr int kAgain = 3;
+// Shorter waits for copies do not count.
+constexpr Duration kShortWait = Duration::Microseconds(20);
 // A plan that takes at most one part in so many longer than the step with hooks alone is not
 // improved.
 constexpr int64_t kEnough = 1000;
@@ -39,7 +42,7 @@ struct Guess {
 constexpr std::array<Guess, 16> kGuesses{{{0.02, 0.15},
                                           {0.02, 0.3},
                                           {0.02, 0.5},
-                                          {0.02, 100},
+                                          {0.001, 100},
                                           {0.1, 0.15},
                                           {0.1, 0.3},
                                           {0.1, 0.5},
@@ -57,7 +60,7 @@ constexpr double kFullLink = 16;
 // otherwise those whose rebuild takes more than this part of their copy.
 constexpr double kBusyLink = 0.4;
 constexpr double kBesideCopy = 0.03;
-constexpr size_t kNew = 3;  // guesses that are made again on each rung, in turn
+constexpr size_t kNew = 2;  // guesses that are made again on each rung, in turn
 // The search has one part in this many of the trials on the floor, where it begins with nothing.
 constexpr int64_t kOnFloor = 3;
 // A prefetch is planned to end this long before it has to.
@@ -79,7 +82,8 @@ struct Tried {
   StepPlan plan;
   Bytes peak;
   Duration time = Duration::Max();  // `Max` if it has not been tried
-  Profile missed;                   // bytes that the trial took beyond the guess
+  Profile missed;                   // bytes that the trial took beyond the guess, by op
+  std::vector<double> waited;       // by movable: seconds that ops of trials waited for its copies
 };
 
 class Search {
@@ -99,6 +103,7 @@ class Search {
     }
     AddChanges();
     Tried nothing;
+    nothing.waited.resize(movable_.size());
     Run(nothing, fixed_);
     enough_ =
         Duration::Picoseconds(nothing.time.picoseconds() + nothing.time.picoseconds() / kEnough);
@@ -109,6 +114,10 @@ class Search {
   Tried Climb(Tried below, Bytes budget, size_t round, int64_t trials) {
     Tried best = std::move(below);
     std::vector<Tried> batch = Guesses(best, round);
+    InParallel(batch.size(), [&](size_t i) { Fit(batch[i], budget.count(), kNone); });
+    // Guesses that agree are tried once.
+    std::ranges::stable_sort(batch, {}, &Tried::fates);
+    batch.erase(std::ranges::unique(batch, {}, &Tried::fates).begin(), batch.end());
     trials -= Try(batch, best, budget, {});
     std::vector<Change> better;  // they made the plan faster alone
     size_t in_vain = 0;
@@ -196,6 +205,7 @@ class Search {
       guess.fates.resize(movable_.size());
       guess.guess = i;
       guess.missed = best.missed;
+      guess.waited.resize(movable_.size());
     }
     if (!first) guesses.push_back(best);
     return guesses;
@@ -293,31 +303,37 @@ class Search {
 
   // Returns the bytes by op if each storage that is not kept is there only when it has to be.
   Profile ProfileOf(const Fates& fates, const Needs& needs) const {
-    Profile profile = fixed_;
+    Profile profile(fixed_.size() + 1);  // changes at first
+    const auto add = [&](size_t begin, size_t end, int64_t bytes) {
+      profile[begin] += bytes;
+      profile[end] -= bytes;
+    };
     for (size_t i = 0; i < movable_.size(); ++i) {
       const Movable& movable = movable_[i];
       if (fates[i] == Fate::kKeep) {
-        const auto last = Index(liveness_.Uses(movable.times->storage).back());
-        Add(profile, movable.begin, last + 1, movable.size);
+        add(movable.begin, Index(liveness_.Uses(movable.times->storage).back()) + 1, movable.size);
         continue;
       }
-      Add(profile, movable.begin, LeavesAt(i, fates[i]), movable.size);
-      for (const Need& need : needs[i]) Add(profile, need.from, need.to + 1, movable.size);
+      add(movable.begin, LeavesAt(i, fates[i]), movable.size);
+      for (const Need& need : needs[i]) add(need.from, need.to + 1, movable.size);
     }
+    profile.pop_back();
+    std::partial_sum(profile.begin(), profile.end(), profile.begin());
+    for (size_t op = 0; op < profile.size(); ++op) profile[op] += fixed_[op];
     return profile;
   }
 
-  // Returns what it costs that a storage has a fate, in seconds. `relied_on` says, by movable, of
-  // how many rebuilds it is a part.
-  double CostOf(size_t i, Fate fate, const Fates& fates, double copy_share,
+  // Returns what it costs that a storage has a fate, in seconds, as far as is known. `relied_on`
+  // says, by movable, of how many rebuilds it is a part.
+  double CostOf(size_t i, Fate fate, const Tried& tried, double copy_share,
                 const std::vector<int64_t>& relied_on) const {
     const Movable& movable = movable_[i];
     if (fate == Fate::kKeep) return 0;
     if (fate == Fate::kOffload)
-      return movable.offload ? copy_share * Seconds(movable.copy) : kNever;
+      return movable.offload ? copy_share * Seconds(movable.copy) + tried.waited[i] : kNever;
     if (!movable.evict) return kNever;
     const double rebuild =
-        Rebuild(i, Index(movable.times->reads.front().taken), fates, [](size_t) {});
+        Rebuild(i, Index(movable.times->reads.front().taken), tried.fates, [](size_t) {});
     return (rebuild + Seconds(trace_.hooks->evict.value_or(Duration()))) *
            static_cast<double>(1 + relied_on[i]);
   }
@@ -329,13 +345,12 @@ class Search {
     return profile;
   }
 
-  // Returns the smallest storage that is rebuilt at the op, for a read or for another rebuild, and
-  // that could be offloaded, or kNone.
-  size_t RebuiltAt(size_t op, const Fates& fates, size_t locked) const {
-    size_t smallest = kNone;
+  // Returns the storages that are rebuilt at the op, for a read or for another rebuild, and that
+  // could be offloaded.
+  std::vector<size_t> RebuiltAt(size_t op, const Fates& fates, size_t locked) const {
+    std::vector<size_t> rebuilt;
     const auto consider = [&](size_t i) {
-      if (fates[i] != Fate::kEvict || !movable_[i].offload || i == locked) return;
-      if (smallest == kNone || movable_[i].size < movable_[smallest].size) smallest = i;
+      if (fates[i] == Fate::kEvict && movable_[i].offload && i != locked) rebuilt.push_back(i);
     };
     for (size_t i = 0; i < fates.size(); ++i) {
       if (fates[i] != Fate::kEvict) continue;
@@ -345,7 +360,9 @@ class Search {
       consider(i);
       Rebuild(i, op, fates, consider);
     }
-    return smallest;
+    std::ranges::sort(rebuilt);
+    rebuilt.erase(std::ranges::unique(rebuilt).begin(), rebuilt.end());
+    return rebuilt;
   }
 
   // Changes fates until the guess fits, and then keeps what there is room for. Neither changes the
@@ -395,7 +412,7 @@ class Search {
           if (fate == Fate::kOffload ? !movable_[i].offload : !movable_[i].evict) continue;
           const auto [begin, end] = gap(i, fate);
           if (at < begin || at >= end) continue;
-          const double cost = CostOf(i, fate, fates, copy_share(), relied_on) /
+          const double cost = CostOf(i, fate, tried, copy_share(), relied_on) /
                               static_cast<double>(movable_[i].size);
           if (cost < least) {
             least = cost;
@@ -403,23 +420,40 @@ class Search {
           }
         }
       }
-      if (cheapest) {
-        change(cheapest->first, cheapest->second);
-        continue;
-      }
       // What is rebuilt here may be what takes too much, with what it is rebuilt from.
-      const size_t rebuilt = RebuiltAt(at, fates, locked);
-      if (rebuilt == kNone) break;
-      rely(rebuilt, -1);
-      fates[rebuilt] = Fate::kOffload;
-      profile = GuessOf(tried);
+      std::vector<std::pair<double, size_t>> rebuilt;  // by their cost for what they may save here
+      for (const size_t i : RebuiltAt(at, fates, locked)) {
+        double sources = 0;
+        Rebuild(i, at, fates, [&](size_t source) {
+          if (fates[source] != Fate::kKeep) sources += static_cast<double>(movable_[source].size);
+        });
+        const double cost = CostOf(i, Fate::kOffload, tried, copy_share(), relied_on) -
+                            CostOf(i, Fate::kEvict, tried, copy_share(), relied_on);
+        if (sources > 0 && cost / sources < least) rebuilt.emplace_back(cost / sources, i);
+      }
+      std::ranges::sort(rebuilt);
+      size_t offloaded = kNone;
+      for (size_t k = 0; k < rebuilt.size() && offloaded == kNone; ++k) {
+        const size_t i = rebuilt[k].second;
+        fates[i] = Fate::kOffload;
+        if (GuessOf(tried)[at] < *most) offloaded = i;
+        fates[i] = Fate::kEvict;
+      }
+      if (offloaded != kNone) {
+        change(offloaded, Fate::kOffload);
+        profile = GuessOf(tried);
+      } else if (cheapest) {
+        change(cheapest->first, cheapest->second);
+      } else {
+        break;
+      }
     }
     const bool full = kGuesses[tried.guess].link * Seconds(starts_.back()) - link >
                       kBusyLink * Seconds(starts_.back());
     std::vector<std::pair<double, size_t>> moved;
     for (size_t i = 0; i < fates.size(); ++i) {
       if (fates[i] == Fate::kKeep || i == locked) continue;
-      moved.emplace_back(-CostOf(i, fates[i], fates, full ? kFullLink : kBesideCopy, relied_on) /
+      moved.emplace_back(-CostOf(i, fates[i], tried, full ? kFullLink : kBesideCopy, relied_on) /
                              static_cast<double>(movable_[i].size),
                          i);
     }
@@ -441,7 +475,9 @@ class Search {
     const Needs needs = NeedsOf(fates);
     Profile profile = ProfileOf(fates, needs);
     const auto has_room = [&](size_t op, int64_t size) {
-      return profile[op] + (tried.missed.empty() ? 0 : tried.missed[op]) + size <= budget;
+      return profile[op] + (tried.missed.empty() ? 0 : std::max<int64_t>(0, tried.missed[op])) +
+                 size <=
+             budget;
     };
     // A stretch between two needs of a storage.
     struct Stretch {
@@ -539,22 +575,30 @@ class Search {
   }
 
   // Makes and tries the plans, and takes the best one of them and `best`. The first plans are the
-  // results of changes, which stay. Returns the number of trials.
+  // results of changes, which stay. Of the others, storages whose copies ops waited for are planned
+  // again. Returns the number of trials.
   int64_t Try(std::vector<Tried>& batch, Tried& best, Bytes budget,
               std::span<const Change> changes) {
     std::vector<int64_t> trials(batch.size());
     InParallel(batch.size(), [&](size_t i) {
       Tried& tried = batch[i];
       const size_t locked = i < changes.size() ? changes[i].storage : kNone;
-      for (int repair = 0; repair <= kRepairs; ++repair) {
+      Tried found;
+      for (int again = 0; again <= kAgain; ++again) {
         const StepPlan last = std::move(tried.plan);
         Fit(tried, budget.count(), locked);
         const Profile guess = Schedule(tried, budget.count());
-        if (tried.plan == last && tried.time != Duration::Max()) return;
-        Run(tried, guess);
+        if (tried.plan == last && tried.time != Duration::Max()) break;
+        const bool waits = Run(tried, guess);
         ++trials[i];
-        if (tried.peak <= budget) return;
+        if (Rank(tried, budget) < Rank(found, budget)) found = tried;
+        if (tried.peak > budget) continue;
+        if (locked != kNone || !waits) break;
+        for (size_t k = 0; k < movable_.size(); ++k) {
+          if (tried.waited[k] > 0 && tried.fates[k] == Fate::kOffload) tried.fates[k] = Fate::kKeep;
+        }
       }
+      tried = std::move(found);
     });
     ranks_.clear();
     for (Tried& tried : batch) {
@@ -564,7 +608,8 @@ class Search {
     return std::accumulate(trials.begin(), trials.end(), int64_t{0});
   }
 
-  void Run(Tried& tried, const Profile& guess) const {
+  // Tries the plan, and returns whether ops waited for copies.
+  bool Run(Tried& tried, const Profile& guess) const {
     StepExecutor executor(tried.plan, places_, trace_.ops.size());
     const Report report = trial_(executor, Bytes::Unlimited(), {.iterations = 1});
     tried.peak = report.metrics.peak_allocated;
@@ -573,8 +618,33 @@ class Search {
     tried.missed.resize(guess.size());
     for (size_t op = 0; op < guess.size(); ++op) {
       const int64_t took = op < used.size() ? used[op].count() : 0;
-      tried.missed[op] = std::max<int64_t>(0, took - guess[op]);
+      tried.missed[op] = took - guess[op];
     }
+    return AddWaits(report, tried.waited);
+  }
+
+  // Adds how long ops waited while the copies of storages ran. Returns whether one waited.
+  bool AddWaits(const Report& report, std::vector<double>& waited) const {
+    std::vector<const TimelineEntry*> copies;
+    for (const TimelineEntry& entry : report.timeline) {
+      if (entry.kind != CommandKind::kKernel) copies.push_back(&entry);
+    }
+    bool any = false;
+    Duration free;  // the device has no earlier op to run from then on
+    for (const TimelineEntry& entry : report.timeline) {
+      if (entry.kind != CommandKind::kKernel) continue;
+      const Duration begin = std::max(free, entry.interval.issued);
+      const Duration end = entry.interval.start;
+      free = entry.interval.end;
+      if (end - begin < kShortWait) continue;
+      for (const TimelineEntry* copy : copies) {
+        const auto i = index_[Index(copy->tensor)];
+        if (!i || copy->interval.end <= begin || copy->interval.end > end) continue;
+        waited[*i] += Seconds(copy->interval.end - std::max(copy->interval.start, begin));
+        any = true;
+      }
+    }
+    return any;
   }
 
   // Adds all changes of one storage, of the largest storages first.
@@ -620,7 +690,7 @@ std::vector<StepRung> SearchSteps(const Trace& trace, const CostModel& cost,
     if (memory > options.memory) break;
     // What low rungs find serves the higher ones.
     const int64_t trials =
-        i == 0 ? options.trials / kOnFloor : options.trials * 2 * (count - i) / (count * count);
+        i == 0 ? options.trials / kOnFloor : options.trials * (count - i) / (count * count);
     best = search.Climb(std::move(best), memory, static_cast<size_t>(i), trials);
     rungs.push_back({memory, best.peak <= memory, best.plan, best.peak, best.time});
   }

@@ -3,7 +3,8 @@
 // It climbs a ladder of budgets, which does not depend on the budget that is asked for. On each
 // rung it begins with the plan of the rung below, which fits there, too. So more memory never
 // has a slower plan, or none. On a rung, a guess from the sizes and the times of ops decides which
-// storages leave; trial runs decide between guesses, and correct what they say of the memory.
+// storages leave; trial runs decide between guesses, and correct what they say of the memory and of
+// the copies that ops wait for.
 
 #ifndef SPILLWAY_POLICIES_RECORDED_STEP_SEARCH_H_
 #define SPILLWAY_POLICIES_RECORDED_STEP_SEARCH_H_
