@@ -19,10 +19,10 @@
 
 #include "policies/kernels/kernel_choice.h"
 #include "policies/parts/forwarding_policy.h"
+#include "policies/parts/in_parallel.h"
 #include "policies/plan/bound.h"
 #include "policies/plan/early_updates.h"
 #include "policies/plan/facts.h"
-#include "policies/plan/in_parallel.h"
 #include "policies/plan/plan.h"
 #include "policies/plan/plan_executor.h"
 #include "policies/plan/search.h"

@@ -5,7 +5,7 @@
 #include <ranges>
 #include <utility>
 
-#include "policies/plan/in_parallel.h"
+#include "policies/parts/in_parallel.h"
 #include "policies/plan/plan_executor.h"
 
 namespace spillway {

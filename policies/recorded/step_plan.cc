@@ -20,21 +20,6 @@ std::string_view Name(StepPlan::Fate fate) {
   return fate == StepPlan::Fate::kOffload ? "offload" : "evict";
 }
 
-// Returns by op the most bytes of the device that are taken while it is prepared and issued.
-std::vector<Bytes> UsedBytes(const Report& report) {
-  std::vector<Bytes> used;
-  Bytes now;
-  for (const Placement& placement : report.placements) {
-    if (!placement.on_device() || placement.kind > PlacementKind::kFree) continue;
-    const size_t op = Index(placement.op);
-    while (used.size() <= op) used.push_back(now);
-    const bool taken = placement.kind == PlacementKind::kAllocate;
-    now += taken ? placement.block.size : Bytes(0) - placement.block.size;
-    used[op] = std::max(used[op], now);
-  }
-  return used;
-}
-
 double Seconds(Duration time) { return static_cast<double>(time.picoseconds()) * 1e-12; }
 
 }  // namespace
@@ -102,6 +87,20 @@ std::optional<size_t> StepPlaces::OpBehind(int64_t position) const {
   const auto found = std::ranges::lower_bound(positions_, position);
   if (position < 0 || found == positions_.end()) return std::nullopt;
   return places_[static_cast<size_t>(found - positions_.begin())];
+}
+
+std::vector<Bytes> UsedBytes(const Report& report) {
+  std::vector<Bytes> used;
+  Bytes now;
+  for (const Placement& placement : report.placements) {
+    if (!placement.on_device() || placement.kind > PlacementKind::kFree) continue;
+    const size_t op = Index(placement.op);
+    while (used.size() <= op) used.push_back(now);
+    const bool taken = placement.kind == PlacementKind::kAllocate;
+    now += taken ? placement.block.size : Bytes(0) - placement.block.size;
+    used[op] = std::max(used[op], now);
+  }
+  return used;
 }
 
 StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) {

@@ -84,6 +84,10 @@ struct StepPlan {
 // as the program can. REQUIRES: the run fits.
 StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory);
 
+// Returns by op the most bytes of the device that are taken while it is prepared and issued. Ops at
+// the end that take and give nothing are left out.
+std::vector<Bytes> UsedBytes(const Report& report);
+
 // The predicted memory and time of a step under a plan and of the step without one (`eager`).
 struct StepPrediction {
   Bytes peak, eager_peak;  // the most bytes allocated at once

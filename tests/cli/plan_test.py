@@ -7,9 +7,11 @@ usage: plan_test.py PATH_OF_SPILLWAY
 """
 
 import json
+import math
 import pathlib
+import random
 
-from harness import DirectoryTest, load_schema, main, schema_errors
+from harness import DirectoryTest, load_schema, main, run, schema_errors
 
 MIB = 1 << 20
 LENGTH = 8
@@ -49,14 +51,28 @@ def step(**hooks):
     }
 
 
+def drawn(draw):
+    """Returns the chain with drawn sizes and times, and ops that also read earlier results."""
+    trace = step()
+    for tensor_ in trace["tensors"]:
+        elements = draw.randrange(1, 17) * MIB
+        tensor_ |= {"shape": [elements], "size": 4 * elements}
+    for op_ in trace["ops"]:
+        op_["recorded"]["time_ns"] = draw.randrange(1, 9) * 10**6
+    for i in range(2, LENGTH):
+        if draw.random() < 0.5:
+            trace["ops"][i]["inputs"].append(f"y{draw.randrange(i - 1)}")
+    return trace
+
+
 class PlanTest(DirectoryTest):
     def setUp(self):
         super().setUp()
         self.trace = self.file("step.json", step())
         self.output = self.directory / "plan.json"
 
-    def rows(self, *args, code=0, trace=None):
-        text = self.ok("plan", trace or self.trace, *QUICK, *args, "--format", "json", code=code)
+    def rows(self, *args, code=0, trace=None, quick=QUICK):
+        text = self.ok("plan", trace or self.trace, *quick, *args, "--format", "json", code=code)
         return self.conforms(text, "step-plans")["rows"]
 
     def test_a_plan_fits_its_budget_and_is_predicted_alike(self):
@@ -100,6 +116,24 @@ class PlanTest(DirectoryTest):
         self.assertEqual(times, sorted(times, reverse=True))
         self.assertEqual(rows[-1]["memory_bytes"], rows[-1]["eager_peak_bytes"])
         self.assertLessEqual(sum(row["knee"] for row in rows), 1)
+
+    def test_more_memory_never_has_a_slower_plan_or_none(self):
+        for seed in range(6):
+            trace = self.file(f"drawn{seed}.json", drawn(random.Random(seed)))
+            rows = self.rows("--memory", "1B", code=1, trace=trace)
+            floor, eager = rows[0]["floor_bytes"], rows[0]["eager_peak_bytes"]
+            fastest = math.inf
+            for part in range(9):
+                memory = floor + (eager - floor) * part // 8
+                rows = json.loads(run("plan", trace, "--memory", f"{memory}B", "--format", "json").stdout)["rows"]
+                with self.subTest(seed=seed, memory=memory):
+                    if rows[0]["status"] != "ok":
+                        self.assertEqual(fastest, math.inf)
+                        continue
+                    self.assertLessEqual(rows[0]["peak_allocated_bytes"], memory)
+                    self.assertLessEqual(rows[0]["iteration_ms"], fastest)
+                    fastest = rows[0]["iteration_ms"]
+            self.assertLess(fastest, math.inf)
 
     def test_an_explanation_names_what_moves(self):
         text = self.ok("plan", self.trace, *QUICK, "--memory", "320MiB", "--explain")

@@ -224,8 +224,8 @@ void AddPlan(Command& program, Session& session) {
   verb.Declared("--policy").initial = "joint";
   verb.Declared("--policy")
       .Help(
-          "The policy that decides; joint makes as many trials as a few seconds allow, unless its "
-          "effort is given");
+          "The policy that decides; joint without parameters stands for a search in the moves that "
+          "the program has");
   verb.Declared("--memory").Help("The budget: a size (12GiB)");
   verb.Flag("--curve", options.curve,
             "Plan for budgets between the least memory of any plan and that of the step as it is");

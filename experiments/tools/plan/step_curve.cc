@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "experiments/run/run.h"
+#include "policies/parts/forwarding_policy.h"
 #include "policies/recorded/step_executor.h"
+#include "policies/recorded/step_search.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -21,12 +23,11 @@ constexpr int64_t kMargin = 400;
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
 // If no plan within the budget is found, plans with these percentages more are tried.
 constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
-// The default policy makes about so many trials of single ops, but no more for each storage that
-// may move than this. A trial of 1,000 ops takes 2 ms.
-constexpr int64_t kTrialsOfOps = 2'500'000;
-constexpr int64_t kTrialsOfStorage = 20;
-// A plan of a curve gets one part in this many of the trials.
-constexpr int64_t kCoarser = 4;
+// The search of the default policy makes about so many trials of single ops, but no more for each
+// storage that autograd saves than this. A trial of 1,000 ops takes 2 ms.
+constexpr int64_t kTrialsOfOps = 800'000;
+constexpr int64_t kTrialsOfStorage = 10;
+constexpr std::string_view kDefault = "joint";
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
   if (!trace.tensor(id).movable) return false;
@@ -100,16 +101,6 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
   return floor;
 }
 
-// Returns the case with an effort of `joint` that suits the length of the step.
-Case WithEffort(Case asked, const Trace& trace, int64_t coarser = 1) {
-  if (asked.policy.name() != "joint") return asked;
-  const auto ops = static_cast<int64_t>(trace.ops.size());
-  const auto saved = static_cast<int64_t>(trace.saved.size());
-  const int64_t trials = std::min(kTrialsOfOps / ops, kTrialsOfStorage * saved);
-  asked.policy = fmt::format("joint:effort={}", std::max<int64_t>(300, trials / coarser));
-  return asked;
-}
-
 // Returns the run of a step in which blocks lie wherever they fit in total: a budget counts the
 // bytes that the program's allocator gives out.
 Draft RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
@@ -120,6 +111,26 @@ Draft RunOf(const Inputs& inputs, const Case& asked, Bytes memory) {
   return run;
 }
 
+// Makes the search, keeps its result in `rungs`, and follows the last plan.
+class Searching final : public ForwardingPolicy {
+ public:
+  Searching(const StepPlaces& places, const StepSearchOptions& options,
+            std::vector<StepRung>& rungs)
+      : places_(places), options_(options), rungs_(rungs) {}
+
+  Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
+                      const TrialRun& trial, const std::string&) override {
+    rungs_ = SearchSteps(trace, cost, places_, trial, options_);
+    chosen_ = std::make_unique<StepExecutor>(rungs_.back().plan, places_, trace.ops.size());
+    return {device.memory};
+  }
+
+ private:
+  const StepPlaces& places_;
+  const StepSearchOptions options_;
+  std::vector<StepRung>& rungs_;
+};
+
 PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t ops) {
   return {"step-plan",
           [&plan, &places, ops] { return std::make_unique<StepExecutor>(plan, places, ops); }};
@@ -129,8 +140,7 @@ PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t op
 
 StepPlanner::StepPlanner(const Case& asked)
     : inputs_(asked),
-      asked_(WithEffort(asked, *inputs_.trace())),
-      coarse_(WithEffort(asked, *inputs_.trace(), kCoarser)),
+      asked_(asked),
       liveness_(*inputs_.trace()),
       places_(
           [this]() -> const Trace& {
@@ -177,10 +187,10 @@ PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
   return planned;
 }
 
-PlannedStep StepPlanner::Tried(Bytes memory, const Case& asked) const {
+PlannedStep StepPlanner::Tried(Bytes memory) const {
   PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
   if (eager_.metrics.peak_allocated <= memory) return planned;
-  const Report report = Predict(RunOf(inputs_, asked, memory), 1).report;
+  const Report report = Predict(RunOf(inputs_, asked_, memory), 1).report;
   if (report.fits()) {
     planned.plan = PlanFrom(report, places_, memory);
     planned.prediction = PredictionOf(report);
@@ -190,17 +200,10 @@ PlannedStep StepPlanner::Tried(Bytes memory, const Case& asked) const {
   return planned;
 }
 
-PlannedStep StepPlanner::In(Bytes memory) const { return In(memory, asked_); }
-
-PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
-  if (memory < floor_.size) return {memory, {}, PredictionOf(eager_), floor_.size};
-  if (eager_.metrics.peak_allocated <= memory) return {memory, {}, PredictionOf(eager_), Bytes(0)};
-  const Bytes margin =
-      trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
-  const Bytes aim = std::max(floor_.size, memory - margin);
-  PlannedStep planned = Tried(aim, asked);
+PlannedStep StepPlanner::ByPolicy(Bytes memory) const {
+  PlannedStep planned = Tried(AimOf(memory));
   for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
-    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]), coarse_);
+    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]));
     if (!more.fits()) continue;
     if (more.prediction.peak <= memory) {
       planned = more;
@@ -209,26 +212,71 @@ PlannedStep StepPlanner::In(Bytes memory, const Case& asked) const {
     }
     break;
   }
-  if (planned.best > Bytes(0) && planned.best <= memory) {
-    planned.best = eager_.metrics.peak_allocated;
-  }
-  planned.memory = memory;
   return planned;
 }
 
-std::vector<PlannedStep> StepPlanner::Curve() const {
-  std::vector<PlannedStep> curve{In(floor_.size, coarse_)};
-  std::set<Bytes> budgets;
-  Bytes start = floor_.size;
-  if (!curve.front().fits()) budgets.insert(start = curve.front().best);
-  const Bytes most = eager_.metrics.peak_allocated;
-  for (const int64_t share : kShares) {
-    budgets.insert(start + Bytes((most - start).count() / 100 * share));
+std::vector<StepRung> StepPlanner::RungsTo(Bytes memory) const {
+  const auto ops = static_cast<int64_t>(trace().ops.size());
+  const auto saved = static_cast<int64_t>(trace().saved.size());
+  const StepSearchOptions options{floor_.size, eager_.metrics.peak_allocated, memory,
+                                  std::min(kTrialsOfOps / ops, kTrialsOfStorage * saved)};
+  std::vector<StepRung> rungs;
+  Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
+  run.policy = {"step-search",
+                [&] { return std::make_unique<Searching>(places_, options, rungs); }};
+  Predict(run, 1);
+  return rungs;
+}
+
+PlannedStep StepPlanner::OnRung(std::span<const StepRung> rungs, Bytes memory) const {
+  const Bytes aim = AimOf(memory);
+  const auto above = std::ranges::upper_bound(rungs, aim, {}, &StepRung::memory);
+  const StepRung& rung = *std::prev(above);
+  PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
+  if (rung.fits) planned = Predicted(rung.plan, memory);
+  if (!rung.fits || planned.prediction.peak > memory) planned.best = rung.peak;
+  return planned;
+}
+
+Bytes StepPlanner::AimOf(Bytes memory) const {
+  const Bytes margin =
+      trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
+  return std::max(floor_.size, memory - margin);
+}
+
+std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
+  const Bytes eager = eager_.metrics.peak_allocated;
+  const auto needs_plan = [&](Bytes memory) { return memory >= floor_.size && memory < eager; };
+  std::vector<StepRung> rungs;
+  if (asked_.policy.name() == kDefault) {
+    Bytes most;
+    for (const Bytes memory : budgets) {
+      if (needs_plan(memory)) most = std::max(most, AimOf(memory));
+    }
+    if (most > Bytes(0)) rungs = RungsTo(most);
   }
-  budgets.insert(most);
-  budgets.erase(floor_.size);
-  for (const Bytes budget : budgets) curve.push_back(In(budget, coarse_));
-  return curve;
+  std::vector<PlannedStep> all;
+  for (const Bytes memory : budgets) {
+    PlannedStep& planned =
+        all.emplace_back(PlannedStep{memory, {}, PredictionOf(eager_), Bytes(0)});
+    if (memory < floor_.size) planned.best = floor_.size;
+    if (!needs_plan(memory)) continue;
+    planned = rungs.empty() ? ByPolicy(memory) : OnRung(rungs, memory);
+    if (planned.best > Bytes(0) && planned.best <= memory) planned.best = eager;
+    planned.memory = memory;
+  }
+  return all;
+}
+
+PlannedStep StepPlanner::In(Bytes memory) const { return In(std::span(&memory, 1)).front(); }
+
+std::vector<PlannedStep> StepPlanner::Curve() const {
+  const Bytes most = eager_.metrics.peak_allocated;
+  std::set<Bytes> budgets{floor_.size, most};
+  for (const int64_t share : kShares) {
+    budgets.insert(floor_.size + Bytes((most - floor_.size).count() / 100 * share));
+  }
+  return In(std::vector(budgets.begin(), budgets.end()));
 }
 
 std::string StepPlanner::Format(const PlannedStep& planned) const {

@@ -6,12 +6,14 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "experiments/run/case.h"
 #include "experiments/run/inputs.h"
 #include "policies/recorded/step_plan.h"
+#include "policies/recorded/step_search.h"
 #include "traces/base/units.h"
 
 namespace spillway {
@@ -50,10 +52,13 @@ class StepPlanner {
   const StepPlaces& places() const { return places_; }
   const StepFloor& floor() const { return floor_; }
 
-  // Returns the plan of `asked.policy` within `memory` bytes. It leaves a little of the memory
-  // free, because a GPU's allocator does not place the blocks of all steps alike. If the budget
-  // suffices without a plan, the plan is empty. Throws the errors of the policy.
+  // Returns the plan of `asked.policy` within `memory` bytes, or within each of the budgets. It
+  // leaves a little of the memory free, because a GPU's allocator does not place the blocks of all
+  // steps alike. If the budget suffices without a plan, the plan is empty. `joint` stands for
+  // `SearchSteps`: with more memory, it never has a slower plan, or none. Throws the errors of the
+  // policy.
   PlannedStep In(Bytes memory) const;
+  std::vector<PlannedStep> In(std::span<const Bytes> budgets) const;
   // Carries a given plan out, which need not fit.
   PlannedStep Predicted(const StepPlan& plan, Bytes memory) const;
   // Returns plans for the floor and for the step as it is, and for shares of the way between them.
@@ -63,13 +68,20 @@ class StepPlanner {
   std::string Format(const PlannedStep& planned) const;
 
  private:
-  PlannedStep In(Bytes memory, const Case& asked) const;
-  PlannedStep Tried(Bytes memory, const Case& asked) const;
+  // Returns the part of a budget that a plan may take.
+  Bytes AimOf(Bytes memory) const;
+  // Return what the policy decides with the memory; `ByPolicy` also tries a little more, whose plan
+  // may fit.
+  PlannedStep Tried(Bytes memory) const;
+  PlannedStep ByPolicy(Bytes memory) const;
+  // Return the rungs of the search in at most `memory`, and what the highest of them in `memory`
+  // has.
+  std::vector<StepRung> RungsTo(Bytes memory) const;
+  PlannedStep OnRung(std::span<const StepRung> rungs, Bytes memory) const;
   StepPrediction PredictionOf(const Report& report) const;
 
   const Inputs inputs_;
   const Case asked_;
-  const Case coarse_;  // with less effort, for one of many plans
   const Liveness liveness_;
   const StepPlaces places_;
   StepFloor floor_;

@@ -1,4 +1,4 @@
-#include "policies/plan/in_parallel.h"
+#include "policies/parts/in_parallel.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,7 +1,7 @@
 // A loop whose iterations are independent, on all cores.
 
-#ifndef SPILLWAY_POLICIES_PLAN_IN_PARALLEL_H_
-#define SPILLWAY_POLICIES_PLAN_IN_PARALLEL_H_
+#ifndef SPILLWAY_POLICIES_PARTS_IN_PARALLEL_H_
+#define SPILLWAY_POLICIES_PARTS_IN_PARALLEL_H_
 
 #include <cstddef>
 #include <functional>
@@ -14,4 +14,4 @@ void InParallel(size_t count, const std::function<void(size_t)>& work);
 
 }  // namespace spillway
 
-#endif  // SPILLWAY_POLICIES_PLAN_IN_PARALLEL_H_
+#endif  // SPILLWAY_POLICIES_PARTS_IN_PARALLEL_H_
