@@ -164,7 +164,10 @@ class WheelTest(unittest.TestCase):
 
         for library in root.folder.rglob("spillway_torch/**/*.so"):
             library.unlink()
-        self.assertRegex(self.train(root), "takes longer: no library was built for PyTorch .*, and there is no C\\+\\+ compiler")
+        code, _, error = root.run(self.python, "/tmp/training.py")
+        self.assertEqual(code, 1)
+        self.assertRegex(error, "steps under a plan need the library of the package: no library was built for PyTorch .*, and there is no "
+                                "C\\+\\+ compiler")
 
 
 def main():

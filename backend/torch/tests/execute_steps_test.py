@@ -124,6 +124,14 @@ class StepsTest(PlansTest):
         self.varies(forward, True, False)
         self.varies(forward, False, True)
 
+    def test_casts_of_a_weight_beside_others(self):
+        def forward(s):
+            with torch.autocast("cpu", torch.bfloat16):
+                h = torch.addmm(s.a.bias, s.norm(torch.tanh(s.b(s.x)).float()), s.a.weight)
+            return s.c(torch.exp(h.float() * s.now)).pow(2).sum()
+
+        self.varies(forward, 1.0, 0.5, False)
+
     def test_another_type_of_autocast(self):
         def forward(s):
             with torch.autocast("cpu", s.now):

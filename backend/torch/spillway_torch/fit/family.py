@@ -51,6 +51,7 @@ class Family:
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.corrections = 0
         self.deviated = False  # the last step under a plan of it had other operators
+        self.settled = False  # another recording had the same operators: a further one would, too
         self.rungs: list[Rung] = []
         self.update_seconds = 0.0
         self._device, self._budget, self._policy = device, budget, policy

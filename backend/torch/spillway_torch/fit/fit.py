@@ -17,9 +17,10 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.plan import GIB, Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
+from ..run.library import steps_library
 from ..tape.regions import is_compiled
 from ..tape.scaled import Shapes
-from ..tape.tape import Tape
+from ..tape.tape import Tape, structure
 from ..tape.tape_recorder import TapeRecorder
 from .family import Family, Rung, text_of
 
@@ -223,7 +224,7 @@ class Fitted:
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
             state.open.end()
-            state.family.deviated = state.open.deviation is not None
+            state.family.deviated = state.open.deviation is not None and not state.family.settled
             state.last, state.open = state.open, None
         elif isinstance(state, Recording) and not _in_backward():
             state.recorder.end_forward()
@@ -427,6 +428,7 @@ class Fitted:
         family.more = more
         family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
         known = self._families.setdefault(recorded.kind, [])
+        family.settled = any(structure(other.tape) == structure(family.tape) for other in known)
         known.append(family)
         self._families.move_to_end(recorded.kind)
         while len(self._all()) > MOST_STRUCTURES:
@@ -467,7 +469,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
     policy: as for `make_plan`.
 
-    Raises `SpillwayError` for a model that cannot be planned; the optimizer's step raises it for a budget below the floor.
+    Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
+    floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
     if not isinstance(model, torch.nn.Module):
@@ -484,6 +487,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
+    steps_library()  # it may have to be built, which takes longer than a step
     return Fitted(model, optimizer, budget, kind, hook_forward, policy)
 
 

@@ -27,6 +27,7 @@ from .library import steps_library
 
 log = logging.getLogger("spillway_torch")
 _MAKING = threading.Lock()
+OUTSIDE = object()  # stands for any tensor that is no storage of the plan
 MADE, SAVED, HELD, COPIED, SCRATCH = range(5)  # kinds of operands (step_library.h)
 GUARDED = 0.9975  # of the budget, beyond which saved tensors go to the host
 UNLIMITED = (1 << 63) - 1
@@ -157,13 +158,25 @@ class Executor:
                 starts.setdefault(pack.op, pack.position)
         known: set[int] = set()  # storages that planned operators have read: the library knows them again
 
+        def is_known(operand: Any, position: int) -> bool:
+            """Returns whether the library knows the tensor's storage there."""
+            if not isinstance(operand, Ref):
+                return False
+            storage = operand.value[0]
+            return storage in planned or storage in known or saved.get(storage, len(tape.positions)) < position
+
         def tells(operand: Any, at: int) -> Any:
             """Returns what tells a tensor from others where the operator runs; None if nothing does."""
             if not isinstance(operand, Ref) or tape.held(operand, at):
-                return None
-            storage = operand.value[0]
-            there = storage in planned or storage in known or saved.get(storage, len(tape.positions)) < tape.ops[at].position
-            return operand.value if there else None
+                return OUTSIDE
+            return operand.value if is_known(operand, tape.ops[at].position) else None
+
+        def fits(told: list[Any], other: Op) -> bool:
+            """Returns whether another operator may read the tensors that are told."""
+            read = [operand for operand, _ in operands_of(other)]
+            return len(read) == len(told) and all(
+                wanted is None or (not is_known(operand, other.position) if wanted is OUTSIDE
+                                   else isinstance(operand, Ref) and operand.value == wanted) for wanted, operand in zip(told, read))
 
         for at in ops:
             op, reads = tape.ops[at], []
@@ -180,7 +193,7 @@ class Executor:
                     known.add(storage)
                     reads.append((MADE if storage in planned else SAVED, numbers[storage], writes))
             before = itertools.takewhile(lambda other: other.position == op.position, reversed(tape.ops[max(0, at - NEAR):at]))
-            turn = sum(1 for other in before if other.func is op.func and _fits(told, other))
+            turn = sum(1 for other in before if other.func is op.func and fits(told, other))
             made = [(index, numbers[ref.value[0]]) for index, ref in enumerate(op.results) if ref is not None and ref.value[0] in op.fresh]
             schema = op.func._schema
             added.append((schema.name, schema.overload_name, op.place, starts.get(at, op.position), op.position, turn, reads, made, op.random))
@@ -215,12 +228,6 @@ def _more_host(device: Device, pieces: list[Host], spare: list[Host], size: int)
         spare.remove(fitting)
     pieces.append(fitting if fitting is not None else device.host(size))
     return pieces[-1].bytes
-
-
-def _fits(told: list[Any], op: Op) -> bool:
-    """Returns whether an operator reads the tensors that are told."""
-    read = [operand.value if isinstance(operand, Ref) else None for operand, _ in operands_of(op)]
-    return len(read) == len(told) and all(wanted in (None, value) for wanted, value in zip(told, read))
 
 
 def _recipes_of(plan: Plan) -> list[tuple[Saved, str]]:

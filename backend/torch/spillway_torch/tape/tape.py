@@ -192,6 +192,11 @@ def fingerprint(tape: Tape) -> str:
     return hashlib.sha256(repr((parts, named, [(u.position, u.pack.position) for u in tape.unpacks])).encode()).hexdigest()[:16]
 
 
+def structure(tape: Tape) -> int:
+    """Returns a number that tapes share if they have the same operators and save the same results, of any sizes."""
+    return hash((tuple((op.name, op.position) for op in tape.ops), tuple((p.position, p.value) for p in tape.packs)))
+
+
 def has_sign(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor stands for the conjugate or the negative of what lies in its storage."""
     return tensor.is_conj() or tensor.is_neg()
