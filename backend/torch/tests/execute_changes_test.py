@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from spillway_torch import NotRecordableError
+from spillway_torch.plan.planner import assemble
 from spillway_torch.run.executor import executor_of, step
 from spillway_torch.tape.tape import Geometry, overlap
-from stepping import Case, Dropout, PlansTest, different
+from stepping import Case, Dropout, PlansTest, candidates, different
 
 
 class ChangesTest(PlansTest):
@@ -30,6 +31,87 @@ class ChangesTest(PlansTest):
             return s.c(torch.tanh(h)).pow(2).sum()
 
         self.varies(forward, False, True, True)
+
+    def test_a_source_that_is_read_before_autograd_saves_it(self):
+        for way in ("changed in place", "changed by its data", "another tensor", "negative", "copy"):
+            def forward(s, way=way):
+                h, k = s.a(s.x), s.b(s.x)
+                t = h + 1.0  # reads h, and saves nothing
+                if s.now and way == "changed in place":
+                    h.mul_(2.0)
+                if s.now and way == "changed by its data":
+                    h.data.mul_(2.0)
+                saved = {"another tensor": k, "negative": -h, "copy": h.clone().mul_(3)}.get(way, h) if s.now else h
+                return F.gelu(saved).sum() + s.c(torch.tanh(t)).pow(2).sum() + k.sum()
+
+            with self.subTest(way):
+                self.varies(forward, False, True)
+                case = Case(forward, False)
+                tape = case.record()
+                plan = assemble(tape, {s.storage: "evict" for s in candidates(tape)
+                                       if s.chain is not None and s.chain.sources and len(s.chain.ops) == 2})
+                for case.now in (False, True, False):
+                    self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+                self.assertEqual(len(executor_of(plan).deviations), 1)
+
+    def test_a_source_that_forward_changes_later(self):
+        for change in (lambda h: h.detach().mul_(2.0), lambda h: h.data.mul_(2.0)):
+            def forward(s, change=change):
+                h = s.a(s.x)
+                _ = h * h  # it saves h, and has no backward
+                loss = s.c(torch.sigmoid(h + 1.0)).pow(2).sum()
+                if s.now:
+                    change(h)
+                return loss
+
+            case = Case(forward, False)
+            tape = case.record()
+            plan = assemble(tape, {s.storage: "evict" for s in candidates(tape) if s.chain is not None and s.chain.sources})
+            self.assertGreater(len(plan.actions), 0)
+            for case.now in (False, True, False):
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+
+    def test_a_number_given_as_a_tensor(self):
+        case = self.case()
+        floor = torch.tensor(5.0)
+        case.forward = lambda: case.c(torch.tanh(F.threshold(case.a(case.x), 0.1, floor))).pow(2).sum()
+        for plan in self.plans(case.record()):
+            for value in (5.0, 6.0, 5.0):
+                floor.fill_(value)
+                want = case.run()
+                self.assertEqual(different(want, case.run(lambda: step(plan), lambda: floor.fill_(9.0))), [])
+            floor.fill_(5.0)
+
+    def test_parameters_that_move_and_share_a_storage(self):
+        case = self.case()
+        tape = case.record()
+        vector = torch.nn.utils.parameters_to_vector(case.model.parameters())
+        torch.nn.utils.vector_to_parameters(vector.detach().clone(), case.model.parameters())  # views of one tensor
+        for plan in self.plans(tape):
+            for factor in (1.0, 0.5):
+                with torch.no_grad():
+                    case.norm.weight.mul_(factor)
+                self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
+            self.assertEqual(executor_of(plan).deviations, [])
+
+    def test_a_recomputed_tensor_changed_before_backward(self):
+        def forward(s):
+            s.kept[:] = [torch.tanh(s.a(s.x))]
+            return s.c(s.kept[0]).pow(2).sum()
+
+        case = Case(lambda s: s.c(torch.tanh(s.a(s.x))).pow(2).sum())
+        tape, case.forward = case.record(), lambda: forward(case)
+        for plan in self.plans(tape):
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                case.run(lambda: step(plan), lambda: case.kept[0].detach().mul_(2.0))
+
+    def test_an_operator_that_needs_gradients_enabled(self):
+        case = self.case()
+        rnn = torch.nn.LSTM(8, 8, batch_first=True)
+        data = torch.randn(3, 4, 8)
+        case.forward = lambda: rnn(torch.tanh(data @ case.a.weight))[0].pow(2).sum()
+        for plan in self.plans(case.record()):
+            self.assertEqual(different(case.run(), case.run(lambda: step(plan))), [])
 
     def test_a_saved_tensor_that_the_recorded_step_changes(self):
         def forward(s):

@@ -72,7 +72,6 @@ class Planned:
 
     device: Device
     family: Family  # of the last step
-    shapes: Shapes = ()
     rung: Optional[Rung] = None  # its plan; None if there was none for it
     open: Optional[_Run] = None
     last: Optional[_Run] = None  # the last forward
@@ -93,11 +92,9 @@ class Removed:
 class Fitted:
     """A model whose steps run under plans, once there are some. `remove` ends that.
 
-    The part of a step that is planned lies between `begin` and `end`. Hooks of the model call them around its forward; a training
+    The part of a step that is planned lies between `begin` and `end`. A call of the model calls them around its forward; a training
     loop that plans more calls them itself.
     """
-
-    _state: Waiting | Recording | Recorded | Planned | Removed = Removed()
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
                  hook_forward: bool, policy: str | None) -> None:
@@ -105,10 +102,11 @@ class Fitted:
         self._budget = budget
         self._policy = policy
         self._device = device
-        self._state = Waiting()
+        self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._recordings = 0
         self._steps = {"planned": 0, "guarded": 0, "recorded": 0}
         self._ran = {"recomputed": 0, "guarded": 0}
+        self._accumulated = 0  # most bytes of gradients before a forward
         self._unseen = 0  # updates of the model before its forward was called
         self._families: collections.OrderedDict[Kind, list[Family]] = collections.OrderedDict()  # the last one was used last
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
@@ -269,7 +267,7 @@ class Fitted:
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
         self._count(state.last)
-        state.family, state.shapes = family, shapes
+        state.family = family
         state.rung, executor, scale = family.run_for(shapes)
         state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
         self._steps["planned" if state.rung is not None else "guarded"] += 1
@@ -324,7 +322,7 @@ class Fitted:
         self._steps["recorded"] += 1
 
     def _count(self, run: _Run | None) -> None:
-        """Counts what a step did whose backward has run."""
+        """Counts what a step did once its backward has run."""
         if run is not None:
             self._ran["recomputed"] += run.recomputed
             self._ran["guarded"] += run.guarded
@@ -364,8 +362,6 @@ class Fitted:
         """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
         self._accumulated = max(self._accumulated, self._gradient_bytes())
         return self._new_state(), max(0, self._accumulated - recorded)
-
-    _accumulated = 0  # most bytes of gradients before a forward
 
     def _end_recording(self) -> None:
         state = self._state
