@@ -12,7 +12,7 @@ from spillway_torch.base.device import CpuDevice
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from stepping import Case, PlansTest, different
 
-DRAWN = 40  # programs
+DRAWN = 25  # programs
 
 
 class Drawn:
