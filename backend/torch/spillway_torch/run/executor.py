@@ -128,8 +128,9 @@ class Executor:
             numbers[saved.storage]
         added = self._ops(ops, numbers)
         counts = device.in_use() >= 0
-        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), int(GUARDED * plan.budget) if counts else UNLIMITED,
-                              (SMALLEST if tape.device == "cuda" else 1) if counts else UNLIMITED, len(tape.positions), len(numbers), tape.compiled)
+        budget, smallest = (int(GUARDED * plan.budget), SMALLEST if tape.device == "cuda" else 1) if counts else (UNLIMITED, UNLIMITED)
+        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), budget, smallest,
+                              len(tape.positions), len(numbers), tape.compiled)
         for op in added:
             table.add_op(*op)
         index = {saved.storage: at for at, (saved, _) in enumerate(self._recipes)}
@@ -196,7 +197,8 @@ class Executor:
             turn = sum(1 for other in before if other.func is op.func and fits(told, other))
             made = [(index, numbers[ref.value[0]]) for index, ref in enumerate(op.results) if ref is not None and ref.value[0] in op.fresh]
             schema = op.func._schema
-            added.append((schema.name, schema.overload_name, op.place, starts.get(at, op.position), op.position, turn, reads, made, op.random))
+            added.append((schema.name, schema.overload_name, op.place, starts.get(at, op.position), op.position, turn, reads, made,
+                          op.random))
         return added
 
     def close(self) -> None:
