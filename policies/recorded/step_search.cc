@@ -57,7 +57,7 @@ constexpr std::array<Guess, 16> kGuesses{{{0.02, 0.15},
                                           {16, 100}}};
 constexpr double kFullLink = 16;
 // Storages that are offloaded stay first if copies take more than this part of the step, and
-// otherwise those whose recompute takes more than this part of their copy.
+// otherwise those whose recomputation takes more than this part of their copy.
 constexpr double kBusyLink = 0.4;
 constexpr double kBesideCopy = 0.03;
 constexpr size_t kNew = 2;  // guesses that are made again on each rung, in turn
@@ -230,8 +230,8 @@ class Search {
     for (size_t op = begin; op < end; ++op) profile[op] += bytes;
   }
 
-  // Calls `use(i)` for each movable from which the recompute of a movable at an op begins, and
-  // returns the seconds of the recompute, without what these take. Returns kNever if it is
+  // Calls `use(i)` for each movable from which the recomputation of a movable at an op begins, and
+  // returns the seconds of the recomputation, without what these take. Returns kNever if it is
   // impossible.
   template <typename Use>
   double Recompute(size_t storage, size_t at, const Fates& fates, const Use& use) const {
@@ -345,8 +345,8 @@ class Search {
     return profile;
   }
 
-  // Returns the storages that are recomputed at the op, for a read or for another recompute, and
-  // that could be offloaded.
+  // Returns the storages that are recomputed at the op, for a read or for another recomputation,
+  // and that could be offloaded.
   std::vector<size_t> RebuiltAt(size_t op, const Fates& fates, size_t locked) const {
     std::vector<size_t> recomputed;
     const auto consider = [&](size_t i) {

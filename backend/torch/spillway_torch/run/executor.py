@@ -129,7 +129,7 @@ class Executor:
         added = self._ops(ops, numbers)
         counts = device.in_use() >= 0
         budget, smallest = (int(GUARDED * plan.budget), SMALLEST if tape.device == "cuda" else 1) if counts else (UNLIMITED, UNLIMITED)
-        table = library.Table(tape.packed, native, SpillwayError, changed, self.host.shared(device), budget, smallest,
+        table = library.Table(tape.packed, native, changed, self.host.shared(device), budget, smallest,
                               len(tape.positions), len(numbers), tape.compiled)
         for op in added:
             table.add_op(*op)

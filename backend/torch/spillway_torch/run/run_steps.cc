@@ -45,12 +45,6 @@ struct Position {
   int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
 };
 
-// Functions and types of Python.
-struct Python {
-  py::object error;    // SpillwayError
-  py::object changed;  // raises the error about a tensor that was changed in place
-};
-
 // Memory of the host for the copies of steps. It begins anew when no step needs it any more.
 class Host {
  public:
@@ -102,9 +96,9 @@ class Host {
 struct Table {
   int64_t packed;  // tensors, in the recorded step
   std::shared_ptr<Device> device;
-  Python python;
-  int64_t budget;    // bytes; the most that there are if the device does not count them
-  int64_t smallest;  // bytes of a storage that goes to the host where memory is short
+  py::object changed;  // raises the error about a tensor that was changed in place
+  int64_t budget;      // bytes; the most that there are if the device does not count them
+  int64_t smallest;    // bytes of a storage that goes to the host where memory is short
   Ops ops;
   std::vector<Recipe> recipes;
   std::vector<Position> positions;
@@ -112,11 +106,6 @@ struct Table {
 };
 
 // ---- Steps ----
-
-[[noreturn]] void Raise(const py::object& type, const std::string& message) {
-  PyErr_SetString(type.ptr(), message.c_str());
-  throw py::error_already_set();
-}
 
 // A storage in one step. It lives as long as autograd holds a tensor in it, or one that is
 // recomputed from it.
@@ -163,7 +152,7 @@ class Slot {
   }
 
   void CheckUnchanged() const {
-    const py::object& changed = table_->python.changed;
+    const py::object& changed = table_->changed;
     if (Saved() != saved_) changed(py::none(), saved_, Saved());
     if (tensor.defined() && VersionOf(tensor) != version_)
       changed(py::none(), version_, VersionOf(tensor));
@@ -294,13 +283,6 @@ class Run {
     watch_.End();
     open_ = false;
     deviate_ = py::object();
-  }
-
-  // Drops the storages that can come back.
-  void GiveUp() {
-    for (const auto& weak : slots_) {
-      if (const auto slot = weak.lock()) slot->GiveUp();
-    }
   }
 
   // Returns whether a backward may still read what it saved.
@@ -494,7 +476,7 @@ class Run {
   Tensor Read(const Packed& packed) {
     if (packed.slot == nullptr) {
       if (VersionOf(packed.tensor) != packed.version)
-        table_->python.changed(packed.tensor, packed.version);
+        table_->changed(packed.tensor, packed.version);
       return packed.tensor;
     }
     const Tensor base = Fetch(*packed.slot);
@@ -602,13 +584,12 @@ py::tuple HooksOf(const py::object& run) {
       py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_hook, self.ptr())));
 }
 
-std::shared_ptr<Table> MakeTable(int64_t packed, std::shared_ptr<Device> device, py::object error,
-                                 py::object changed, std::shared_ptr<Host> host, int64_t budget,
-                                 int64_t smallest, size_t positions, size_t storages,
-                                 bool compiled) {
+std::shared_ptr<Table> MakeTable(int64_t packed, std::shared_ptr<Device> device, py::object changed,
+                                 std::shared_ptr<Host> host, int64_t budget, int64_t smallest,
+                                 size_t positions, size_t storages, bool compiled) {
   Table table{packed,
               std::move(device),
-              {std::move(error), std::move(changed)},
+              std::move(changed),
               budget,
               smallest,
               {compiled,
@@ -691,7 +672,6 @@ PYBIND11_MODULE(spillway_steps, module) {
       .def(py::init<std::shared_ptr<Table>, py::object, double>())
       .def_property_readonly("hooks", &HooksOf)
       .def("end", &Run::End)
-      .def("give_up", &Run::GiveUp)
       .def("waits", &Run::Waits)
       .def("alive", &Run::Alive)
       .def_readonly("packs", &Run::packs)

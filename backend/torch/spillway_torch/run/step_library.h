@@ -1,4 +1,4 @@
-// What the parts of the library share.
+// The library keeps tensors, operators and the watch of a step here, which its parts share.
 
 #pragma once
 
@@ -71,9 +71,9 @@ struct Operand {
   bool IsInStep() const { return kind == Kind::kMade || kind == Kind::kSaved; }
 };
 
-// An operator of the recorded step, which steps under the plan run, too. It is known by its place
-// in the sequence of operators and by the storages that it reads; sizes, numbers and all other
-// arguments are those of each step.
+// An operator of the recorded step, which steps under the plan run, too. A watch knows it
+// again by its place in the sequence of operators and by the storages that it reads; sizes, numbers
+// and all other arguments are those of each step.
 struct PlannedOp {
   c10::OperatorHandle op;
   // What PyTorch runs in the place of the operator where no dispatch mode is active, as in
@@ -103,8 +103,8 @@ struct Ops {
   size_t storages = 0;
   std::vector<PlannedOp> all = {};
   std::vector<Numbers> at = {};  // by position
-  std::vector<Numbers> coming =
-      {};  // those that may begin there, since autograd saves what they read first
+  // By position: those that may begin there, because autograd saves what they read first.
+  std::vector<Numbers> coming = {};
 };
 
 // Switches of PyTorch that choose among kernels.

@@ -167,6 +167,7 @@ Watch::Watch(const Ops& ops, Device& device, std::function<void(size_t)> on_writ
       known_(ops.storages) {}
 
 Watch::~Watch() {
+  End();
   for (const auto& [storage, number] : numbers_) c10::raw::weak_intrusive_ptr::decref(storage);
 }
 

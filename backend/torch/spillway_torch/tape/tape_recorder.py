@@ -608,7 +608,7 @@ def _refuse_transforms(message: str) -> Any:
 def refuse_hooks() -> None:
     """Raises `SpillwayError` if the program's own saved-tensor hooks are active, which those of a plan would undo.
 
-    It raises the same error for a version of PyTorch that does not show what a plan needs: active hooks, and the types of nodes.
+    It raises the same error for a version of PyTorch that does not show what a plan needs: which hooks are active.
     """
     if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         raise SpillwayError(f"plans need a later version of PyTorch than {torch.__version__}; they are tested with 2.11")
