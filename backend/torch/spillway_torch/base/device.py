@@ -21,6 +21,9 @@ from .errors import SpillwayError
 MEASURED = 128 << 20  # bytes of a copy whose time is measured
 MIB = 1 << 20
 GRANULE = 512  # bytes; PyTorch's allocator of GPUs rounds up to a multiple
+CYCLES = 2e9  # of a GPU in a second, at least
+SLEEP = 5e-3  # seconds that it sleeps at a time
+AHEAD = 1e-3  # seconds that the host takes for an operator at most
 BESIDE = 0.95  # copies beside operators reach this share of their bandwidth alone
 
 
@@ -181,8 +184,13 @@ class CudaDevice(Device):
     def current(self) -> bool:
         return bool(torch._C._cuda_getCurrentRawStream(self.index) == self._current)
 
+    def stream(self) -> Any:
+        """Returns the current stream."""
+        return self._streams[Queue.COMPUTE] if self.current() else torch.cuda.current_stream(self.index)
+
     def host(self, size: int) -> Host:
-        return _RegisteredHost(size)
+        with torch.cuda.device(self.index):
+            return _RegisteredHost(size)
 
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.place)
@@ -244,6 +252,33 @@ class CudaDevice(Device):
     def now(self) -> float | None:
         torch.cuda.synchronize(self.index)
         return time.perf_counter()
+
+
+class Timer:
+    """Events that time operators of the current stream. The GPU sleeps where it could wait for the host, whose time they would measure."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._busy = 0.0  # until when the GPU sleeps at least
+        slept, done = self.event(), None
+        torch.cuda._sleep(int(SLEEP * CYCLES))
+        done = self.event()
+        done.synchronize()
+        self._cycles = max(CYCLES, SLEEP * CYCLES / (slept.elapsed_time(done) / 1e3))
+
+    def event(self) -> Any:
+        """Returns an event that is done when the GPU has done all that it was given."""
+        event = torch._C._CudaEventBase(enable_timing=True)
+        event.record(self._device.stream())
+        return event
+
+    def busy_event(self) -> Any:
+        """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun."""
+        now = time.perf_counter()
+        if self._busy < now + AHEAD:
+            torch.cuda._sleep(int(SLEEP * self._cycles))
+            self._busy = max(now, self._busy) + SLEEP
+        return self.event()
 
 
 def block_of(size: int, expandable: bool = False) -> int:

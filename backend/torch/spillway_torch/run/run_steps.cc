@@ -395,7 +395,8 @@ class Run {
       if (slot == nullptr || slot->tensor.defined() || slot->recipe == nullptr) continue;
       for (const auto& source : slot->sources) {
         if (source->recipe->storage != storage) continue;
-        const py::gil_scoped_acquire lock;
+        const py::gil_scoped_acquire python;
+        const Locked lock(mutex_);
         Fetch(*slot);
         slot->stays = true;
         break;

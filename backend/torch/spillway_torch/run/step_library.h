@@ -202,6 +202,7 @@ class Watch {
   size_t position_ = 0;
   std::vector<Ran> ran_;
   std::vector<Known> known_;
+  std::vector<Tensor> values_;  // by storage, for `Recompute`, between whose calls it holds nothing
   ska::flat_hash_map<c10::StorageImpl*, size_t> numbers_;
 };
 

@@ -435,13 +435,16 @@ void Watch::RunAgain(const PlannedOp& planned, const Ran& ran, std::vector<Tenso
 }
 
 Tensor Watch::Recompute(const Chain& chain, const std::vector<Tensor>& sources) {
-  std::vector<Tensor> values(known_.size());
+  std::vector<Tensor> values = std::move(values_);  // an error leaves it empty
+  values.resize(known_.size());
   for (size_t i = 0; i < sources.size(); ++i) values[chain.sources[i]] = sources[i];
   for (size_t i = 0; i < chain.ops.size(); ++i) {
     RunAgain(ops_.all[chain.ops[i]], ran_[chain.ops[i]], values);
     for (const size_t storage : chain.freed[i]) values[storage].reset();
   }
-  return values[chain.target];
+  Tensor made = std::move(values[chain.target]);
+  values_ = std::move(values);
+  return made;
 }
 
 // ---- The dispatcher ----
@@ -463,10 +466,32 @@ void Observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
 }
 
+// Returns whether the results of an operator lie in the storages of its arguments, and it writes to
+// none: nothing is planned about it.
+bool OnlyViews(const c10::FunctionSchema& schema) {
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  return !schema.is_mutable() && !schema.returns().empty() &&
+         std::ranges::all_of(schema.returns(), is_view);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&Observe>());
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.getNamespace() == "aten" && OnlyViews(op->schema())) {
+      const std::string full =
+          name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      library.impl(full.c_str(), torch::CppFunction::makeFallthrough());
+    }
+  }
 }
 
 }  // namespace spillway_torch

@@ -77,6 +77,7 @@ class _Facts:
     allocates: bool
     kind: str  # "", "number" or "shape": the result depends on values
     composite: bool  # it is made of other operators
+    views: bool  # its results lie in the storages of its arguments, and it writes nothing
     arguments: tuple[str, ...]  # names
     defaults: dict[str, Any]  # by name
     lists: tuple[str, ...]  # those among them that are lists of tensors
@@ -93,9 +94,11 @@ def facts_of(func: Any) -> _Facts:
             writes |= {i, argument.name}
     kind = "number" if packet in table.NUMBER_FROM_VALUES else "shape" if (
         packet in table.SHAPE_FROM_VALUES or name in table.SHAPE_FROM_VALUES) else ""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    returns = func._schema.returns
     return _Facts(name, packet, frozenset(writes), torch.Tag.nondeterministic_seeded in func.tags,
-                  packet in table.ALLOCATIONS, kind,
-                  torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+                  packet in table.ALLOCATIONS, kind, composite,
+                  bool(returns) and not composite and not writes and all(r.alias_info is not None for r in returns),
                   tuple(a.name for a in func._schema.arguments),
                   {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()},
                   tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"))
@@ -202,10 +205,13 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Call:
         """Returns the call. Raises `NotRecordableError` for tensors that no recording follows."""
+        self.refuse_types(func, types)
+        return Call(func, args, kwargs)
+
+    def refuse_types(self, func: Any, types: Any) -> None:
         for kind in types:
             if kind not in _TENSORS:
                 raise NotRecordableError(f"{func} on {kind.__name__}{self.place()}: tensors of special types are not recorded")
-        return Call(func, args, kwargs)
 
     # ---- running ----
 

@@ -8,6 +8,7 @@ step can be recorded that does not fit as it is.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import statistics
@@ -20,16 +21,17 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..base import table
-from ..base.device import Device, Host, Memory, bytes_of, device_of
+from ..base.device import CudaDevice, Device, Host, Memory, Timer, bytes_of, device_of
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Storage
 from ..step.data import Operand
-from ..step.recorder import Call, Recorder, Take, flops_of, measures, tensors_in
+from ..step.recorder import Call, Recorder, Take, facts_of, flops_of, measures, tensors_in
 from .regions import CompiledCalls, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 from .tape import Geometry, Op, Pack, Ref, Tape, Unpack, Value, geometry_of, has_sign, overlap, view_of
 
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
 OUTLIER = 3  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
+_MAKER = concurrent.futures.ThreadPoolExecutor(1, "spillway-host")  # its thread starts with the first piece
 _disable_hooks = torch.autograd.graph.disable_saved_tensors_hooks
 
 
@@ -59,12 +61,14 @@ class TapeRecorder(Recorder):
         self._copies: dict[Value, torch.Tensor] = {}
         self._readable: weakref.WeakSet[_Packed] = weakref.WeakSet()  # what a backward may still read
         self._hosts: list[tuple[Host, int]] = []  # memory, and how much of it is taken
+        self._coming: concurrent.futures.Future[Host] | None = None  # the next piece of it
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
         self._grown: list[int] = []  # for each operator, the bytes that it took without a tensor, and that stay
         self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
         self._entries = 0  # operators since then
         self._left = 0.0  # when the program went on
+        self._timer = Timer(self.device) if isinstance(self.device, CudaDevice) else None
         self._events: list[tuple[Op, Any, Any]] = []
         self._loaded: set[Any] = set()  # kinds of operators whose kernels are loaded
         self._closing = contextlib.ExitStack()
@@ -92,6 +96,7 @@ class TapeRecorder(Recorder):
         if isinstance(_get_current_dispatch_mode(), TapeRecorder):
             raise SpillwayError("another recording runs already: give one budget to a module that contains all that the step calls")
         refuse_hooks()
+        self._coming = self._next_host()
         self._closing.callback(setattr, torch.autograd.graph, "disable_saved_tensors_hooks", _disable_hooks)
         setattr(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms)
         self._graphs = compiled_graphs()
@@ -126,6 +131,9 @@ class TapeRecorder(Recorder):
         """Returns the memory of the host that the recording took, which then belongs to the caller."""
         taken = [host for host, _ in self._hosts]
         self._hosts.clear()
+        if self._coming is not None and not self._coming.cancel():
+            self._coming.result().close()
+        self._coming = None
         return taken
 
     def finish(self) -> Tape:
@@ -208,29 +216,37 @@ class TapeRecorder(Recorder):
         kwargs = kwargs or {}
         if self._quiet:
             return func(*args, **kwargs)
+        if facts_of(func).views:  # it belongs to the operator that follows
+            self.refuse_types(func, types)
+            self._entries += 1
+            for tensor in args:
+                if isinstance(tensor, torch.nn.Parameter) and self.here(tensor):
+                    self._ref(tensor)
+            return func(*args, **kwargs)
         self._enter()
+        self._quiet = True
         try:
-            with self._silence():
-                return self._record(self.call(func, types, args, kwargs))
+            return self._record(self.call(func, types, args, kwargs))
         finally:
+            self._quiet = False
             self._leave()
 
     def _enter(self) -> None:
         """Ends a time of the program's own."""
         self._program += time.perf_counter() - self._left
-        if self._region is not None and self.tape.device == "cuda":
-            self._events.append((self._region, self._began, _event()))
+        if self._region is not None and self._timer is not None:
+            self._events.append((self._region, self._began, self._timer.event()))
 
     def _leave(self) -> None:
-        if self._region is not None and self.tape.device == "cuda":
-            self._began = _busy_event()
+        if self._region is not None and self._timer is not None:
+            self._began = self._timer.busy_event()
         self._left = time.perf_counter()
 
     def _record(self, call: Call) -> Any:
         tape, facts, take = self.tape, call.facts, self.take
         assert take is not None
         backward = torch._C._current_graph_task_id() != -1
-        refs = self._refs(call.args), self._refs(call.kwargs)
+        refs = (None, None) if backward else (self._refs(call.args), self._refs(call.kwargs))
         drawn = self.device.random_state() if facts.random else None
         before = self.device.memory()
         if self.device.loads_late and not (facts.writes or facts.random or facts.allocates) and call.func.namespace == "aten":
@@ -415,13 +431,13 @@ class TapeRecorder(Recorder):
     def _timed(self, call: Call) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
         self._entries += 1
-        if self.tape.device == "cpu":
+        if self._timer is None:
             return self.run(call), None
-        before = _busy_event()
+        before = self._timer.busy_event()
         began = time.perf_counter()
         result = self.run(call)
         self._program += time.perf_counter() - began
-        return result, (before, _event())
+        return result, (before, self._timer.event())
 
     def here(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device.place and tensor.layout == torch.strided
@@ -498,7 +514,7 @@ class TapeRecorder(Recorder):
                 return self._packed(pack, tensor.detach())  # it existed before the step
             if ref.value not in self._copies:
                 source = bytes_of(tensor)
-                self._copies[ref.value] = self._host(source.numel()).copy_(source)
+                self._copies[ref.value] = self._host(source.numel()).copy_(source, non_blocking=True)
             return self._packed(pack, self._copies[ref.value])
 
     def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
@@ -513,10 +529,19 @@ class TapeRecorder(Recorder):
     def _host(self, size: int) -> torch.Tensor:
         """Returns memory of the host."""
         if not self._hosts or self._hosts[-1][1] + size > self._hosts[-1][0].bytes.numel():
-            self._hosts.append((self.device.host(max(size, HOST_PIECE[self.tape.device])), 0))
+            if self._coming is None or size > HOST_PIECE[self.tape.device]:
+                piece = self.device.host(max(size, HOST_PIECE[self.tape.device]))
+            else:
+                piece = self._coming.result()
+                self._coming = self._next_host()
+            self._hosts.append((piece, 0))
         host, taken = self._hosts[-1]
         self._hosts[-1] = host, taken + -(-size // 4096) * 4096
         return host.bytes[taken:taken + size]
+
+    def _next_host(self) -> concurrent.futures.Future[Host] | None:
+        """Returns memory of the host that another thread makes, where that takes time."""
+        return _MAKER.submit(self.device.host, HOST_PIECE["cuda"]) if self._timer is not None else None
 
     def _count(self, packed: int) -> None:
         self.tape.positions.append(len(self.tape.ops))
@@ -567,7 +592,7 @@ class TapeRecorder(Recorder):
             copy = self.device.empty(source.numel())
             after = self.device.memory()
             size = copy.numel() if before is None or after is None else after.allocated - before.allocated
-            copy.copy_(source)
+            copy.copy_(source, non_blocking=True)
             storage = copy.untyped_storage()
             known = self._back[value] = weakref.ref(storage), []
             came = self.ledger.find(copy, len(self.tape.ops))
@@ -577,19 +602,6 @@ class TapeRecorder(Recorder):
                 self._held.append(storage)
         known[1].append(unpack)
         return view_of(storage, unpack.pack.geometry)
-
-
-def _event() -> Any:
-    """Returns an event that is done when the GPU has done all that it was given."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _busy_event() -> Any:
-    """Returns one of a busy GPU: on an idle one, a pair of events times the host."""
-    torch.cuda._sleep(2_000_000)  # a millisecond, which recording an operator takes the host at most
-    return _event()
 
 
 def _moving(tensors: list[torch.Tensor]) -> float:
