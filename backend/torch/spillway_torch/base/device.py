@@ -260,11 +260,11 @@ class Timer:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._busy = 0.0  # until when the GPU sleeps at least
-        slept, done = self.event(), None
+        slept = self.event()
         torch.cuda._sleep(int(SLEEP * CYCLES))
         done = self.event()
         done.synchronize()
-        self._cycles = max(CYCLES, SLEEP * CYCLES / (slept.elapsed_time(done) / 1e3))
+        self._cycles = max(CYCLES, SLEEP * CYCLES / (slept.elapsed_time(done) / 1e3))  # in a second
 
     def event(self) -> Any:
         """Returns an event that is done when the GPU has done all that it was given."""

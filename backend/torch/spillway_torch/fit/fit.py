@@ -23,6 +23,7 @@ from ..tape.scaled import Shapes
 from ..tape.tape import Tape, structure
 from ..tape.tape_recorder import TapeRecorder
 from .family import Family, Rung, text_of
+from .host import host_costs
 
 log = logging.getLogger("spillway_torch")
 
@@ -484,6 +485,7 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
     steps_library()  # it may have to be built, which takes longer than a step
+    host_costs(kind)
     return Fitted(model, optimizer, budget, kind, hook_forward, policy)
 
 

@@ -68,7 +68,7 @@ class TapeRecorder(Recorder):
         self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
         self._entries = 0  # operators since then
         self._left = 0.0  # when the program went on
-        self._timer = Timer(self.device) if isinstance(self.device, CudaDevice) else None
+        self._timer: Timer | None = None  # on a GPU
         self._events: list[tuple[Op, Any, Any]] = []
         self._loaded: set[Any] = set()  # kinds of operators whose kernels are loaded
         self._closing = contextlib.ExitStack()
@@ -96,6 +96,8 @@ class TapeRecorder(Recorder):
         if isinstance(_get_current_dispatch_mode(), TapeRecorder):
             raise SpillwayError("another recording runs already: give one budget to a module that contains all that the step calls")
         refuse_hooks()
+        if isinstance(self.device, CudaDevice):
+            self._timer = Timer(self.device)
         self._coming = self._next_host()
         self._closing.callback(setattr, torch.autograd.graph, "disable_saved_tensors_hooks", _disable_hooks)
         setattr(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms)
