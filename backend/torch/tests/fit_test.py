@@ -176,7 +176,7 @@ class FitTest(unittest.TestCase):
     def test_two_budgets_in_a_step(self):
         one, other = nn.Linear(8, 8), nn.Linear(8, 8)
         budgets = [fit(model, None, 1 << 40) for model in (one, other)]
-        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give one budget to a module that contains all"):
+        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give all models that a step calls to one `fit`, as in fit"):
             other(one(torch.randn(2, 8)))
         with self.assertRaisesRegex(SpillwayError, "module '0' has a budget already: call `remove`"):
             fit(nn.Sequential(one))

@@ -218,6 +218,7 @@ struct Packed {
   bool counted = true;
   std::shared_ptr<Slot> slot = nullptr;
   std::optional<Place> place = {};  // of the tensor in the slot
+  std::shared_ptr<void> held = {};  // by as many as a backward may still read
 };
 
 constexpr const char* kPacked = "spillway_torch.Packed";
@@ -249,7 +250,7 @@ class Run {
         slots_(table_->recipes.size()),
         deviate_(std::move(deviate)) {
     table_->device->Begin();
-    if (!table_->ops.all.empty()) watch_.Begin();
+    Resume();
   }
 
   PyObject* Pack(const Tensor& tensor) {
@@ -265,6 +266,7 @@ class Run {
     const Locked lock(mutex_);
     if (!packed.counted || torch::autograd::get_current_graph_task_id() == -1)
       return Read(packed);  // or the program looks at a node's tensor
+    if (!at::GradMode::is_enabled()) read = true;
     const size_t at = BeginPosition();
     Tensor tensor = Read(packed);
     if (at < table_->positions.size()) {
@@ -278,15 +280,21 @@ class Run {
     return tensor;
   }
 
+  // Starts and ends to watch the operators that this thread runs, within the planned part.
+  void Resume() {
+    if (!table_->ops.all.empty() && open_) watch_.Begin();
+  }
+  void Pause() { watch_.End(); }
+
   // Ends the part of the step whose tensors are planned.
   void End() {
-    watch_.End();
+    Pause();
     open_ = false;
     deviate_ = py::object();
   }
 
   // Returns whether a backward may still read what it saved.
-  bool Waits() const { return open_ || Alive() > 0; }
+  bool Waits() const { return held_.use_count() > 1; }
 
   size_t Alive() const {
     const auto alive = [](const auto& slot) { return !slot.expired(); };
@@ -294,6 +302,7 @@ class Run {
   }
 
   int64_t packs = 0;
+  bool read = false;       // a backward has begun, and makes no graph for another one
   int64_t recomputed = 0;  // operators that ran again
   int64_t guarded = 0;     // bytes that went to the host because memory was short
 
@@ -324,14 +333,28 @@ class Run {
   }
 
   Packed Save(const Tensor& tensor) {
-    if (torch::autograd::get_current_graph_task_id() != -1 ||
-        std::this_thread::get_id() != thread_ || !open_)
-      return Plain(tensor, false);  // backward saves it, or another thread
+    const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+    if (!open_) return Plain(tensor, false);
+    if (backward) return SaveInBackward(tensor);
+    if (std::this_thread::get_id() != thread_) return Plain(tensor, false);
     const Unwatched unwatched;
     const size_t at = BeginPosition();
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
     Packed packed = SaveAt(tensor, at);
+    packed.held = held_;
     MakeRoom(Headroom(at));
+    return packed;
+  }
+
+  // Saves what a backward saves that makes a graph. It is no part of the plan, but can go to the
+  // host where memory is short.
+  Packed SaveInBackward(const Tensor& tensor) {
+    const Locked lock(mutex_);
+    const bool ours = IsOrdinary(tensor) && !(tensor.requires_grad() && tensor.is_leaf());
+    Packed packed = ours ? Guarded(tensor) : Plain(tensor, false);
+    packed.counted = false;
+    most_ = kUnknown;
+    MakeRoom(0);
     return packed;
   }
 
@@ -539,6 +562,7 @@ class Run {
   Watch watch_;
   const double scale_;
   const std::thread::id thread_ = std::this_thread::get_id();
+  const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
   bool deviated_ = false;
   size_t position_ = 0;
@@ -672,10 +696,13 @@ PYBIND11_MODULE(spillway_steps, module) {
   py::class_<Run>(module, "Run")
       .def(py::init<std::shared_ptr<Table>, py::object, double>())
       .def_property_readonly("hooks", &HooksOf)
+      .def("pause", &Run::Pause)
+      .def("resume", &Run::Resume)
       .def("end", &Run::End)
       .def("waits", &Run::Waits)
       .def("alive", &Run::Alive)
       .def_readonly("packs", &Run::packs)
+      .def_readonly("read", &Run::read)
       .def_readonly("recomputed", &Run::recomputed)
       .def_readonly("guarded", &Run::guarded);
 }

@@ -1,0 +1,68 @@
+"""What `fit` accepts: models and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..base.errors import SpillwayError
+from ..tape.regions import is_compiled
+
+CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
+
+REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
+           "FullyShardedDataParallel": "its parameters come and go during a step",
+           "FSDPModule": "its parameters come and go during a step",
+           "DataParallel": "its replicas run in several threads"}
+
+
+def refuse_kinds(model: torch.nn.Module) -> None:
+    """Raises `SpillwayError` for kinds of modules that a plan cannot run, which they may also become."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in REFUSED and not (kind.__name__ == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
+                raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
+
+
+def _refuse_model(model: torch.nn.Module) -> None:
+    refuse_kinds(model)
+    for name, module in model.named_modules():
+        if not name and is_compiled(module):
+            raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
+                                "blocks one by one")
+        if not name and isinstance(module, torch.jit.ScriptModule):
+            raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
+        if CALL in vars(module):
+            raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
+            raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
+
+
+def refuse_model(model: torch.nn.Module) -> None:
+    """Raises `SpillwayError` for what a plan cannot run."""
+    if not isinstance(model, torch.nn.Module):
+        raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    _refuse_model(model)
+
+
+def optimizer_of(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """Returns the optimizer itself. Raises `SpillwayError` for what is none."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer  # type: ignore[union-attr]  # as accelerate wraps it
+    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+        raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
+    return optimizer
+
+
+def device_type(models: Sequence[torch.nn.Module]) -> str:
+    """Returns the type of the device of all parameters. Raises `SpillwayError` if it is not one that a plan can run on."""
+    devices = {p.device for model in models for p in model.parameters()}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "no device"
+        raise SpillwayError(f"the model's parameters are on {found}; expected one device")
+    kind = next(iter(devices)).type
+    if kind not in ("cpu", "cuda"):
+        raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
+    return kind
