@@ -25,6 +25,7 @@ import execute_steps_test
 import execute_test as equality
 import fit_test as fitting
 import guard_test
+import structures_test
 import whole_step_test
 from spillway_torch import NotRecordableError, SpillwayError, fit
 from spillway_torch.base.device import CudaDevice
@@ -115,7 +116,7 @@ def tests_of_rows():
     """Returns the tests of each row, by its first words."""
     blocks = of_blocks.CompiledTest
     steps, uses = execute_steps_test.StepsTest, execute_autograd_test.AutogradTest
-    whole = whole_step_test.WholeStepTest
+    several, whole = structures_test.PairsTest, whole_step_test.WholeStepTest
     changes, equal, fitted = execute_changes_test.ChangesTest, equality.EqualityTest, fitting.FitTest
     return {
         "random numbers": (equal.test_random_plans_change_nothing, changes.test_random_numbers_drawn_elsewhere,
@@ -137,6 +138,8 @@ def tests_of_rows():
                        fitted.test_an_exception_in_the_first_forward, fitted.test_an_exception_in_the_first_backward),
         "other threads": (uses.test_threads, uses.test_two_threads_under_one_plan),
         "another CUDA stream": (steps.test_another_stream,),
+        "several models": (several.test_several_models_have_one_budget, several.test_the_plan_sees_the_memory_of_all_models_and_optimizers,
+                           several.test_what_is_refused, whole.test_two_budgets_that_meet_in_a_step_are_refused),
         "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused),
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,

@@ -419,8 +419,8 @@ class FitTest(unittest.TestCase):
                             (None, "the model is a NoneType; expected a torch.nn.Module")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(model)
-        for optimizer, kind in (("8GiB", "str"), ([], "list")):
-            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, or None for several"):
+        for optimizer, kind in (("8GiB", "str"), ([3], "int")):
+            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all"):
                 fit(nn.Linear(2, 2), optimizer)
 
     def test_sizes(self):

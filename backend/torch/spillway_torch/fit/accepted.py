@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Union
 
 import torch
 
@@ -10,6 +11,7 @@ from ..base.errors import SpillwayError
 from ..tape.regions import is_compiled
 
 CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
+BUDGET = "spillway_budget"  # what the hook of an optimizer has
 
 REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
            "FullyShardedDataParallel": "its parameters come and go during a step",
@@ -40,20 +42,30 @@ def _refuse_model(model: torch.nn.Module) -> None:
             raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
 
 
-def refuse_model(model: torch.nn.Module) -> None:
-    """Raises `SpillwayError` for what a plan cannot run."""
-    if not isinstance(model, torch.nn.Module):
-        raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
-    _refuse_model(model)
+def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:
+    """Returns one or several models as a list. Raises `SpillwayError` for what a plan cannot run."""
+    models = list(given) if isinstance(given, (list, tuple)) and given else [given]
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a list of them")
+        _refuse_model(model)
+    return models
 
 
-def optimizer_of(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-    """Returns the optimizer itself. Raises `SpillwayError` for what is none."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # type: ignore[union-attr]  # as accelerate wraps it
-    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
-        raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
-    return optimizer
+def optimizers_of(given: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]) -> list[torch.optim.Optimizer]:
+    """Returns one or several optimizers as a list. Raises `SpillwayError` for what is none, and for those of another budget."""
+    optimizers = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    for at, optimizer in enumerate(optimizers):
+        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizers[at] = optimizer = optimizer.optimizer  # as accelerate wraps it
+        kind = type(optimizer).__name__
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise SpillwayError(f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all")
+        for hook in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
+            if getattr(hook, BUDGET, lambda: None)() is not None:
+                raise SpillwayError(f"the {kind} has a budget already: give all models that a step calls to one `fit`, as in "
+                                    "fit([one, other], optimizer, memory=...), or call `remove` of what the earlier `fit` returned")
+    return optimizers
 
 
 def device_type(models: Sequence[torch.nn.Module]) -> str:

@@ -22,7 +22,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.scaled import Shapes
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import CALL, STATE, device_type, optimizer_of, refuse_kinds, refuse_model
+from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
@@ -135,6 +135,7 @@ class Fitted:
             if fitted is not None:
                 fitted._after_update(of)
 
+        setattr(before_update, BUDGET, this)
         if optimizers:
             for optimizer in optimizers:
                 self._handles += optimizer.register_step_pre_hook(before_update), optimizer.register_step_post_hook(after_update)
@@ -509,7 +510,8 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in (CALL, STATE)}
 
 
-def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB",
+def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+        optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
@@ -521,7 +523,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
-    optimizer: the one that updates the model; by default any that has parameters of it.
+    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder.
+    optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
     policy: as for `make_plan`.
@@ -530,9 +533,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
-    refuse_model(model)
-    optimizer = optimizer_of(optimizer)
-    device = device_type([model])
+    models, optimizers = models_of(model), optimizers_of(optimizer)
+    device = device_type(models)
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
-    return Fitted([model], [optimizer] if optimizer is not None else [], budget, device, hook_forward, policy)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy)
