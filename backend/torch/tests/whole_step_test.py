@@ -47,6 +47,12 @@ def penalty(model, x, _):
     return y.mean() + (slope.square().sum(1).sqrt() - 1).square().mean()
 
 
+def attack(model, x, _):
+    x = x.clone().requires_grad_()
+    slope, = torch.autograd.grad(plain(model, x, 0), x)
+    return plain(model, (x + 0.1 * slope.sign()).detach(), 0)
+
+
 def evaluation(model, x, at):
     y = model(x)
     with torch.no_grad():
@@ -119,7 +125,7 @@ def generator(model, x, at):
 
 
 READ_TWICE = (hooks_that_stay, penalty, two_losses)  # all that they save is needed until the second backward
-STEPS = (plain, preferences, evaluation, transform, hooks, nobody_uses, failure, checkpoint, generator,
+STEPS = (plain, preferences, attack, evaluation, transform, hooks, nobody_uses, failure, checkpoint, generator,
          *READ_TWICE)
 
 
@@ -269,7 +275,7 @@ class WholeStepTest(unittest.TestCase):
                 self.assertEqual(different(Loop(parts).run(**options), got), [])
 
     def test_budgets_are_kept_where_the_device_counts(self):
-        for part in plain, preferences, evaluation, nobody_uses:
+        for part in plain, preferences, attack, evaluation, nobody_uses:
             for share in 0.5, 0.8:
                 with self.subTest(part.__name__, share=share):
                     budget, device, loop = self.budget(part, share), Guarded(), Loop([part])
@@ -322,8 +328,9 @@ class WholeStepTest(unittest.TestCase):
         loop = Loop([plain])
         fitted = fit(loop.model, loop.optimizer, 1 << 40)
         loop.run(3)
-        loop.model(torch.randn(40, 16))
-        loop.run(1)
+        with self.assertNoLogs("spillway_torch"):
+            loop.model(torch.randn(40, 16))
+            loop.run(1)
         self.assertIsNone(fitted.last.deviation)
         self.assertEqual(fitted._steps, {"planned": 4, "guarded": 0, "recorded": 1})
         fitted.remove()
@@ -355,6 +362,7 @@ class WholeStepTest(unittest.TestCase):
         run = fitted._part()
         plain(loop.model, torch.randn(40, 16), 0).backward()  # it is not planned
         self.assertIs(fitted._part(), run)
+        self.assertEqual(fitted._state.later, ())
         left.clear()
         plain(loop.model, torch.randn(40, 16), 0).backward()
         self.assertIsNot(fitted.last, run)

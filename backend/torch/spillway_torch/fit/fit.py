@@ -229,7 +229,7 @@ class Fitted:
         self._unseen = UNSEEN
         self._settle()
         state, part = self._state, self._part()
-        kind, shapes = kind_of(inputs)
+        kind, shapes = kind_of(first, self._models[first], inputs)
         if part is not None and not part.hooks.are_useless():
             if not part.hooks.are_here():
                 return None
@@ -290,7 +290,7 @@ class Fitted:
             state.open = None
             run.end(complete or run.read)
             if complete or run.read:
-                self._structures.note(state.family, run.deviation is not None)
+                self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
                 state.family.add_later(state.later)
         elif isinstance(state, Recording) and not in_backward():
             state.recorder.end_forward()
@@ -375,6 +375,7 @@ class Fitted:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model)
         recorder = TapeRecorder(self._device, self._model)
+        recorder.mix = steps_library().mix
         recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._structures.recordings += 1
@@ -440,6 +441,7 @@ class Fitted:
             for host in state.recorder.hosts():
                 host.close()
             log.warning("spillway: this step was not recorded: %s", error)
+            self._structures.note_useless()
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return

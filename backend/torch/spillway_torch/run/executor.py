@@ -301,6 +301,11 @@ class _Run:
         return bool(self.saved.waits())
 
     @property
+    def signature(self) -> int:
+        """Returns a number that the steps of a structure share (`structure` in tape.py)."""
+        return int(self.saved.signature)
+
+    @property
     def read(self) -> bool:
         """Returns whether a backward has read what it saved, and makes no graph for another one."""
         return bool(self.saved.read)

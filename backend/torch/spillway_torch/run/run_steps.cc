@@ -5,6 +5,7 @@
 #include <step_library.h>  // of this folder
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -17,6 +18,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -223,6 +225,20 @@ struct Packed {
 
 constexpr const char* kPacked = "spillway_torch.Packed";
 
+// Returns a number that sequences of saved tensors share if equal functions made and saved them,
+// in any sizes: the one of the tensors before, and the next tensor.
+uint64_t Mix(uint64_t before, const Tensor& tensor) {
+  const torch::autograd::Node* made = torch::autograd::impl::grad_fn_unsafe(tensor);
+  const uint64_t values[] = {static_cast<uint64_t>(tensor.dim()),
+                             static_cast<uint64_t>(tensor.scalar_type()),
+                             made == nullptr ? tensor.is_leaf() : typeid(*made).hash_code()};
+  for (const uint64_t value : values) {
+    before = (before ^ value) * 0x9e3779b97f4a7c15 + 1;
+    before ^= before >> 29;
+  }
+  return before;
+}
+
 // Waits for a lock without Python's lock, which the owner may need.
 class Locked {
  public:
@@ -302,6 +318,7 @@ class Run {
   }
 
   int64_t packs = 0;
+  uint64_t signature = 0;  // what `Mix` makes of all saved tensors
   bool read = false;       // a backward has begun, and makes no graph for another one
   int64_t recomputed = 0;  // operators that ran again
   int64_t guarded = 0;     // bytes that went to the host because memory was short
@@ -340,6 +357,7 @@ class Run {
     const Unwatched unwatched;
     const size_t at = BeginPosition();
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
+    signature = Mix(signature, tensor);
     Packed packed = SaveAt(tensor, at);
     packed.held = held_;
     MakeRoom(Headroom(at));
@@ -693,6 +711,7 @@ PYBIND11_MODULE(spillway_steps, module) {
         position.drops = NumbersOf(drops);
         position.headroom = headroom;
       });
+  module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
       .def(py::init<std::shared_ptr<Table>, py::object, double>())
       .def_property_readonly("hooks", &HooksOf)
@@ -702,6 +721,7 @@ PYBIND11_MODULE(spillway_steps, module) {
       .def("waits", &Run::Waits)
       .def("alive", &Run::Alive)
       .def_readonly("packs", &Run::packs)
+      .def_readonly("signature", &Run::signature)
       .def_readonly("read", &Run::read)
       .def_readonly("recomputed", &Run::recomputed)
       .def_readonly("guarded", &Run::guarded);

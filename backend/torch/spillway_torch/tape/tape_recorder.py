@@ -74,6 +74,7 @@ class TapeRecorder(Recorder):
         self._closing = contextlib.ExitStack()
         self._watching = contextlib.ExitStack()  # the calls of modules
         self.read = False  # a backward has read what was saved, and makes no graph for another one
+        self.mix: Callable[[int, torch.Tensor], int] = lambda *_: 0  # of the library: what makes a signature
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
         self._compiled = CompiledCalls(self._run_compiled)
         self._graphs = 0  # that torch.compile had made before
@@ -500,6 +501,7 @@ class TapeRecorder(Recorder):
             if torch._C._current_graph_task_id() != -1 or self.hooks.left:
                 return tensor.detach()
             tape = self.tape
+            tape.signature = self.mix(tape.signature, tensor)
             ours = self.here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
