@@ -19,6 +19,12 @@ REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that 
            "DataParallel": "its replicas run in several threads"}
 
 
+def refuse_wrapped() -> None:
+    """Raises `SpillwayError` if DistributedDataParallel runs the model."""
+    if torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise SpillwayError("the model runs in a DistributedDataParallel, which is not planned: " + REFUSED["DistributedDataParallel"])
+
+
 def refuse_kinds(model: torch.nn.Module) -> None:
     """Raises `SpillwayError` for kinds of modules that a plan cannot run, which they may also become."""
     for name, module in model.named_modules():

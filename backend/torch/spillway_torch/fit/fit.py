@@ -22,7 +22,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.scaled import Shapes
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds
+from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
@@ -240,6 +240,7 @@ class Fitted:
         if part is not None:
             self._end()  # nobody uses what it made
             state = self._state
+        refuse_wrapped()
         if isinstance(state, Recording):
             if state.recorder.waits():
                 return None
