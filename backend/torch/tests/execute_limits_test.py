@@ -24,6 +24,9 @@ import execute_compiled_test as of_blocks
 import execute_steps_test
 import execute_test as equality
 import fit_test as fitting
+import guard_test
+import structures_test
+import whole_step_test
 from spillway_torch import NotRecordableError, SpillwayError, fit
 from spillway_torch.base.device import CudaDevice
 from spillway_torch.run.executor import step
@@ -113,6 +116,7 @@ def tests_of_rows():
     """Returns the tests of each row, by its first words."""
     blocks = of_blocks.CompiledTest
     steps, uses = execute_steps_test.StepsTest, execute_autograd_test.AutogradTest
+    several, whole = structures_test.PairsTest, whole_step_test.WholeStepTest
     changes, equal, fitted = execute_changes_test.ChangesTest, equality.EqualityTest, fitting.FitTest
     return {
         "random numbers": (equal.test_random_plans_change_nothing, changes.test_random_numbers_drawn_elsewhere,
@@ -121,8 +125,10 @@ def tests_of_rows():
                                   steps.test_numbers_that_autograd_saves, steps.test_numbers_that_autograd_does_not_save),
         "other operators": (steps.test_fewer_and_more_layers, steps.test_another_operator_of_the_same_shape),
         "several forwards": (uses.test_two_forwards_before_their_backwards, uses.test_two_forwards_in_one_block,
-                             fitted.test_a_model_that_is_called_twice_in_each_step),
-        "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward),
+                             fitted.test_a_model_that_is_called_twice_in_each_step,
+                             whole.test_a_second_forward_is_in_the_same_plan),
+        "`retain_graph`": (uses.test_backward_twice, uses.test_backward_of_a_part, uses.test_double_backward,
+                           guard_test.GuardTest.test_what_a_backward_saves_for_another_one_goes_to_the_host),
         "updates inside backward": (fitted.test_updates_inside_backward,),
         "gradient checkpointing": (uses.test_checkpointing_inside,),
         "saved-tensor hooks": (uses.test_hooks_inside_the_step, uses.test_hooks_around_the_step_are_refused),
@@ -132,12 +138,15 @@ def tests_of_rows():
                        fitted.test_an_exception_in_the_first_forward, fitted.test_an_exception_in_the_first_backward),
         "other threads": (uses.test_threads, uses.test_two_threads_under_one_plan),
         "another CUDA stream": (steps.test_another_stream,),
-        "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused),
+        "several models": (several.test_several_models_have_one_budget, several.test_the_plan_sees_the_memory_of_all_models_and_optimizers,
+                           several.test_what_is_refused, whole.test_two_budgets_that_meet_in_a_step_are_refused),
+        "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused,
+                      several.test_a_model_in_distributed_data_parallel),
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
                                          blocks.test_a_checkpoint_around_a_compiled_block_is_refused),
         "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
-        "`torch.func.grad`": (LimitsTest.test_transforms_of_functions,),
+        "`torch.func.grad`": (LimitsTest.test_transforms_of_functions, whole.test_nothing_is_active_in_a_backward_and_after_it),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
         "a parameter or buffer changed": (changes.test_a_parameter_changed_before_backward,),

@@ -101,14 +101,15 @@ class FamilyTest(unittest.TestCase):
         self.assertIn("inputs of [96, 32] and smaller ones: predicted peak", lines[2])
         fitted.remove()
 
-    def test_structures_that_take_turns_are_recorded_twice_at_most(self):
+    def test_structures_that_take_turns_have_plans(self):
         sizes, left_out = [96] * 10, lambda at: (1, 2) if at % 2 else ()
         want, budget = train(sizes, left_out=left_out)[0], self.budget(80)
         with self.assertLogs("spillway_torch", logging.INFO):
             got, fitted, runs = train(sizes, budget, left_out)
         self.assertEqual(different(want, got), [])
-        self.assertEqual(fitted._recordings, 2)  # the second one had the first one's operators
-        self.assertTrue(any(run.recomputed for run in runs if run is not None))
+        self.assertEqual(fitted._recordings, 3)  # the second one was of the first one's structure
+        self.assertEqual([run.deviation for run in runs[5:]], [None] * 5)
+        self.assertTrue(all(run.recomputed for run in runs[6::2]))
         fitted.remove()
 
     def test_a_size_that_cannot_be_planned_is_named_once_and_runs(self):

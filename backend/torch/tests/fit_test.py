@@ -176,7 +176,7 @@ class FitTest(unittest.TestCase):
     def test_two_budgets_in_a_step(self):
         one, other = nn.Linear(8, 8), nn.Linear(8, 8)
         budgets = [fit(model, None, 1 << 40) for model in (one, other)]
-        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give one budget to a module that contains all"):
+        with self.assertRaisesRegex(SpillwayError, "another recording runs already: give all models that a step calls to one `fit`, as in fit"):
             other(one(torch.randn(2, 8)))
         with self.assertRaisesRegex(SpillwayError, "module '0' has a budget already: call `remove`"):
             fit(nn.Sequential(one))
@@ -419,8 +419,8 @@ class FitTest(unittest.TestCase):
                             (None, "the model is a NoneType; expected a torch.nn.Module")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(model)
-        for optimizer, kind in (("8GiB", "str"), ([], "list")):
-            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, or None for several"):
+        for optimizer, kind in (("8GiB", "str"), ([3], "int")):
+            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all"):
                 fit(nn.Linear(2, 2), optimizer)
 
     def test_sizes(self):

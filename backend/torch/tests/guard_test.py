@@ -1,13 +1,16 @@
 """Tests that a budget is kept where a step does not run as planned, on a device that counts its memory."""
 
+import contextlib
 import logging
 import unittest
+from unittest import mock
 
 import torch
 
 from counting import Counting
 from spillway_torch.plan.planner import assemble
 from spillway_torch.run.executor import Executor
+from spillway_torch.tape.hooks import hooks_here
 from spillway_torch.tape.tape_recorder import record_tape
 from stepping import MODELS, Stepping, different
 
@@ -15,6 +18,14 @@ from stepping import MODELS, Stepping, different
 class Guarded(Counting):
     def in_use(self):
         return self.allocated
+
+
+@contextlib.contextmanager
+def counted(device):
+    """Within it, `fit` uses a device."""
+    with mock.patch("spillway_torch.tape.tape_recorder.device_of", lambda _: device), \
+            mock.patch("spillway_torch.run.executor.device_of", lambda _: device), device:
+        yield
 
 
 class GuardTest(unittest.TestCase):
@@ -56,6 +67,38 @@ class GuardTest(unittest.TestCase):
                 self.assertLessEqual(peak, budget)
                 self.assertGreater(moved, 0)
                 self.assertEqual(different(want, got), [])
+
+    def test_what_a_backward_saves_for_another_one_goes_to_the_host(self):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(m for _ in range(6) for m in (torch.nn.Linear(16, 64), torch.nn.Softplus(), torch.nn.Linear(64, 16))))
+        data = torch.randn(256, 16)
+
+        def loss():
+            x = data.clone().requires_grad_()
+            slope, = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            return (slope.square().sum(1).sqrt() - 1).square().mean()
+
+        tape = record_tape(lambda: loss().backward(), "cpu")
+        device, peaks, gradients = Guarded(), [], []
+        for budget in 1 << 40, None:
+            for p in model.parameters():
+                p.grad = None
+            with device:
+                executor = Executor(assemble(tape, {}, budget or int(device.allocated + 0.7 * peaks[0]) + 1), device)
+                before = device.peak = device.allocated
+                run = executor.begin(stay=True)
+                made = loss()
+                moved = run.guarded
+                self.assertIs(hooks_here(), run.hooks)  # it is no end that a backward makes a graph
+                made.backward()
+                self.assertIsNone(hooks_here())
+                run.end()
+                peaks.append(device.peak - before)
+                del made
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        self.assertEqual(different(*gradients), [])
+        self.assertLessEqual(peaks[1], 0.7 * peaks[0])
+        self.assertGreater(moved, 0)
 
     def test_nothing_moves_where_memory_is_enough(self):
         peak, budget, moved, (want, got) = self.steps(1.2)

@@ -46,6 +46,7 @@ class Family:
     def __init__(self, tape: Tape, shapes: Shapes, used: list[int], gradients: int, device: Device, budget: int,
                  policy: str | None, hosts: list[Host]) -> None:
         self.tape, self.shapes, self.used, self.gradients = tape, shapes, used, gradients
+        self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
         self.tape.costs = host_costs(device.type)
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
@@ -67,6 +68,11 @@ class Family:
         self.rungs.clear()
         self._guard = None
         self._host.close()
+
+    def add_later(self, shapes: Shapes) -> None:
+        """Notes the shapes that a step had after its begin; later steps are expected to have no larger ones."""
+        if list(map(len, shapes)) == list(map(len, self.later)):
+            self.later = tuple(tuple(map(max, one, other)) for one, other in zip(shapes, self.later))
 
     def plan_for(self, shapes: Shapes, why: str, renew: bool = False) -> None:
         """Makes a plan, which replaces the one for the same shapes, or all if it should `renew` them.

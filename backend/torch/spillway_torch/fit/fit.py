@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
+import sys
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import torch
-import torch.utils._pytree
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..base.device import Device, Host
@@ -18,12 +18,14 @@ from ..plan.plan import GIB, Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
-from ..tape.regions import is_compiled
+from ..tape.hooks import Hooks, in_backward
 from ..tape.scaled import Shapes
-from ..tape.tape import Tape, structure
+from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
+from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
 from .family import Family, Rung, text_of
 from .host import host_costs
+from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 
 log = logging.getLogger("spillway_torch")
 
@@ -31,11 +33,6 @@ MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 UPDATES = 2  # after so many updates of the model, the optimizer has its state
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
-MOST_STRUCTURES = 4  # steps with other operators, or inputs of other kinds, that have plans at a time
-MOST_RECORDINGS = 8  # steps that are recorded, over the life of a budget; a first step may do what later ones do not
-
-CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
-Kind = tuple[Any, ...]  # what tells structures apart before a step runs: the kinds of its inputs
 
 
 @dataclasses.dataclass
@@ -51,7 +48,12 @@ class Recording:
     gradients: int  # bytes of them before the step
     kind: Kind
     shapes: Shapes
-    ended: bool = False  # its forward
+    later: Shapes = ()  # those of the inputs of calls after the first one
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether the part of the step has ended whose saved tensors are recorded."""
+        return self.recorder.hooks.left
 
 
 @dataclasses.dataclass
@@ -64,6 +66,7 @@ class Recorded:
     device: Device
     kind: Kind
     shapes: Shapes
+    later: Shapes
     hosts: list[Host]  # memory of the host that the recording took
 
 
@@ -74,14 +77,15 @@ class Planned:
     device: Device
     family: Family  # of the last step
     rung: Optional[Rung] = None  # its plan; None if there was none for it
+    kind: Kind = ()
     open: Optional[_Run] = None
-    last: Optional[_Run] = None  # the last forward
-    updates: int = 0  # how often the model was updated
+    later: Shapes = ()
+    last: Optional[_Run] = None  # the last part that has ended
     checking: bool = False
     update_began: float | None = None
 
     def waits(self) -> bool:
-        """Returns whether the backward of the last forward has not run yet."""
+        """Returns whether the backward of the last part has not run yet."""
         return self.last is not None and self.last.waits()
 
 
@@ -91,31 +95,34 @@ class Removed:
 
 
 class Fitted:
-    """A model whose steps run under plans, once there are some. `remove` ends that.
+    """Models whose steps run under plans, once there are some. `remove` ends that.
 
-    The part of a step that is planned lies between `begin` and `end`. A call of the model calls them around its forward; a training
-    loop that plans more calls them itself.
+    The part of a step that is planned begins with the first call of a model. It ends when a backward reads what it saved, unless that
+    makes a graph for another backward, and at the update. A call that comes before is in the same part if anything in it may still be
+    read. A training loop that plans something else calls `begin` and `end` itself.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, budget: int, device: str,
+    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
                  hook_forward: bool, policy: str | None) -> None:
-        self._model: torch.nn.Module | None = model
+        self._models = list(models)
+        self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._budget = budget
         self._policy = policy
         self._device = device
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
-        self._recordings = 0
+        self._structures = Structures()
         self._steps = {"planned": 0, "guarded": 0, "recorded": 0}
         self._ran = {"recomputed": 0, "guarded": 0}
         self._accumulated = 0  # most bytes of gradients before a forward
         self._unseen = 0  # updates of the model before its forward was called
-        self._families: collections.OrderedDict[Kind, list[Family]] = collections.OrderedDict()  # the last one was used last
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
+        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = []
-        if hook_forward:
-            vars(model).update({CALL: self._call, STATE: self._state_of_model})
-        before = register_optimizer_step_pre_hook if optimizer is None else optimizer.register_step_pre_hook
-        after = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
+        self._calls: list[Callable[..., Any]] = []
+        self._open: list[Hooks] = []  # those of the part that is open
+        for at, model in enumerate(self._models if hook_forward else ()):
+            self._calls.append(self._call_of(at, model))
+            vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: _state_of_model(model)})
         this = weakref.ref(self)  # the hooks of all optimizers outlive the model
 
         def before_update(of: torch.optim.Optimizer, *_: Any) -> None:
@@ -128,33 +135,37 @@ class Fitted:
             if fitted is not None:
                 fitted._after_update(of)
 
-        self._handles = [before(before_update), after(after_update)]
-        weakref.finalize(self, _remove, self._handles)
+        setattr(before_update, BUDGET, this)
+        if optimizers:
+            for optimizer in optimizers:
+                self._handles += optimizer.register_step_pre_hook(before_update), optimizer.register_step_post_hook(after_update)
+        else:
+            self._handles += register_optimizer_step_pre_hook(before_update), register_optimizer_step_post_hook(after_update)
+        weakref.finalize(self, _remove, self._handles, self._open)
 
-    def _call(self, *given: Any, **named: Any) -> Any:
-        """Calls the model, in the place of its `_call_impl`."""
-        model = self._model
-        assert model is not None
-        if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
-            raise SpillwayError("the model runs under torch.compile, which is not planned: compile its blocks one by one, before `fit`")
-        self.begin((given, named))
-        try:
-            result = type(model)._call_impl(model, *given, **named)
-        except BaseException:  # also where the user interrupts it
-            self._fail()
-            raise
-        self.end()
-        return result
+    def _call_of(self, at: int, model: torch.nn.Module) -> Callable[..., Any]:
+        """Returns what stands in the place of the model's `_call_impl`."""
+        def call(*given: Any, **named: Any) -> Any:
+            if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
+                raise SpillwayError("the model runs under torch.compile, which is not planned: compile its blocks one by one, before `fit`")
+            hooks = self._begin(at, (given, named))
+            if hooks is None:
+                return type(model)._call_impl(model, *given, **named)
+            hooks.calls += 1
+            try:
+                result = type(model)._call_impl(model, *given, **named)
+            except BaseException:  # also where the user interrupts it
+                if hooks.calls == 1:
+                    self._fail()
+                raise
+            finally:
+                hooks.calls -= 1
+            if not hooks.calls:
+                self._end_forward()
+            return result
 
-    setattr(_call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
-
-    def _state_of_model(self) -> dict[str, Any]:
-        """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
-        model = self._model
-        assert model is not None
-        own = getattr(type(model), STATE, None)
-        state = dict(own(model) if own is not None else vars(model))
-        return {name: value for name, value in state.items() if name not in (CALL, STATE)}
+        setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
+        return call
 
     @property
     def plan(self) -> Plan | None:
@@ -165,78 +176,140 @@ class Fitted:
         return next((rung.plan for rung in family.rungs if rung.shapes == family.shapes), family.rungs[0].plan if family.rungs else None)
 
     @property
+    def _recordings(self) -> int:
+        return self._structures.recordings
+
+    @property
     def last(self) -> _Run | None:
-        """The last forward under a plan."""
+        """The last part of a step under a plan."""
+        self._settle()
         return self._state.last if isinstance(self._state, Planned) else None
 
     def report(self) -> str:
         """Returns what steps took so far: how many ran under a plan, under the guard alone, or as ordinary ones, and what moved."""
         count = max(1, sum(self._steps.values()))
         shares = ", ".join(f"{count_} {kind} ({count_ / count:.0%})" for kind, count_ in self._steps.items())
+        self._settle()
         lines = [f"budget {self._budget / GIB:.4g} GiB; {sum(self._steps.values())} steps: {shares}",
                  f"{self._ran['recomputed']} operators ran again, and {self._ran['guarded'] / GIB:.4g} GiB went to the host because memory "
                  "was short"]
-        for family in self._all():
+        for family in self._structures.all():
             lines += [f"inputs of {text_of(rung.shapes)} and smaller ones: {rung.plan.summary()}" for rung in family.rungs]
         return "\n".join(lines)
 
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back."""
-        _remove(self._handles)
-        if self._model is not None and vars(self._model).get(CALL) == self._call:
-            del vars(self._model)[CALL], vars(self._model)[STATE]
+        _remove(self._handles, self._open)
+        for model, call in zip(self._models, self._calls):
+            if vars(model).get(CALL) is call:
+                del vars(model)[CALL], vars(model)[STATE]
         self._cancel()
-        self.end()
+        self._end()
         self._state = Removed()
-        for family in self._all():
-            family.close()
-        self._families.clear()
+        self._structures.close()
 
     def begin(self, inputs: Any = ()) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
 
         inputs: what the model is given, in lists, tuples and dicts; the shapes of its tensors choose the plan.
         """
-        if not torch.is_grad_enabled() or _in_backward():
-            return
+        self._begin(0, inputs, stay=False)
+
+    def end(self) -> None:
+        """Ends the part that `begin` started, if it did."""
+        self._end(complete=True)
+
+    def _begin(self, first: int, inputs: Any, stay: bool = True) -> Hooks | None:
+        """Starts a part of a step with a call of a model, or adds it to the one that is open. Returns the hooks if they are this thread's.
+
+        stay: whether the part is open until a backward reads what it saved.
+        """
+        if not torch.is_grad_enabled() or in_backward():
+            return None
         self._unseen = UNSEEN
-        state = self._state
-        if isinstance(state, Recording) and state.ended and not state.recorder.waits():
+        self._settle()
+        state, part = self._state, self._part()
+        kind, shapes = kind_of(first, self._models[first], inputs)
+        if part is not None and not part.hooks.are_useless():
+            if not part.hooks.are_here():
+                return None
+            if not part.hooks.calls:
+                state.later += shapes  # type: ignore[union-attr]
+                part.hooks.transforms = isinstance(state, Planned)
+            return part.hooks
+        if part is not None:
+            self._end()  # nobody uses what it made
+            state = self._state
+        refuse_wrapped()
+        if isinstance(state, Recording):
+            if state.recorder.waits():
+                return None
             self._end_recording()  # no optimizer ran: gradients add up
             if isinstance(self._state, Recorded):
                 self._make_plan(self._state, self._more_bytes(self._state.gradients))
             state = self._state
         if isinstance(state, Planned):
-            if state.open is not None:
-                return
             self._check(state)
         if isinstance(state, (Waiting, Planned)):
-            kind, shapes = _kind_of(inputs)
-            family = self._family(kind)
+            family = self._structures.choose(kind)
             if family is not None and isinstance(state, Planned):
-                self._run(state, family, shapes)
-            elif not isinstance(state, Planned) or not state.waits():
-                self._record(kind, shapes)
+                self._run(state, family, kind, shapes, stay)
+            else:
+                self._record(kind, shapes, stay)
+        part = self._part()
+        self._open[:] = [part.hooks] if part is not None else []
+        return part.hooks if part is not None else None
 
-    def end(self) -> None:
-        """Ends the part that `begin` started, if it did."""
+    def _part(self) -> _Run | TapeRecorder | None:
+        """Returns what runs, or records, the part of a step that is open; None if there is none."""
+        state = self._state
+        if isinstance(state, Planned):
+            return state.open
+        return state.recorder if isinstance(state, Recording) and not state.ended else None
+
+    def _end_forward(self) -> None:
+        """Notes that a model's call has returned, and was in no other one."""
+        part = self._part()
+        if isinstance(part, _Run):
+            part.end_forward()
+        elif part is not None:
+            part.hooks.transforms = True
+
+    def _settle(self) -> None:
+        """Ends a part whose hooks a backward has left."""
+        if isinstance(self._state, Planned) and self._state.open is not None and self._state.open.hooks.left:
+            self._end()
+
+    def _end(self, complete: bool = False) -> None:
+        """Ends the part that is open.
+
+        complete: whether it was all that a step saves, even if no backward has read it.
+        """
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
-            state.open.end()
-            state.family.deviated = state.open.deviation is not None and not state.family.settled
-            state.last, state.open = state.open, None
-        elif isinstance(state, Recording) and not _in_backward():
+            run = state.last = state.open
+            state.open = None
+            run.end(complete or run.read)
+            if complete or run.read:
+                self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
+                state.family.add_later(state.later)
+        elif isinstance(state, Recording) and not in_backward():
             state.recorder.end_forward()
-            state.ended = True
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ends a recording before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
-        inside = _in_backward()  # backward updates the model: the next forward ends a recording
-        if inside and optimizer in self._optimizers or not self._concerns(optimizer):
+        """Ends a step, or a recording, before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
+        inside = in_backward()  # backward updates the model: the next forward ends a recording
+        concerns, known = self._concerns(optimizer), optimizer in self._optimizers
+        if inside and known or not concerns and not known:
             return
-        if optimizer not in self._optimizers:
+        if not known:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         if inside:
+            return
+        part = self._part()
+        if part is not None and part.hooks.stay and not part.hooks.calls:
+            self._end()
+        if not concerns:
             return
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
@@ -245,34 +318,20 @@ class Fitted:
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
 
-    def _all(self) -> list[Family]:
-        return [family for families in self._families.values() for family in families]
-
-    def _family(self, kind: Kind) -> Family | None:
-        """Returns the plans of the structure that the next step is expected to have; None if it has to be recorded."""
-        families = self._families.get(kind, [])
-        if families:
-            self._families.move_to_end(kind)
-        fitting = [family for family in families if not family.deviated]
-        if fitting:
-            return fitting[-1]
-        if self._recordings < MOST_RECORDINGS:
-            return None
-        return families[-1] if families else next(reversed(self._all()), None)
-
-    def _run(self, state: Planned, family: Family, shapes: Shapes) -> None:
-        """Starts a forward under a plan. Gradients and the optimizer's state may come later than the recorded step."""
-        if state.updates < UPDATES and not state.waits():
+    def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
+        """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
+        known = bool(self._optimizers) and all(self._updates.get(optimizer, 0) >= UPDATES for optimizer in self._optimizers)
+        if not known and not state.waits():
             more = self._more_bytes(family.gradients)
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
         self._count(state.last)
-        state.family = family
-        state.rung, executor, scale = family.run_for(shapes)
+        state.family, state.kind, state.later = family, kind, ()
+        state.rung, executor, scale = family.run_for((*shapes, *family.later))
         state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
         self._steps["planned" if state.rung is not None else "guarded"] += 1
-        state.open = executor.begin(scale)
+        state.open = executor.begin(scale, stay)
 
     def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
@@ -309,17 +368,18 @@ class Fitted:
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
             state.open.deviation = "its forward failed"
-            self.end()
-            state.family.deviated = False  # what it lacks is no reason to record again
+            self._end()
             state.last = None
 
-    def _record(self, kind: Kind, shapes: Shapes) -> None:
+    def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
+        refuse_kinds(self._model)
         recorder = TapeRecorder(self._device, self._model)
-        recorder.begin()
+        recorder.mix = steps_library().mix
+        recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
-        self._recordings += 1
+        self._structures.recordings += 1
         self._steps["recorded"] += 1
 
     def _count(self, run: _Run | None) -> None:
@@ -331,18 +391,26 @@ class Fitted:
     def _cancel(self) -> None:
         """Ends a recording without a result."""
         if isinstance(self._state, Recording):
-            recorder, self._state = self._state.recorder, Waiting()
+            recorder = self._state.recorder
+            self._give_up_recording()
             recorder.cancel()
             for host in recorder.hosts():
                 host.close()
 
+    def _give_up_recording(self) -> None:
+        families = self._structures.all()
+        assert isinstance(self._state, Recording)
+        self._state = Planned(self._state.recorder.device, families[-1]) if families else Waiting()
+
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an update by the optimizer matters: it has parameters of the model, and not all is known of its state."""
-        state = self._state
-        if isinstance(state, Planned) and state.updates >= UPDATES and not state.checking or self._model is None:
+        if isinstance(self._state, Planned) and self._updates.get(optimizer, 0) >= UPDATES and not self._state.checking:
             return False
         ours = {id(p) for p in self._model.parameters()}
-        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return True
+        self._updates[optimizer] = UPDATES  # all is known of it
+        return False
 
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes of the optimizer's state on the device."""
@@ -354,7 +422,7 @@ class Fitted:
         return self._state_bytes(optimizer) if self._device == "cuda" else 0
 
     def _gradient_bytes(self) -> int:
-        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None) if self._model is not None else 0
+        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
 
     def _new_state(self) -> int:
         return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
@@ -367,23 +435,24 @@ class Fitted:
     def _end_recording(self) -> None:
         state = self._state
         assert isinstance(state, Recording)
-        self._state = Waiting()
+        self._give_up_recording()
         try:
             tape = state.recorder.finish()
         except NotRecordableError as error:
             for host in state.recorder.hosts():
                 host.close()
             log.warning("spillway: this step was not recorded: %s", error)
-            if self._recordings >= MOST_RECORDINGS:
+            self._structures.note_useless()
+            if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
         state.recorder.device.memory()
-        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device, state.kind, state.shapes,
-                               state.recorder.hosts())
+        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later),
+                               state.later, state.recorder.hosts())
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
-        if _in_backward() or not self._concerns(optimizer):
+        if in_backward() or not self._concerns(optimizer):
             return
         state = self._state
         if isinstance(state, Waiting):
@@ -415,53 +484,50 @@ class Fitted:
                                     f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
             state = self._make_plan(state, (self._new_state(), 0))
         if isinstance(state, Planned):
-            state.updates += 1
+            self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
 
     def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
         """Plans a recorded step, with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
         self._state = Waiting()
         family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
                         recorded.hosts)
-        family.more = more
-        family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
-        known = self._families.setdefault(recorded.kind, [])
-        family.settled = any(structure(other.tape) == structure(family.tape) for other in known)
-        known.append(family)
-        self._families.move_to_end(recorded.kind)
-        while len(self._all()) > MOST_STRUCTURES:
-            oldest = next(iter(self._families))
-            self._families[oldest].pop(0).close()
-            if not self._families[oldest]:
-                del self._families[oldest]
-        planned = self._state = Planned(recorded.device, family)
+        family.more, family.later = more, recorded.later
+        known = self._structures.add(recorded.kind, family)
+        if known is family:
+            family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
+        planned = self._state = Planned(recorded.device, known)
         return planned
 
 
-def _kind_of(inputs: Any) -> tuple[Kind, Shapes]:
-    """Returns what tells the structures of steps apart, as far as the inputs say, and the shapes of their tensors."""
-    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    return tuple((t.dim(), t.dtype) for t in tensors), tuple(tuple(t.shape) for t in tensors)
-
-
-def _remove(handles: list[Any]) -> None:
+def _remove(handles: list[Any], hooks: list[Hooks]) -> None:
     for handle in handles:
         handle.remove()
+    for open_ in hooks:
+        open_.leave()
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
+    own = getattr(type(model), STATE, None)
+    state = dict(own(model) if own is not None else vars(model))
+    return {name: value for name, value in state.items() if name not in (CALL, STATE)}
 
 
-def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, memory: Union[str, int] = "8GiB",
+def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+        optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
-    The first step records, its optimizer's step plans, and later forwards run under the plan, also where their inputs have other
-    sizes: a larger one gets a plan of its own. On a GPU, plans are made in the background; until then, and wherever a step differs from
-    what is planned, saved tensors go to the host as soon as memory comes near the budget. Tensors that a forward saves outside the
-    model, such as those of a loss function applied to its result, are not planned.
+    The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
+    larger one gets a plan of its own. On a GPU, plans are made in the background; until then, and wherever a step differs from what is
+    planned, saved tensors go to the host as soon as memory comes near the budget.
 
-    optimizer: the one that updates the model; by default any that has parameters of it.
+    A step lasts from the first call of the model until a backward reads what it saved. So it includes a loss function on the result,
+    further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
+    gradients. Where gradients add up over several backwards, each of them ends such a step.
+
+    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder.
+    optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
     policy: as for `make_plan`.
@@ -470,44 +536,8 @@ def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, 
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
-    if not isinstance(model, torch.nn.Module):
-        raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # type: ignore[union-attr]  # as accelerate wraps it
-    if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
-        raise SpillwayError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim, or None for several")
-    refuse_model(model)
-    devices = {p.device for p in model.parameters()}
-    if len(devices) != 1:
-        found = ", ".join(sorted(map(str, devices))) or "no device"
-        raise SpillwayError(f"the model's parameters are on {found}; expected one device")
-    kind = next(iter(devices)).type
-    if kind not in ("cpu", "cuda"):
-        raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
+    models, optimizers = models_of(model), optimizers_of(optimizer)
+    device = device_type(models)
     steps_library()  # it may have to be built, which takes longer than a step
-    host_costs(kind)
-    return Fitted(model, optimizer, budget, kind, hook_forward, policy)
-
-
-REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
-           "FullyShardedDataParallel": "its parameters come and go during a step",
-           "FSDPModule": "its parameters come and go during a step",
-           "DataParallel": "its replicas run in several threads"}
-
-
-def refuse_model(model: torch.nn.Module) -> None:
-    """Raises `SpillwayError` for kinds of modules that a plan cannot run."""
-    for name, module in model.named_modules():
-        if not name and is_compiled(module):
-            raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
-                                "blocks one by one")
-        if not name and isinstance(module, torch.jit.ScriptModule):
-            raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
-        if CALL in vars(module):
-            raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
-        for kind in type(module).__mro__:
-            if kind.__name__ in REFUSED and not (kind.__name__ == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
-                raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
-    for name, parameter in model.named_parameters():
-        if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
-            raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
+    host_costs(device)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy)

@@ -14,8 +14,8 @@ from ..plan.plan import parse_bytes
 class FitCallback(TrainerCallback):
     """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
 
-    The model's forward is planned, which includes the loss if the model computes it from `labels`. Training raises
-    `SpillwayError` for arguments that a plan does not allow, and for a budget below the floor.
+    All from the model's first call to the backward is planned. Training raises `SpillwayError` for arguments that a plan does not
+    allow, and for a budget below the floor.
     """
 
     def __init__(self, memory: Union[str, int], policy: str | None = None) -> None:

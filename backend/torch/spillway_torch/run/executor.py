@@ -20,9 +20,9 @@ from ..base.device import CudaDevice, Device, Host, Queue, device_of
 from ..base.errors import SpillwayError
 from ..plan.plan import EVICT, KEEP, OFFLOAD, SMALLEST, Plan
 from ..tape.chains import Saved, operands_of, saved_storages
+from ..tape.hooks import Hooks, refuse_hooks
 from ..tape.regions import without_compilation
 from ..tape.tape import Op, Ref, Tape
-from ..tape.tape_recorder import refuse_hooks
 from .library import steps_library
 
 log = logging.getLogger("spillway_torch")
@@ -217,11 +217,14 @@ class Executor:
         finally:
             run.end()
 
-    def begin(self, scale: float = 1.0) -> _Run:
-        """Starts a step, whose tensors are so many times as large as those of the recorded one. Its `end` ends it."""
+    def begin(self, scale: float = 1.0, stay: bool = False) -> _Run:
+        """Starts a step, whose tensors are so many times as large as those of the recorded one.
+
+        Its `end` ends it, or, if its hooks should `stay`, the backward that reads what it saved.
+        """
         refuse_hooks()
         self.device.begin()
-        return _Run(self, self._library.Run, self._table, scale)
+        return _Run(self, self._library.Run, self._table, scale, stay)
 
 
 def _more_host(device: Device, pieces: list[Host], spare: list[Host], size: int) -> torch.Tensor:
@@ -268,15 +271,15 @@ def _freed(tape: Tape, saved: Saved) -> list[list[int]]:
 class _Run:
     """One step under a plan."""
 
-    def __init__(self, executor: Executor, make: Any, table: Any, scale: float) -> None:
+    def __init__(self, executor: Executor, make: Any, table: Any, scale: float, stay: bool) -> None:
         self.deviation: str | None = None  # why the plan is not carried out for some storage
         self._executor = executor
         self._began, self._pieces = time.perf_counter(), len(executor.host.pieces)
-        self.saved: Any = make(table, self.deviate, scale)
-        hooks = self.saved.hooks
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(
-            *(without_compilation(*hooks) if executor.plan.tape.compiled else hooks))
-        self._hooks.__enter__()
+        self._ended: float | None = None
+        saved = self.saved = make(table, self.deviate, scale)
+        hooks = without_compilation(*saved.hooks) if executor.plan.tape.compiled else saved.hooks
+        self.hooks = Hooks(hooks, saved, stay, saved)
+        self.hooks.enter()
 
     @property
     def packs(self) -> int:
@@ -297,24 +300,39 @@ class _Run:
         """Returns whether a backward may still read what it saved."""
         return bool(self.saved.waits())
 
-    def end(self) -> None:
-        """Ends the part of the step whose tensors are planned; backward may follow later."""
-        self.saved.end()
-        if self._hooks is None:
-            return
-        self._hooks.__exit__(None, None, None)
-        self._hooks = None
-        if self.deviation is None and self.packs < self._executor.plan.tape.packed:
+    @property
+    def signature(self) -> int:
+        """Returns a number that the steps of a structure share (`structure` in tape.py)."""
+        return int(self.saved.signature)
+
+    @property
+    def read(self) -> bool:
+        """Returns whether a backward has read what it saved, and makes no graph for another one."""
+        return bool(self.saved.read)
+
+    def end_forward(self) -> None:
+        """Notes the time of the host: its forward may have ended."""
+        self._ended = time.perf_counter()
+
+    def end(self, complete: bool = True) -> None:
+        """Ends the part of the step whose tensors are planned; backward may follow later.
+
+        complete: whether it was all that a step saves.
+        """
+        self.hooks.leave()
+        if complete and self.deviation is None and self.packs < self._executor.plan.tape.packed:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._executor.plan.tape.packed}")
-        if self.deviation is None and self.guarded == 0 and self._pieces == len(self._executor.host.pieces):
-            self._executor.forward_seconds = min(self._executor.forward_seconds, time.perf_counter() - self._began)
+        if complete and self.deviation is None and self.guarded == 0 and self._pieces == len(self._executor.host.pieces):
+            took = (self._ended or time.perf_counter()) - self._began
+            self._executor.forward_seconds = min(self._executor.forward_seconds, took)
 
     def deviate(self, reason: str) -> None:
         """Notes why the plan is not carried out for some storage, which stays, or goes to the host where memory is short."""
         if self.deviation is None:
             self.deviation = reason
+            log.log(logging.DEBUG if self._executor.deviations else logging.WARNING,
+                    "spillway: this step differs from the recorded one, and keeps what the plan cannot treat: %s", reason)
             self._executor.deviations.append(reason)
-            log.warning("spillway: this step differs from the recorded one, and keeps what the plan cannot treat: %s", reason)
 
 
 EXECUTORS: weakref.WeakKeyDictionary[Plan, Executor] = weakref.WeakKeyDictionary()

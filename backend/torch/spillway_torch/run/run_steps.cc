@@ -5,6 +5,7 @@
 #include <step_library.h>  // of this folder
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -17,6 +18,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -218,9 +220,24 @@ struct Packed {
   bool counted = true;
   std::shared_ptr<Slot> slot = nullptr;
   std::optional<Place> place = {};  // of the tensor in the slot
+  std::shared_ptr<void> held = {};  // by as many as a backward may still read
 };
 
 constexpr const char* kPacked = "spillway_torch.Packed";
+
+// Returns a number that sequences of saved tensors share if equal functions made and saved them,
+// in any sizes: the one of the tensors before, and the next tensor.
+uint64_t Mix(uint64_t before, const Tensor& tensor) {
+  const torch::autograd::Node* made = torch::autograd::impl::grad_fn_unsafe(tensor);
+  const uint64_t values[] = {static_cast<uint64_t>(tensor.dim()),
+                             static_cast<uint64_t>(tensor.scalar_type()),
+                             made == nullptr ? tensor.is_leaf() : typeid(*made).hash_code()};
+  for (const uint64_t value : values) {
+    before = (before ^ value) * 0x9e3779b97f4a7c15 + 1;
+    before ^= before >> 29;
+  }
+  return before;
+}
 
 // Waits for a lock without Python's lock, which the owner may need.
 class Locked {
@@ -249,7 +266,7 @@ class Run {
         slots_(table_->recipes.size()),
         deviate_(std::move(deviate)) {
     table_->device->Begin();
-    if (!table_->ops.all.empty()) watch_.Begin();
+    Resume();
   }
 
   PyObject* Pack(const Tensor& tensor) {
@@ -265,6 +282,7 @@ class Run {
     const Locked lock(mutex_);
     if (!packed.counted || torch::autograd::get_current_graph_task_id() == -1)
       return Read(packed);  // or the program looks at a node's tensor
+    if (!at::GradMode::is_enabled()) read = true;
     const size_t at = BeginPosition();
     Tensor tensor = Read(packed);
     if (at < table_->positions.size()) {
@@ -278,15 +296,21 @@ class Run {
     return tensor;
   }
 
+  // Starts and ends to watch the operators that this thread runs, within the planned part.
+  void Resume() {
+    if (!table_->ops.all.empty() && open_) watch_.Begin();
+  }
+  void Pause() { watch_.End(); }
+
   // Ends the part of the step whose tensors are planned.
   void End() {
-    watch_.End();
+    Pause();
     open_ = false;
     deviate_ = py::object();
   }
 
   // Returns whether a backward may still read what it saved.
-  bool Waits() const { return open_ || Alive() > 0; }
+  bool Waits() const { return held_.use_count() > 1; }
 
   size_t Alive() const {
     const auto alive = [](const auto& slot) { return !slot.expired(); };
@@ -294,6 +318,8 @@ class Run {
   }
 
   int64_t packs = 0;
+  uint64_t signature = 0;  // what `Mix` makes of all saved tensors
+  bool read = false;       // a backward has begun, and makes no graph for another one
   int64_t recomputed = 0;  // operators that ran again
   int64_t guarded = 0;     // bytes that went to the host because memory was short
 
@@ -324,14 +350,29 @@ class Run {
   }
 
   Packed Save(const Tensor& tensor) {
-    if (torch::autograd::get_current_graph_task_id() != -1 ||
-        std::this_thread::get_id() != thread_ || !open_)
-      return Plain(tensor, false);  // backward saves it, or another thread
+    const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+    if (!open_) return Plain(tensor, false);
+    if (backward) return SaveInBackward(tensor);
+    if (std::this_thread::get_id() != thread_) return Plain(tensor, false);
     const Unwatched unwatched;
     const size_t at = BeginPosition();
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
+    signature = Mix(signature, tensor);
     Packed packed = SaveAt(tensor, at);
+    packed.held = held_;
     MakeRoom(Headroom(at));
+    return packed;
+  }
+
+  // Saves what a backward saves that makes a graph. It is no part of the plan, but can go to the
+  // host where memory is short.
+  Packed SaveInBackward(const Tensor& tensor) {
+    const Locked lock(mutex_);
+    const bool ours = IsOrdinary(tensor) && !(tensor.requires_grad() && tensor.is_leaf());
+    Packed packed = ours ? Guarded(tensor) : Plain(tensor, false);
+    packed.counted = false;
+    most_ = kUnknown;
+    MakeRoom(0);
     return packed;
   }
 
@@ -539,6 +580,7 @@ class Run {
   Watch watch_;
   const double scale_;
   const std::thread::id thread_ = std::this_thread::get_id();
+  const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
   bool deviated_ = false;
   size_t position_ = 0;
@@ -669,13 +711,18 @@ PYBIND11_MODULE(spillway_steps, module) {
         position.drops = NumbersOf(drops);
         position.headroom = headroom;
       });
+  module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
       .def(py::init<std::shared_ptr<Table>, py::object, double>())
       .def_property_readonly("hooks", &HooksOf)
+      .def("pause", &Run::Pause)
+      .def("resume", &Run::Resume)
       .def("end", &Run::End)
       .def("waits", &Run::Waits)
       .def("alive", &Run::Alive)
       .def_readonly("packs", &Run::packs)
+      .def_readonly("signature", &Run::signature)
+      .def_readonly("read", &Run::read)
       .def_readonly("recomputed", &Run::recomputed)
       .def_readonly("guarded", &Run::guarded);
 }

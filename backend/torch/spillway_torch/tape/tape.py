@@ -114,6 +114,8 @@ class Tape(Step):
         self.writes: dict[int, list[int]] = {}  # which ones
         self.origin: dict[int, int] = {}  # the saved storage of one that came back
         self.compiled = False  # parts of it ran under torch.compile
+        self.signature = 0  # what the library makes of all saved tensors (`Mix` in run_steps.cc); 0 if it was not asked
+        self.waiting: set[int] = set()  # saved storages that a backward may still read after the step
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.movable: Any = None  # what `saved_storages` found
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
@@ -122,7 +124,8 @@ class Tape(Step):
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:
-        ends: dict[int, int] = {}  # by storage: operators that have run when backward has read it
+        # By storage: operators that have run when backward has read it.
+        ends: dict[int, int] = dict.fromkeys(self.waiting, len(self.ops))
         for unpack in self.unpacks:
             storage = unpack.pack.value[0]
             ends[storage] = max(ends.get(storage, 0), unpack.last)

@@ -26,13 +26,13 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Storage
 from ..step.data import Operand
 from ..step.recorder import Call, Recorder, Take, facts_of, flops_of, measures, tensors_in
+from .hooks import Hooks, refuse_hooks
 from .regions import CompiledCalls, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 from .tape import Geometry, Op, Pack, Ref, Tape, Unpack, Value, geometry_of, has_sign, overlap, view_of
 
 HOST_PIECE = {"cuda": 1 << 30, "cpu": 1 << 20}  # bytes of the host that a recording takes at a time
 OUTLIER = 3  # times the host's usual time for an operator; it was held up once, such as by loading a kernel
 _MAKER = concurrent.futures.ThreadPoolExecutor(1, "spillway-host")  # its thread starts with the first piece
-_disable_hooks = torch.autograd.graph.disable_saved_tensors_hooks
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,7 +44,7 @@ class _Packed:
 
 
 class TapeRecorder(Recorder):
-    """Records between `begin` and `finish`; saved tensors only until `end_forward`."""
+    """Records between `begin` and `finish`; saved tensors only until `end_forward`, or until a backward reads them if hooks `stay`."""
 
     def __init__(self, device: str, model: torch.nn.Module | None = None, name: str = "step", batch: int = 1) -> None:
         self.tape = Tape(device, name, batch)
@@ -73,7 +73,8 @@ class TapeRecorder(Recorder):
         self._loaded: set[Any] = set()  # kinds of operators whose kernels are loaded
         self._closing = contextlib.ExitStack()
         self._watching = contextlib.ExitStack()  # the calls of modules
-        self._hooks: Any = None
+        self.read = False  # a backward has read what was saved, and makes no graph for another one
+        self.mix: Callable[[int, torch.Tensor], int] = lambda *_: 0  # of the library: what makes a signature
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
         self._compiled = CompiledCalls(self._run_compiled)
         self._graphs = 0  # that torch.compile had made before
@@ -87,36 +88,34 @@ class TapeRecorder(Recorder):
 
     # ---- the span of a recording ----
 
-    def begin(self) -> None:
+    def begin(self, stay: bool = False) -> None:
         """Starts to record the calling thread.
 
         Raises `SpillwayError` in a CUDA graph, in another recording, and if saved-tensor hooks are active already.
         """
         self.device.begin()
         if isinstance(_get_current_dispatch_mode(), TapeRecorder):
-            raise SpillwayError("another recording runs already: give one budget to a module that contains all that the step calls")
+            raise SpillwayError("another recording runs already: give all models that a step calls to one `fit`, as in "
+                                "fit([one, other], optimizer, memory=...)")
         refuse_hooks()
         if isinstance(self.device, CudaDevice):
             self._timer = Timer(self.device)
         self._coming = self._next_host()
-        self._closing.callback(setattr, torch.autograd.graph, "disable_saved_tensors_hooks", _disable_hooks)
-        setattr(torch.autograd.graph, "disable_saved_tensors_hooks", _refuse_transforms)
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
         self.take = Take(self.tape)
         if self._model is not None:
             self.take.modules.add_root(self._model)
         self._watching.enter_context(self.take.modules.watched())
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(*without_compilation(self._pack, self._unpack))
+        self.hooks = Hooks(without_compilation(self._pack, self._unpack), self, stay)
+        self.hooks.transforms = False
         self.__enter__()
-        self._hooks.__enter__()
+        self.hooks.enter()
         self._leave()
 
     def end_forward(self) -> None:
         """Ends the part whose saved tensors are recorded."""
-        if self._hooks is not None:
-            self._hooks.__exit__(None, None, None)
-            self._hooks = None
+        self.hooks.leave()
 
     def cancel(self) -> None:
         """Ends the recording without a result."""
@@ -160,6 +159,7 @@ class TapeRecorder(Recorder):
                 op.time_ns = round(1e9 * op.seconds)
         if not tape.packs or not tape.unpacks:
             raise NotRecordableError("the step saved no tensor for a backward that ran in it; a plan has nothing to do")
+        tape.waiting = {packed.pack.value[0] for packed in self._readable if packed.pack is not None}
         tape.used = self._profile()
         tape.bandwidth = self.device.bandwidth()
         return tape
@@ -498,9 +498,10 @@ class TapeRecorder(Recorder):
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with self._apart(), torch._C.DisableTorchFunction():
-            if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_graph_task_id() != -1 or self.hooks.left:
                 return tensor.detach()
             tape = self.tape
+            tape.signature = self.mix(tape.signature, tensor)
             ours = self.here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)
@@ -562,6 +563,7 @@ class TapeRecorder(Recorder):
             raise NotRecordableError("the program reads a tensor that autograd saved, outside backward")
         if backward not in self._backwards:
             self._backwards[backward] = False
+            self.read |= not torch.is_grad_enabled()
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
         with self._apart():
             if pack is None:
@@ -609,26 +611,6 @@ class TapeRecorder(Recorder):
 def _moving(tensors: list[torch.Tensor]) -> float:
     """Returns the seconds for reading or writing tensors once, on a CPU that is like no other."""
     return 1e-6 + sum(t.numel() * t.element_size() for t in tensors) / 100e9
-
-
-def _refuse_transforms(message: str) -> Any:
-    """Stands for PyTorch's `disable_saved_tensors_hooks`; raises `NotRecordableError` where hooks are active."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        raise NotRecordableError("torch.func.grad, vjp, jacrev and hessian allow no saved-tensor hooks, which a plan needs: "
-                                 "use torch.autograd.grad in the step, or call them outside of it")
-    return _disable_hooks(message)
-
-
-def refuse_hooks() -> None:
-    """Raises `SpillwayError` if the program's own saved-tensor hooks are active, which those of a plan would undo.
-
-    It raises the same error for a version of PyTorch that does not show what a plan needs: which hooks are active.
-    """
-    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
-        raise SpillwayError(f"plans need a later version of PyTorch than {torch.__version__}; they are tested with 2.11")
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        raise SpillwayError("saved-tensor hooks are active (save_on_cpu, or others) around the step: a plan would undo them; "
-                            "use them inside the step or leave them out")
 
 
 def record_tape(step: Callable[[], Any], device: str, model: torch.nn.Module | None = None, name: str = "step", batch: int = 1) -> Tape:

@@ -1,0 +1,86 @@
+"""What `fit` accepts: models and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+import torch
+
+from ..base.errors import SpillwayError
+from ..tape.regions import is_compiled
+
+CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
+BUDGET = "spillway_budget"  # what the hook of an optimizer has
+
+REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
+           "FullyShardedDataParallel": "its parameters come and go during a step",
+           "FSDPModule": "its parameters come and go during a step",
+           "DataParallel": "its replicas run in several threads"}
+
+
+def refuse_wrapped() -> None:
+    """Raises `SpillwayError` if DistributedDataParallel runs the model."""
+    if torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise SpillwayError("the model runs in a DistributedDataParallel, which is not planned: " + REFUSED["DistributedDataParallel"])
+
+
+def refuse_kinds(model: torch.nn.Module) -> None:
+    """Raises `SpillwayError` for kinds of modules that a plan cannot run, which they may also become."""
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in REFUSED and not (kind.__name__ == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
+                raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
+
+
+def _refuse_model(model: torch.nn.Module) -> None:
+    refuse_kinds(model)
+    for name, module in model.named_modules():
+        if not name and is_compiled(module):
+            raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
+                                "blocks one by one")
+        if not name and isinstance(module, torch.jit.ScriptModule):
+            raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
+        if CALL in vars(module):
+            raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
+            raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
+
+
+def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:
+    """Returns one or several models as a list. Raises `SpillwayError` for what a plan cannot run."""
+    models = list(given) if isinstance(given, (list, tuple)) and given else [given]
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a list of them")
+        _refuse_model(model)
+    return models
+
+
+def optimizers_of(given: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]) -> list[torch.optim.Optimizer]:
+    """Returns one or several optimizers as a list. Raises `SpillwayError` for what is none, and for those of another budget."""
+    optimizers = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    for at, optimizer in enumerate(optimizers):
+        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizers[at] = optimizer = optimizer.optimizer  # as accelerate wraps it
+        kind = type(optimizer).__name__
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise SpillwayError(f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all")
+        for hook in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
+            if getattr(hook, BUDGET, lambda: None)() is not None:
+                raise SpillwayError(f"the {kind} has a budget already: give all models that a step calls to one `fit`, as in "
+                                    "fit([one, other], optimizer, memory=...), or call `remove` of what the earlier `fit` returned")
+    return optimizers
+
+
+def device_type(models: Sequence[torch.nn.Module]) -> str:
+    """Returns the type of the device of all parameters. Raises `SpillwayError` if it is not one that a plan can run on."""
+    devices = {p.device for model in models for p in model.parameters()}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "no device"
+        raise SpillwayError(f"the model's parameters are on {found}; expected one device")
+    kind = next(iter(devices)).type
+    if kind not in ("cpu", "cuda"):
+        raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
+    return kind
