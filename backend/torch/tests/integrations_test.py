@@ -181,6 +181,12 @@ class IntegrationsTest(unittest.TestCase):
             with self.subTest(**made):
                 self.equal(WatchedImage, lambda callback=None, made=made, **options: train_images(callback, Module(**made), **options))
 
+    def test_trainers_log_what_steps_took(self):
+        trainer = train_tokens(huggingface.FitCallback(1 << 40, verify=1))[-1]
+        self.assertEqual([entry["spillway/steps"] for entry in trainer.state.log_history if "loss" in entry], [1, 2, 3, 4, 5, 6, 7])
+        trainer = train_images(lightning.FitCallback(1 << 40))[-1]
+        self.assertEqual(trainer.callback_metrics["spillway/planned"].item(), 6)
+
     def test_an_error_leaves_nothing_behind(self):
         for fail_at in (0, 2):
             callback = lightning.FitCallback(1 << 40, policy="dtr")

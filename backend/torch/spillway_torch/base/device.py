@@ -100,6 +100,10 @@ class Device(abc.ABC):
         """Returns what is allocated; None if the device does not count it."""
         return None
 
+    def peak_bytes(self) -> int:
+        """Returns the most bytes since `memory` was asked; 0 if the device does not count them."""
+        return 0
+
     def block(self, size: int) -> int:
         """Returns the bytes that the allocator takes for a storage of `size` bytes."""
         return size
@@ -245,6 +249,9 @@ class CudaDevice(Device):
         torch._C._cuda_resetPeakMemoryStats(self.index)
         allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
         return Memory(allocated["current"], allocated["peak"], requested["current"], requested["peak"])
+
+    def peak_bytes(self) -> int:
+        return int(torch._C._cuda_memoryStats(self.index)["allocated_bytes"]["all"]["peak"])
 
     def block(self, size: int) -> int:
         return block_of(size, self._expandable)

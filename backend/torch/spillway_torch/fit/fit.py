@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base.device import Device, Host
 from ..base.errors import NotRecordableError, SpillwayError
-from ..plan.plan import GIB, Plan, parse_bytes
+from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
@@ -25,6 +25,7 @@ from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
 from .family import Family, Rung, text_of
 from .host import host_costs
+from .report import Taken
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 
 log = logging.getLogger("spillway_torch")
@@ -81,6 +82,7 @@ class Planned:
     open: Optional[_Run] = None
     later: Shapes = ()
     last: Optional[_Run] = None  # the last part that has ended
+    counted: bool = False  # what it did
     checking: bool = False
     update_began: float | None = None
 
@@ -103,7 +105,7 @@ class Fitted:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
-                 hook_forward: bool, policy: str | None) -> None:
+                 hook_forward: bool, policy: str | None, report_every: int, verify: int) -> None:
         self._models = list(models)
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._budget = budget
@@ -111,8 +113,8 @@ class Fitted:
         self._device = device
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._structures = Structures()
-        self._steps = {"planned": 0, "guarded": 0, "recorded": 0}
-        self._ran = {"recomputed": 0, "guarded": 0}
+        self._taken = Taken(budget)
+        self._report_every, self._verify = report_every, verify
         self._accumulated = 0  # most bytes of gradients before a forward
         self._unseen = 0  # updates of the model before its forward was called
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
@@ -186,16 +188,17 @@ class Fitted:
         return self._state.last if isinstance(self._state, Planned) else None
 
     def report(self) -> str:
-        """Returns what steps took so far: how many ran under a plan, under the guard alone, or as ordinary ones, and what moved."""
-        count = max(1, sum(self._steps.values()))
-        shares = ", ".join(f"{count_} {kind} ({count_ / count:.0%})" for kind, count_ in self._steps.items())
-        self._settle()
-        lines = [f"budget {self._budget / GIB:.4g} GiB; {sum(self._steps.values())} steps: {shares}",
-                 f"{self._ran['recomputed']} operators ran again, and {self._ran['guarded'] / GIB:.4g} GiB went to the host because memory "
-                 "was short"]
+        """Returns what steps took so far: how many ran under a plan, under the guard alone, or were recorded, what moved, and the plans."""
+        self._look()
+        lines = [self._taken.line()]
         for family in self._structures.all():
             lines += [f"inputs of {text_of(rung.shapes)} and smaller ones: {rung.plan.summary()}" for rung in family.rungs]
         return "\n".join(lines)
+
+    def stats(self) -> dict[str, float]:
+        """Returns the numbers of `report` by name, for loggers: see `Taken.numbers`."""
+        self._look()
+        return self._taken.numbers()
 
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back."""
@@ -288,7 +291,7 @@ class Fitted:
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
             run = state.last = state.open
-            state.open = None
+            state.open, state.counted = None, False
             run.end(complete or run.read)
             if complete or run.read:
                 self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
@@ -326,12 +329,14 @@ class Fitted:
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
-        self._count(state.last)
+        self._look()
+        if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
+            log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor, scale = family.run_for((*shapes, *family.later))
         state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
-        self._steps["planned" if state.rung is not None else "guarded"] += 1
-        state.open = executor.begin(scale, stay)
+        self._taken.begin(state.rung.plan if state.rung is not None else None)
+        state.open = executor.begin(scale, stay, bool(self._verify) and self._taken.steps % self._verify == 0)
 
     def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
@@ -339,6 +344,7 @@ class Fitted:
             return
         state.checking = False
         family, rung, memory = state.family, state.rung, state.device.memory()
+        self._taken.most = max(self._taken.most, memory.most if memory is not None else 0)
         if memory is None or rung is None or state.last is None or state.last.deviation is not None:
             return
         rung.checks += 1
@@ -380,13 +386,17 @@ class Fitted:
         recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._structures.recordings += 1
-        self._steps["recorded"] += 1
+        self._taken.record()
 
-    def _count(self, run: _Run | None) -> None:
-        """Counts what a step did once its backward has run."""
-        if run is not None:
-            self._ran["recomputed"] += run.recomputed
-            self._ran["guarded"] += run.guarded
+    def _look(self) -> None:
+        """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
+        self._settle()
+        state = self._state
+        if isinstance(state, Planned):
+            self._taken.most = max(self._taken.most, state.device.peak_bytes())
+            if state.last is not None and not state.last.waits() and not state.counted:
+                self._taken.end(state.last)
+                state.counted = True
 
     def _cancel(self) -> None:
         """Ends a recording without a result."""
@@ -446,6 +456,7 @@ class Fitted:
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
+        self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
         state.recorder.device.memory()
         self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later),
                                state.later, state.recorder.hosts())
@@ -515,7 +526,7 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
-        hook_forward: bool = True, policy: str | None = None) -> Fitted:
+        hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0) -> Fitted:
     """Makes training steps of `model` stay within a budget; the script stays as it is.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -531,6 +542,9 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
     policy: as for `make_plan`.
+    report_every: after so many steps, the log "spillway_torch" has a line about them, at level INFO; 0 for none.
+    verify: in each step of so many, the bits of what is recomputed are compared with what autograd saved, of which the host keeps a copy;
+        the backward raises RuntimeError where they differ. 0 for none.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
@@ -538,6 +552,9 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     budget = parse_bytes(memory)
     models, optimizers = models_of(model), optimizers_of(optimizer)
     device = device_type(models)
+    for name, value in (("report_every", report_every), ("verify", verify)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
-    return Fitted(models, optimizers, budget, device, hook_forward, policy)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify)

@@ -18,13 +18,13 @@ class FitCallback(Callback):
     """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
 
     `training_step` is planned up to its first backward. Training raises `SpillwayError` for a strategy that a plan does not
-    allow, and for a budget below the floor.
+    allow, and for a budget below the floor. The Trainer's loggers get the numbers of `Fitted.stats`, as "spillway/most_bytes".
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None) -> None:
-        """memory, policy: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, **options: int) -> None:
+        """memory, policy, options: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy = policy
+        self.policy, self.options = policy, options
         self.fitted: Fitted | None = None  # while training runs
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -33,7 +33,7 @@ class FitCallback(Callback):
         if pl_module._compiler_ctx is not None:
             raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy)
+        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, **self.options)
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.fitted is not None:
@@ -47,8 +47,10 @@ class FitCallback(Callback):
         if self.fitted is not None:
             self.fitted.before_update(optimizer)  # the optimizer's own hook runs before its closure
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self.on_before_backward()  # a step may have none
+        if self.fitted is not None:
+            pl_module.log_dict({f"spillway/{name}": float(value) for name, value in self.fitted.stats().items()})
 
     def on_train_end(self, *_: Any) -> None:
         if self.fitted is not None:

@@ -15,13 +15,14 @@ class FitCallback(TrainerCallback):
     """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
 
     All from the model's first call to the backward is planned. Training raises `SpillwayError` for arguments that a plan does not
-    allow, and for a budget below the floor.
+    allow, and for a budget below the floor. What the Trainer logs has the numbers of `Fitted.stats`, as "spillway/most_bytes"; so have its
+    `log_history` and the callbacks behind this one, while those of `report_to` have run before.
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None) -> None:
-        """memory, policy: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, **options: int) -> None:
+        """memory, policy, options: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy = policy
+        self.policy, self.options = policy, options
         self.fitted: Fitted | None = None  # while `train` runs, and after it ended with an error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -32,7 +33,14 @@ class FitCallback(TrainerCallback):
                 raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
         self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,
-                          policy=self.policy)  # accelerate wraps it
+                          policy=self.policy, **self.options)  # accelerate wraps it
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.fitted is not None and logs is not None:
+            numbers = {f"spillway/{name}": value for name, value in self.fitted.stats().items()}
+            logs.update(numbers)
+            if state.log_history:
+                state.log_history[-1].update(numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.fitted is not None:

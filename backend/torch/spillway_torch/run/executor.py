@@ -217,14 +217,15 @@ class Executor:
         finally:
             run.end()
 
-    def begin(self, scale: float = 1.0, stay: bool = False) -> _Run:
+    def begin(self, scale: float = 1.0, stay: bool = False, verify: bool = False) -> _Run:
         """Starts a step, whose tensors are so many times as large as those of the recorded one.
 
-        Its `end` ends it, or, if its hooks should `stay`, the backward that reads what it saved.
+        Its `end` ends it, or, if its hooks should `stay`, the backward that reads what it saved. If it should `verify`, its backward
+        raises RuntimeError where a tensor is recomputed with other bits than autograd saved.
         """
         refuse_hooks()
         self.device.begin()
-        return _Run(self, self._library.Run, self._table, scale, stay)
+        return _Run(self, self._library.Run, self._table, scale, stay, verify)
 
 
 def _more_host(device: Device, pieces: list[Host], spare: list[Host], size: int) -> torch.Tensor:
@@ -271,12 +272,12 @@ def _freed(tape: Tape, saved: Saved) -> list[list[int]]:
 class _Run:
     """One step under a plan."""
 
-    def __init__(self, executor: Executor, make: Any, table: Any, scale: float, stay: bool) -> None:
+    def __init__(self, executor: Executor, make: Any, table: Any, scale: float, stay: bool, verify: bool) -> None:
         self.deviation: str | None = None  # why the plan is not carried out for some storage
         self._executor = executor
         self._began, self._pieces = time.perf_counter(), len(executor.host.pieces)
         self._ended: float | None = None
-        saved = self.saved = make(table, self.deviate, scale)
+        saved = self.saved = make(table, self.deviate, scale, verify)
         hooks = without_compilation(*saved.hooks) if executor.plan.tape.compiled else saved.hooks
         self.hooks = Hooks(hooks, saved, stay, saved)
         self.hooks.enter()
@@ -295,6 +296,15 @@ class _Run:
     def guarded(self) -> int:
         """Returns the bytes that went to the host because memory was short."""
         return int(self.saved.guarded)
+
+    @property
+    def verified(self) -> int:
+        """Returns how many recomputed storages were compared with what autograd saved."""
+        return int(self.saved.verified)
+
+    @property
+    def plan(self) -> Plan:
+        return self._executor.plan
 
     def waits(self) -> bool:
         """Returns whether a backward may still read what it saved."""

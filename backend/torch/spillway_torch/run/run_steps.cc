@@ -11,10 +11,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -202,6 +206,8 @@ class Slot {
   bool stays = false;
   size_t number = 0;  // among those that the plan does not move
   c10::SmallVector<std::shared_ptr<Slot>, 2> sources;
+  Tensor original;  // on the host, of a tensor that is verified
+  Place place;      // where it lies in the storage
 
  private:
   uint32_t Saved() const { return counter_.enabled() ? counter_.current_version() : 0; }
@@ -259,10 +265,12 @@ class Run {
  public:
   // deviate: takes the reason why the plan is not carried out for a storage.
   // scale: how many times the headroom of the recorded step this one needs.
-  Run(std::shared_ptr<const Table> table, py::object deviate, double scale)
+  // verify: whether what is recomputed is compared with what was saved.
+  Run(std::shared_ptr<const Table> table, py::object deviate, double scale, bool verify)
       : table_(std::move(table)),
         watch_(table_->ops, *table_->device, [this](size_t storage) { BeforeWrite(storage); }),
         scale_(scale),
+        verify_(verify),
         slots_(table_->recipes.size()),
         deviate_(std::move(deviate)) {
     table_->device->Begin();
@@ -322,6 +330,7 @@ class Run {
   bool read = false;       // a backward has begun, and makes no graph for another one
   int64_t recomputed = 0;  // operators that ran again
   int64_t guarded = 0;     // bytes that went to the host because memory was short
+  int64_t verified = 0;    // storages whose recomputed bits were compared with the saved ones
 
  private:
   // Carries out the releases and prefetches of the next position, and returns its number.
@@ -426,6 +435,10 @@ class Run {
       slot->CopyOut();
     }
     for (const size_t source : recipe.sources) slot->sources.push_back(slots_[source].lock());
+    if (verify_ && recipe.chain) {
+      slot->place = PlaceOf(tensor);
+      slot->original = OnHost(tensor);
+    }
     return slot;
   }
 
@@ -571,6 +584,32 @@ class Run {
     }
     slot.Put(made);
     recomputed += static_cast<int64_t>(chain.ops.size());
+    if (slot.original.defined()) Verify(slot);
+  }
+
+  // Returns the bytes of a tensor, without what else is in its storage, as a copy on the host.
+  static Tensor OnHost(const Tensor& tensor) {
+    const Guards guards;
+    const Unwatched unwatched;
+    const Tensor dense = Detached(tensor).to(at::kCPU, false, true, at::MemoryFormat::Contiguous);
+    return dense.reshape({-1}).view(at::kByte);
+  }
+
+  // Throws std::runtime_error if a tensor was recomputed with other bits than it was saved with.
+  void Verify(const Slot& slot) {
+    ++verified;
+    const Tensor made = OnHost(View(slot.tensor, slot.place));
+    const std::span one{made.const_data_ptr<uint8_t>(), static_cast<size_t>(made.numel())};
+    const uint8_t* other = slot.original.const_data_ptr<uint8_t>();
+    const int64_t differ = std::inner_product(one.begin(), one.end(), other, int64_t{0},
+                                              std::plus<>(), std::not_equal_to<>());
+    if (differ == 0) return;
+    throw std::runtime_error(
+        table_->ops.all[slot.recipe->chain->ops.back()].name +
+        " made other bits than in forward (" + std::to_string(differ) + " of " +
+        std::to_string(one.size()) +
+        " bytes differ): either the operators that lead to it add in no fixed order, or the step "
+        "changes a tensor in a way that PyTorch does not see");
   }
 
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 2;
@@ -579,6 +618,7 @@ class Run {
   const std::shared_ptr<const Table> table_;
   Watch watch_;
   const double scale_;
+  const bool verify_;
   const std::thread::id thread_ = std::this_thread::get_id();
   const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
@@ -713,7 +753,7 @@ PYBIND11_MODULE(spillway_steps, module) {
       });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
-      .def(py::init<std::shared_ptr<Table>, py::object, double>())
+      .def(py::init<std::shared_ptr<Table>, py::object, double, bool>())
       .def_property_readonly("hooks", &HooksOf)
       .def("pause", &Run::Pause)
       .def("resume", &Run::Resume)
@@ -724,7 +764,8 @@ PYBIND11_MODULE(spillway_steps, module) {
       .def_readonly("signature", &Run::signature)
       .def_readonly("read", &Run::read)
       .def_readonly("recomputed", &Run::recomputed)
-      .def_readonly("guarded", &Run::guarded);
+      .def_readonly("guarded", &Run::guarded)
+      .def_readonly("verified", &Run::verified);
 }
 
 }  // namespace spillway_torch
