@@ -144,6 +144,11 @@ class PlanTest(DirectoryTest):
         self.fails(2, "a budget is needed: --memory, or --curve for several", "plan", self.trace)
         for beside in (("--memory", "1GiB"), ("--predict", self.output), ("-o", self.output)):
             self.fails(2, "--curve plans for budgets of its own", "plan", self.trace, "--curve", *beside)
+        for policy, message in (("nope", "unknown policy 'nope' (valid: "),
+                                ("dtr:zap=1", "policy 'dtr': unknown parameter 'zap'"),
+                                ("joint:effort=x", "policy 'joint': effort 'x'")):
+            for budget in (("--memory", "1B"), ("--memory", "320MiB"), ("--memory", "1TiB"), ("--curve",)):
+                self.fails(2, message, "plan", self.trace, *budget, "--policy", policy)
         without = step()
         del without["hooks"]
         self.fails(3, "the step has no hooks", "plan", self.file("without.json", without), "--memory", "1GiB")

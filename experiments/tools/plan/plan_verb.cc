@@ -14,6 +14,7 @@
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/columns.h"
 #include "experiments/output/wrap.h"
+#include "experiments/run/isolation.h"
 #include "experiments/tools/plan/step_curve.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
@@ -168,6 +169,7 @@ int Execute(const PlanOptions& options, Session& session) {
     throw UsageError(
         "plan: --curve plans for budgets of its own: leave --memory, --predict and -o out");
   }
+  CheckPolicy(options.asked);
   const StepPlanner planner(options.asked);
   const Columns<Row> columns = RowColumns(planner, options.asked);
   CheckView(options.format.view(), columns);
