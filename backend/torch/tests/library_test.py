@@ -262,30 +262,5 @@ class CudaTest(unittest.TestCase):
             self.assertEqual((two.inner, three.inner, four.inner), (1, 0, 2))
 
 
-
-class RoomTest(unittest.TestCase):
-    """The allocator of a GPU keeps memory in pieces, in which a large tensor may find no place."""
-
-    def emptied(self, reserved, size, share=1.0, free=100, expandable=False):
-        """Returns for each step whether it gives memory back, of a GPU of 100 bytes."""
-        device, found = CudaDevice.__new__(CudaDevice), []
-        device.index, device._expandable, device._enough = 0, expandable, 0
-        for bytes_ in reserved:
-            now = [bytes_]
-            with mock.patch("torch._C._cuda_memoryStats", lambda _, now=now: {"reserved_bytes": {"all": {"current": now[0]}}}, create=True), \
-                    mock.patch("torch.cuda.mem_get_info", lambda _: (free, 100)), \
-                    mock.patch("torch.cuda.get_per_process_memory_fraction", lambda _: share), \
-                    mock.patch("torch.cuda.empty_cache", lambda now=now: now.__setitem__(0, 10)):
-                device.make_room(size)
-            found.append(now[0] == 10)
-        return found
-
-    def test_memory_is_given_back_where_a_tensor_may_find_no_place(self):
-        self.assertEqual(self.emptied([50, 80, 80, 90], 15), [False, False, False, True])
-        self.assertEqual(self.emptied([50, 60, 70], 25, share=0.8), [False, True, True])
-        self.assertEqual(self.emptied([50, 60], 25, free=20), [True, True])
-        self.assertEqual(self.emptied([90, 90], 25, expandable=True), [False, False])
-
-
 if __name__ == "__main__":
     unittest.main()

@@ -92,9 +92,6 @@ class Device(abc.ABC):
         """Returns the bytes that tensors take; -1 if the device does not count them."""
         return -1
 
-    def make_room(self, size: int) -> None:
-        """Gives memory back that the allocator keeps in pieces, if a tensor of `size` bytes may find no place otherwise."""
-
     def bandwidth(self) -> float:
         """Returns the bytes per second of copies between host and device beside operators, in the slower direction."""
         return 10e9
@@ -178,7 +175,6 @@ class CudaDevice(Device):
         self._ids = {queue: (stream.stream_id, stream.device_index, stream.device_type) for queue, stream in self._streams.items()}
         self.copy_streams = self._ids[Queue.OUT], self._ids[Queue.IN]
         self._events: list[Any] = []
-        self._enough = 0  # bytes; with so many in the allocator, there was room for the largest tensor
         self._generator = torch.cuda.default_generators[self.index]
         self._expandable = "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF", "")
                                                           + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
@@ -234,18 +230,6 @@ class CudaDevice(Device):
 
     def in_use(self) -> int:
         return int(torch.cuda.memory_allocated(self.index))
-
-    def make_room(self, size: int) -> None:
-        reserved = self._reserved_bytes()
-        if self._expandable or reserved <= self._enough:
-            return
-        free, whole = torch.cuda.mem_get_info(self.index)
-        if min(free, torch.cuda.get_per_process_memory_fraction(self.index) * whole - reserved) < size:
-            torch.cuda.empty_cache()
-        self._enough = self._reserved_bytes()
-
-    def _reserved_bytes(self) -> int:
-        return int(torch._C._cuda_memoryStats(self.index)["reserved_bytes"]["all"]["current"])
 
     def bandwidth(self) -> float:
         host, there = self.host(MEASURED), self.empty(MEASURED)

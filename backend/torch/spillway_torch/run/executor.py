@@ -112,7 +112,6 @@ class Executor:
         self.deviations: list[str] = []  # the reasons of all steps
         self.forward_seconds = float("inf")  # the least that the host took for a forward without surprises
         self.host = host if host is not None else HostMemory()
-        self._largest = max((storage.size for storage in plan.tape.storages.values()), default=0)
         self._recipes = _recipes_of(plan)
         self._library = steps_library()
         self._table = self._make_table()
@@ -226,7 +225,6 @@ class Executor:
         """
         refuse_hooks()
         self.device.begin()
-        self.device.make_room(int(scale * self._largest))
         return _Run(self, self._library.Run, self._table, scale, stay, verify)
 
 
