@@ -93,6 +93,12 @@ def failure(model, x, at):
     return plain(model, x, at)
 
 
+
+def counts(fitted):
+    """Returns how many steps were planned, guarded and recorded."""
+    stats = fitted.stats()
+    return stats["planned"], stats["guarded"], stats["recorded"]
+
 class Inner(nn.Module):
     """A model with a backward in its forward."""
 
@@ -214,7 +220,7 @@ class WholeStepTest(unittest.TestCase):
             got, fitted = self.planned(loop, Loop([preferences]).budget(share))
             self.assertEqual(different(Loop([preferences]).run(), got), [])
             self.assertEqual(fitted._recordings, 1)
-            self.assertEqual(fitted._steps, {"planned": 4, "guarded": 0, "recorded": 1})
+            self.assertEqual(counts(fitted), (4, 0, 1))
 
     def test_a_backward_in_the_forward_ends_no_step(self):
         budget, want = 1 << 40, None
@@ -222,7 +228,7 @@ class WholeStepTest(unittest.TestCase):
             loop = Loop([plain])
             loop.model = Inner(loop.model)
             got, fitted = self.planned(loop, budget)
-            self.assertEqual(fitted._steps, {"planned": 4, "guarded": 0, "recorded": 1})
+            self.assertEqual(counts(fitted), (4, 0, 1))
             self.assertEqual([run.deviation for run in loop.runs[1:]], [None] * 4)
             self.assertEqual(loop.runs[-1].recomputed > 0, want is not None)
             self.assertEqual(different(want or got, got), [])
@@ -260,7 +266,7 @@ class WholeStepTest(unittest.TestCase):
         loop = Loop([plain], accumulate=3)
         got, fitted = self.planned(loop, Loop([plain], accumulate=3).budget(), rows=lambda at: 40 - at)
         self.assertEqual(different(Loop([plain], accumulate=3).run(rows=lambda at: 40 - at), got), [])
-        self.assertEqual(fitted._steps, {"planned": 14, "guarded": 0, "recorded": 1})
+        self.assertEqual(counts(fitted), (14, 0, 1))
         self.assertEqual([run.deviation for run in loop.runs[1:]], [None] * 14)
 
     def test_drawn_loops(self):
@@ -332,7 +338,7 @@ class WholeStepTest(unittest.TestCase):
             loop.model(torch.randn(40, 16))
             loop.run(1)
         self.assertIsNone(fitted.last.deviation)
-        self.assertEqual(fitted._steps, {"planned": 4, "guarded": 0, "recorded": 1})
+        self.assertEqual(counts(fitted), (4, 0, 1))
         fitted.remove()
 
     def test_hooks_below_others_are_left_when_they_are_on_top(self):

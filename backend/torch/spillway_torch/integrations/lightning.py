@@ -21,10 +21,10 @@ class FitCallback(Callback):
     allow, and for a budget below the floor. The Trainer's loggers get the numbers of `Fitted.stats`, as "spillway/most_bytes".
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None, **options: int) -> None:
-        """memory, policy, options: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0) -> None:
+        """memory, policy, report_every, verify: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy, self.options = policy, options
+        self.policy, self.report_every, self.verify = policy, report_every, verify
         self.fitted: Fitted | None = None  # while training runs
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -33,7 +33,8 @@ class FitCallback(Callback):
         if pl_module._compiler_ctx is not None:
             raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, **self.options)
+        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, report_every=self.report_every,
+                          verify=self.verify)
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.fitted is not None:
