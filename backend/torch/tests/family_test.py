@@ -98,7 +98,7 @@ class FamilyTest(unittest.TestCase):
         self.assertRegex(lines[0], r"budget .* GiB; 8 steps: 7 planned \(88%\), 0 guarded \(0%\), 1 recorded \(12%\)")
         self.assertRegex(lines[0], r"; [1-9]\d* operators ran again, .* and 0 GiB because memory was short$")
         self.assertEqual(len(lines), 1 + len(fitted._state.family.rungs))
-        self.assertIn("inputs of [96, 32] and smaller ones: predicted peak", lines[2])
+        self.assertIn("inputs of [96, 32] and smaller ones: predicted peak", lines[1])
         fitted.remove()
 
     def test_structures_that_take_turns_have_plans(self):

@@ -517,7 +517,7 @@ class TapeRecorder(Recorder):
                 return self._packed(pack, tensor.detach())  # it existed before the step
             if ref.value not in self._copies:
                 source = bytes_of(tensor)
-                self._copies[ref.value] = self._host(source.numel()).copy_(source, non_blocking=True)
+                self._copies[ref.value] = self._host(source.numel()).copy_(source, non_blocking=self.device.current())
             return self._packed(pack, self._copies[ref.value])
 
     def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
@@ -555,6 +555,8 @@ class TapeRecorder(Recorder):
         if isinstance(packed, torch.Tensor):
             return packed  # backward saved it
         pack, tensor = packed.pack, packed.tensor
+        if not self.device.current():
+            torch.cuda.synchronize()  # a copy to the host may still run, on the stream of the recording
         if self._ended:
             return tensor if pack is None or self.tape.storages[pack.value[0]].born < 0 else view_of(
                 tensor.to(self.device.place, copy=True).untyped_storage(), pack.geometry)
