@@ -297,6 +297,10 @@ class PairsTest(Quiet):
 
     def test_what_is_refused(self):
         pair = Pair(together)
+        whole = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+        for models in [whole, whole], [whole, whole[0]], [whole[0], whole]:
+            with self.assertRaisesRegex(SpillwayError, "a (Sequential|Linear) is given twice, or is a part of another model in the list"):
+                fit(models, None, 1 << 20)
         with self.assertRaisesRegex(SpillwayError, "the model is a int; expected a torch.nn.Module, or a list of them"):
             fit([pair.one, 3])
         both = torch.optim.SGD([*pair.one.parameters(), *pair.other.parameters()], lr=0.1)

@@ -55,6 +55,9 @@ def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[
         if not isinstance(model, torch.nn.Module):
             raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a list of them")
         _refuse_model(model)
+    for at, model in enumerate(models):
+        if any(model is module for other in (*models[:at], *models[at + 1:]) for module in other.modules()):
+            raise SpillwayError(f"a {type(model).__name__} is given twice, or is a part of another model in the list: give it once")
     return models
 
 
