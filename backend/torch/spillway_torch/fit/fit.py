@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
