@@ -1,4 +1,4 @@
-"""Finds the library that carries out plans (run_steps.cc, slots.h, watch.cc, devices.cc), which is built for a version of PyTorch and of Python."""
+"""Finds the library that carries out plans (the C++ of this folder), which is built for a version of PyTorch and of Python."""
 
 from __future__ import annotations
 
