@@ -375,12 +375,12 @@ class HostileTest(unittest.TestCase):
     def test_decisions_by_data_are_refused(self):
         x = "torch.ones(4, 4, device='cuda').normal_()"
         for text, code in {
-            "decides by a number": "if {x}.sum().item() > 0: pass",
-            "_local_scalar_dense": "bool({x}.sum() > 0)",
-            "_local_scalar_dense.*result": "float({x}.sum())",
+            "a decision of the program": "if {x}.sum().item() > 0: pass",
+            "a decision of the program.*": "bool({x}.sum() > 0)",
+            "_local_scalar_dense": "torch.arange(100)[{x}.argmax():]",
             "nonzero": "{x}.nonzero()",
             "masked_select": "{x}.masked_select({x} > 0)",
-            "selection by a mask": "{x}[{x} > 0]",
+            "selection.*by a mask": "{x}[{x} > 0]",
             "_unique2": "{x}.unique()",
             "equal": "torch.equal({x}, {x})",
             "lstm": "torch.nn.LSTM(4, 4).cuda()({x})",
@@ -401,7 +401,7 @@ class HostileTest(unittest.TestCase):
                 return self.run(x)
 
         for operator, run in (("index.Tensor", lambda x: x[x > 0]), ("aten::lstm", torch.nn.LSTM(4, 4).forward),
-                              ("decides by a number", lambda x: x if x.sum().item() > 0 else -x),
+                              ("a decision of the program", lambda x: x if x.sum().item() > 0 else -x),
                               ("torch.cuda.memory_allocated", lambda x: torch.cuda.memory_allocated())):
             with self.subTest(operator):
                 with self.assertRaisesRegex(NotRecordableError, f"{operator}.* in module 'inner'"):

@@ -61,11 +61,6 @@ REFUSED: dict[str, str] = {
        for name in ("ctc_loss.IntList", "ctc_loss.Tensor")},
 }
 
-# Operators that can be recorded for some types of floating-point numbers only.
-REFUSED_TYPES: dict[str, tuple[tuple[torch.dtype, ...], str]] = {
-    "_grouped_mm": ((torch.bfloat16,), "the GPU multiplies group after group, with sizes that depend on data"),
-}
-
 # ---- operators whose result depends on data ----
 
 # The shape of the result depends on values; it is known if the values are.
@@ -79,6 +74,22 @@ NUMBER_FROM_VALUES = frozenset(("_local_scalar_dense", "equal", "is_nonzero"))
 # Index of an argument whose values are taken for known after the operator, and the value. A gradient scaler is assumed
 # to find finite gradients: it then runs the optimizer's step.
 ASSUMED = {"_amp_foreach_non_finite_check_and_unscale_": (1, 0.0)}
+
+# Arguments, by position, that a GPU's kernel wants of one type. Tensors without data are not checked by PyTorch.
+_PAIR, _SUM = (0, 1), (0, 1, 2)
+SAME_TYPES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys("mm bmm mv dot vdot binary_cross_entropy grid_sampler_2d grid_sampler_3d".split(), _PAIR),
+    **dict.fromkeys("addmm baddbmm addbmm addmv _addmm_activation convolution".split(), _SUM),
+    **{f"_scaled_dot_product_{kind}_attention": _SUM for kind in ("flash", "efficient", "cudnn")},
+    "index_put": (0, 2), "index_put_": (0, 2), "_index_put_impl_": (0, 2), "index_add": (0, 3), "index_add_": (0, 3),
+    "index_copy": (0, 3), "index_copy_": (0, 3),
+}
+
+# Arguments, by position, that have to be whole numbers.
+INDICES = {"embedding": 1, "index_select": 2, "gather": 2, "scatter": 2, "scatter_add": 2, "nll_loss_forward": 1, "nll_loss2d_forward": 1}
+
+# Normalisations: their weights have the type of the input, or float32 beside an input of half precision.
+NORMALISED = {"native_layer_norm": 2, "native_group_norm": 1, "native_batch_norm": 1}
 
 # ---- memory ----
 

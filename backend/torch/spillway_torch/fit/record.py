@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
@@ -16,7 +16,8 @@ from .host import host_costs
 
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,
-           name: str = "step", batch: int = 1, warm_up: int = 1, values: bool = False) -> Step:
+           name: str = "step", batch: int = 1, warm_up: int = 1, values: bool = False,
+           assume: Optional[Mapping[str, Any]] = None) -> Step:
     """Runs `step` and returns what it did on the device `target`.
 
     step: one iteration of training or inference, its data included; takes no argument.
@@ -29,13 +30,18 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
     values: records the values of tensors and the edges of the autograd graph, too, on a device of this machine, so that `make_plan`,
         `explain` and `write_step` take the result. All saved tensors are on the host meanwhile, so that the step need not fit as it
         is; its results are those of an ordinary step.
+    assume: for a pretended device, numbers that the program computes there and decides by, by the line that asks, as the error names it:
+        {"train.py:31": 3}. The value is the number; for a result whose shape depends on data (a selection by a mask, `nonzero`,
+        `unique`) it is the result as nested lists, or only its length; or it is a function that returns one of these at each call.
 
     Raises `NotRecordableError` if the step depends on data or does what a recording cannot follow. Whatever `step` raises
     passes through. In both cases nothing of the recorder stays active.
     """
     wanted = parse_target(target)
+    if assume and wanted.real:
+        raise SpillwayError(f"assume: target '{target}' has data, so that nothing is assumed")
     if not values:
-        return record_plainly(step, wanted, model, name, batch, warm_up)
+        return record_plainly(step, wanted, model, name, batch, warm_up, assume)
     if not wanted.real:
         raise SpillwayError(f"target '{target}' has no values; record on 'cuda' or 'cpu' with values=True")
     for _ in range(warm_up):

@@ -25,31 +25,11 @@ from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.target import Target, parse_target
 from .interpose import Interposer
+from .numbers import COMPARISONS, FINITE, NoValue, compared_by_choice, needs
 from .recorder import META, Recorder
 
 _Tensor: Any = torch.Tensor
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-class NoValue(float):
-    """The number that a tensor without data gives. It can be printed; a decision on it raises `NotRecordableError`."""
-
-    def __new__(cls) -> "NoValue":
-        return super().__new__(cls, "nan")
-
-    def _refuse(self, *_: Any) -> Any:
-        raise NotRecordableError(f"the program decides by a number that is computed on the device{_place()}; a recording without "
-                                 "data does not know it")
-
-    __bool__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
-    __trunc__ = __floor__ = __ceil__ = __round__ = _refuse
-    __hash__ = float.__hash__
-
-    def _derive(self, *_: Any) -> "NoValue":
-        return NoValue()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _derive
-    __truediv__ = __rtruediv__ = __neg__ = __abs__ = __pow__ = __rpow__ = _derive
 
 
 class Names(TorchFunctionMode):
@@ -72,7 +52,15 @@ class Names(TorchFunctionMode):
             _Tensor.backward: self.backward,
             _Tensor.__setitem__: self.set_item,
             _Tensor.item: self.item,
+            _Tensor.tolist: self.to_list,
+            _Tensor.__float__: lambda t: self.plain(t, float),
+            _Tensor.__int__: lambda t: self.plain(t, int),
+            _Tensor.__complex__: lambda t: self.plain(t, complex),
+            _Tensor.__bool__: self.decide,
+            _Tensor.__index__: self.index,
             _Tensor.__format__: lambda t, spec: format(self.item(t), spec) if t.dim() == 0 else t.__format__(spec),
+            **{function: functools.partial(self.assume_finite, function, finite) for function, finite in FINITE.items()},
+            **{function: functools.partial(self.compare, function) for function in COMPARISONS},
             torch.tensor: functools.partial(self.from_data, torch.tensor),
             torch.as_tensor: functools.partial(self.from_data, torch.as_tensor),
         }
@@ -92,11 +80,62 @@ class Names(TorchFunctionMode):
             value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
         tensor[index] = value
 
+    def unknown(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() == 1 and self.recorder.values.of(tensor) is None
+
     def item(self, tensor: torch.Tensor) -> Any:
-        if tensor.numel() == 1 and self.recorder.values.of(tensor) is None and not tensor.dtype == torch.bool:
-            with self.recorder.reading(tensor):
-                return NoValue()
-        return tensor.item()
+        if not self.unknown(tensor):
+            return tensor.item()
+        self.recorder.read(tensor)
+        given = self.recorder.numbers.given()
+        if given is not None:
+            return given
+        if tensor.dtype == torch.bool:
+            raise needs("a decision of the program", self.recorder.place())
+        return NoValue(self.recorder.numbers, self.recorder.place)
+
+    def to_list(self, tensor: torch.Tensor) -> Any:
+        known = self.recorder.values.of(tensor)
+        self.recorder.read(tensor)
+        if known is not None:
+            return known.tolist()
+        if tensor.dim() == 0:
+            return NoValue(self.recorder.numbers, self.recorder.place)
+        return [self.to_list(row) for row in tensor.unbind()] if tensor.dim() > 1 else [
+            NoValue(self.recorder.numbers, self.recorder.place) for _ in range(len(tensor))]
+
+    def plain(self, tensor: torch.Tensor, kind: Any) -> Any:
+        """float() and int(), which have to return Python's own numbers."""
+        if not self.unknown(tensor):
+            return kind(tensor.item())
+        self.recorder.read(tensor)
+        return self.recorder.numbers.plain(f"{kind.__name__}()", kind(1))
+
+    def index(self, tensor: torch.Tensor) -> int:
+        return int(self.decide(tensor, "a size or an index", int)) if self.unknown(tensor) else tensor.__index__()
+
+    def decide(self, tensor: torch.Tensor, what: str = "a decision of the program", kind: Any = bool) -> Any:
+        if not self.unknown(tensor):
+            return bool(tensor)
+        self.recorder.read(tensor)
+        given = self.recorder.numbers.given()
+        if given is None:
+            raise needs(what, self.recorder.place())
+        return kind(given)
+
+    def assume_finite(self, function: Callable[..., Any], finite: bool, tensor: torch.Tensor) -> torch.Tensor:
+        """Numbers of the device are taken for finite, as a gradient scaler takes them."""
+        result: torch.Tensor = function(tensor)
+        if self.recorder.values.of(tensor) is None:
+            self.recorder.values.learn(result, finite)
+        return result
+
+    def compare(self, function: Callable[..., Any], tensor: torch.Tensor, other: Any) -> Any:
+        """`max` and `min` of numbers return one of the device."""
+        result = function(tensor, other)
+        if isinstance(result, torch.Tensor) and self.unknown(result) and compared_by_choice():
+            self.recorder.values.learn(result, True)
+        return result
 
     def from_data(self, make: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
         """Makes a tensor of Python's numbers on the host and copies it, so that its values are known."""
@@ -136,7 +175,10 @@ class Names(TorchFunctionMode):
                                for i, a in enumerate(args[1:])))
         if kwargs and kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except (RuntimeError, TypeError) as error:
+            raise self.recorder.translated(error, getattr(func, "__name__", str(func))) from error
 
 
 def _refused(name: str, reason: str) -> Any:

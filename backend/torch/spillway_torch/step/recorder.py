@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch._meta_registrations  # noqa: F401  shapes of results, which PyTorch before 2.5 does not load itself
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..base import table
+from ..base import attention, table
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Ledger, Storage
 from ..base.target import Target
@@ -23,6 +22,7 @@ from .attributes import attributes_of, grouped_flops
 from .data import Operand, Operator, Saved, StepData, in_module
 from .meter import Mark, Meter
 from .modules import Modules
+from .numbers import Numbers, line_of_program, needs
 from .scratch import scratch_of
 from .shapes import CONVOLUTIONS, SHAPES, as_cudnn_lays_out
 
@@ -38,11 +38,11 @@ META = torch.device("meta")
 class Take:
     """A step while it is recorded."""
 
-    def __init__(self, step: StepData) -> None:
+    def __init__(self, step: StepData, modules: Modules | None = None) -> None:
         self.step = step
         self.operators = step.operators
         self.marks: list[Mark] = []  # one for each operator, if they are timed
-        self.modules = Modules()
+        self.modules = Modules() if modules is None else modules
         self.updating = False
         self.made_by: dict[int, int] = {}  # number of the operator that made an autograd node, by the node's number
         self.thread = threading.get_ident()
@@ -188,7 +188,9 @@ class Recorder(TorchDispatchMode):
         self.target = target
         self.meter = meter  # measures the operators; None: nothing is measured
         self.mark: Mark | None = None  # the mark of the last operator
-        self.values = Values()
+        self.values = Values(on_host=not target.cuda)
+        self.numbers = Numbers()
+        self.modules = Modules()
         self.take: Take | None = None
         self.scratch = 0  # the scratch bytes of the last operator
         self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
@@ -196,6 +198,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # devices are those of PyTorch, not those that the program sees
             call = self.call(torch.ops.aten.add_.Tensor if _adds_in_place(func, args) else func, types, args, kwargs or {})
+            if call.facts.packet == "_grouped_mm" and not self.target.real and call.inputs[0].dtype != torch.bfloat16:
+                with self:
+                    return self.one_group_after_another(*call.args, **call.kwargs)
             if call.facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
                 with self:
                     return take_apart(func, *args, **call.kwargs)
@@ -228,9 +233,8 @@ class Recorder(TorchDispatchMode):
         on_device = any(t.device.type == "meta" for t in inputs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}  # the host has no GPU for which to pin memory
-        refused = table.REFUSED_TYPES.get(facts.packet)
-        if on_device and refused and any(t.is_floating_point() and t.dtype not in refused[0] for t in inputs):
-            raise NotRecordableError(f"aten::{facts.name}{self.place()} of {inputs[0].dtype}: {refused[1]}")
+        if on_device:
+            self.check_types(facts.packet, args)
         if facts.kind and (on_device or any(self.values.of(t) is None for t in inputs)):
             return self.look(func, facts, args, kwargs, inputs)
         if on_device and facts.packet in ("_to_copy", "copy_") and (
@@ -242,13 +246,14 @@ class Recorder(TorchDispatchMode):
         else:
             try:
                 result = func(*args, **kwargs)
-            except NotImplementedError as error:
-                result = self.without_kernel(func, facts, args, kwargs, error)
             except RuntimeError as error:
-                if on_device and any(t.device.type == "cpu" and t.dim() > 0 for t in inputs):
+                if isinstance(error, NotImplementedError) or "meta tensor" in str(error).lower():
+                    result = self.without_kernel(call, error)
+                elif on_device and any(t.device.type == "cpu" and t.dim() > 0 for t in inputs):
                     raise SpillwayError(f"aten::{facts.name}{self.place()} got tensors of the host and of the pretended device "
                                         f"'{self.target.name}'; make models inside pretend or move them there") from error
-                raise
+                else:
+                    raise
         if on_device and self.target.cuda and facts.packet in CONVOLUTIONS:
             result = as_cudnn_lays_out(facts.packet, args, result)
         if on_device and facts.packet == "_scaled_dot_product_cudnn_attention" and not args[4]:
@@ -260,22 +265,45 @@ class Recorder(TorchDispatchMode):
             at, value = table.ASSUMED[facts.packet]
             self.values.learn(args[at], value)
         else:
-            self.values.follow(func, args, kwargs, inputs, call.written, result, facts.random or facts.allocates)
+            self.values.follow(func, args, kwargs, inputs, call.written, result, facts.random, facts.allocates)
         return result
+
+    def check_types(self, packet: str, args: Any) -> None:
+        """Raises the error of a GPU's kernel for operands of wrong types, which tensors without data do not raise."""
+        def dtype(at: int) -> Any:
+            return args[at].dtype if at < len(args) and isinstance(args[at], torch.Tensor) else None
+
+        index, weight = dtype(table.INDICES.get(packet, len(args))), dtype(table.NORMALISED.get(packet, len(args)))
+        if index is not None and (index.is_floating_point or index == torch.bool):
+            raise RuntimeError(f"aten::{packet}{self.place()}: expected indices of dtype torch.int64 or torch.int32, but got {index}")
+        same = [dtype(at) for at in table.SAME_TYPES.get(packet, ())]
+        if weight is not None and not (weight == torch.float32 and dtype(0) in attention.HALF):
+            same = [dtype(0), weight]
+        found = {kind for kind in same if kind is not None}
+        if len(found) > 1:
+            raise RuntimeError(f"aten::{packet}{self.place()}: expected operands of the same dtype, but got: "
+                               f"{' != '.join(str(kind) for kind in same if kind is not None)}")
 
     def look(self, func: Any, facts: _Facts, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Any:
         """Runs an operator whose result depends on values."""
         if any(self.values.of(t) is None for t in inputs):
-            what = "the shape of its result" if facts.kind == "shape" else "its result"
-            raise NotRecordableError(f"aten::{facts.name}{self.place()}: {what} depends on data, which a recording without "
-                                     "data does not have")
-        real = self.values.compute(func, args, kwargs)
+            given = self.numbers.given()
+            if given is None:
+                raise needs(f"{'the shape of the result' if facts.kind == 'shape' else 'the result'} of aten::{facts.name}", self.place())
+            if facts.kind == "number":
+                return given
+            real: Any = as_result(func, facts.packet, args, given)
+            if real is None:
+                raise NotRecordableError(f"aten::{facts.name}{self.place()}: its result cannot be assumed")
+        else:
+            real = self.values.compute(func, args, kwargs)
         if not isinstance(real, (torch.Tensor, tuple, list)):
             return real
         made = []
         for value in real if isinstance(real, (tuple, list)) else (real,):
             made.append(torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta"))
-            self.values.learn(made[-1], value)
+            if value.device.type != "meta":
+                self.values.learn(made[-1], value)
         return type(real)(made) if isinstance(real, (tuple, list)) else made[0]
 
     def known_indices(self, func: Any, indices: Any) -> list[Any]:
@@ -286,10 +314,11 @@ class Recorder(TorchDispatchMode):
                 found.append(index)
                 continue
             value = self.values.of(index)
-            if value is None:
-                raise NotRecordableError(f"{func}{self.place()}: the shape of a selection by a mask depends on data, which a "
-                                         "recording without data does not have")
-            found += [position.to("meta") for position in value.nonzero(as_tuple=True)]
+            given = self.numbers.given() if value is None else None
+            if value is None and given is None:
+                raise needs(f"the shape of the selection {func} by a mask", self.place())
+            positions = value.nonzero() if value is not None else as_result(func, "nonzero", (index,), given)
+            found += [position.to("meta") for position in positions.unbind(1)]
         return found
 
     def to_host(self, func: Any, facts: _Facts, args: Any, kwargs: Any) -> torch.Tensor:
@@ -303,31 +332,68 @@ class Recorder(TorchDispatchMode):
         if value is not None:
             into.copy_(value)
         else:
+            into.fill_(1)
             self.values.forget(into)
         return into
 
-    def without_kernel(self, func: Any, facts: _Facts, args: Any, kwargs: Any, error: Exception) -> Any:
-        """Runs an operator that has no kernel for tensors without data, if its result follows from its schema."""
-        if facts.packet in SHAPES:
-            return SHAPES[facts.packet](*args, **kwargs)
+    def one_group_after_another(self, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, bias: Any = None, dtype: Any = None) -> Any:
+        """Runs the products of groups as a GPU does for other types than bfloat16: the host reads where each group of rows ends."""
+        known = self.values.of(ends)
+        if known is None:
+            given = self.numbers.given()
+            if given is None:
+                raise needs(f"the end of each group of aten::_grouped_mm, whose products of {a.dtype} run one after another,", self.place())
+            self.values.learn(ends, torch.as_tensor(given, dtype=ends.dtype, device="cpu"))
+            known = self.values.of(ends)
+        assert known is not None
+        self.read(ends)
+        rows = aten.slice.Tensor
+        groups, start = len(ends), 0
+        shape = (*(() if 3 in (a.dim(), b.dim()) else (groups,)), a.shape[-2], b.shape[-1])
+        out = torch.empty(shape, dtype=dtype or a.dtype, device="meta")
+        for group, end in enumerate(known.tolist()):
+            left = a[group] if a.dim() == 3 else rows(a, 1 if b.dim() == 2 else 0, start, end)
+            right = b[group] if b.dim() == 3 else rows(b, 0 if a.dim() == 2 else 1, start, end)
+            into = out[group] if out.dim() == 3 else rows(out, 0 if a.dim() == 2 else 1, start, end)
+            aten.mm.out(left, right, out=into)
+            start = end
+        return out
+
+    def without_kernel(self, call: Call, error: Exception) -> Any:
+        """Runs an operator that has no kernel for tensors without data, if its result follows from its schema or is assumed."""
+        func, facts = call.func, call.facts
         returns = func._schema.returns
+        if facts.packet in SHAPES:
+            return SHAPES[facts.packet](*call.args, **call.kwargs)
         if all(r.alias_info is not None and r.alias_info.is_write for r in returns) and facts.writes:
-            return args[0] if returns else None  # it only writes in place
-        raise NotRecordableError(f"{func._schema.name}{self.place()} cannot be recorded without a GPU: PyTorch "
-                                 f"{torch.__version__} does not know the shape of its result without running it") from error
+            return call.args[0] if returns else None  # it only writes in place
+        given = self.numbers.given()
+        if given is None:
+            raise NotRecordableError(
+                f"{func._schema.name}{self.place()} cannot be recorded without a GPU: PyTorch {torch.__version__} does not know the "
+                f"shape of its result without running it; record(..., assume={{'{line_of_program()}': VALUE}}) gives it") from error
+        return (torch.empty(given, dtype=torch.int64, device="meta") if isinstance(given, int) else
+                torch.as_tensor(given, device="cpu").to("meta"))
 
     def place(self) -> str:
-        """Returns the part of a message that names the module that runs."""
-        return in_module(self.take.modules.path() if self.take is not None else "")
+        """Returns the part of a message that names the module that runs and the line of the program."""
+        line = line_of_program()
+        return in_module(self.modules.path()) + (f" ({line})" if line else "")
 
-    @contextlib.contextmanager
-    def reading(self, tensor: torch.Tensor) -> Iterator[None]:
+    def translated(self, error: Exception, name: str) -> Exception:
+        """Returns the error to raise in place of one that PyTorch raised: tensors without data are no matter of the program."""
+        if isinstance(error, TypeError):
+            return TypeError(str(error).replace("meta device", f"{self.target.shown} device"))
+        if "meta tensor" not in str(error).lower():
+            return error
+        return needs(f"the result of {name}", self.place())
+
+    def read(self, tensor: torch.Tensor) -> None:
         """Notes that the host reads a number from the device."""
-        if self.take is not None:
+        if self.take is not None and self.here(tensor):
             self.scratch = 0
             self.append("aten::_local_scalar_dense", [self.operand(tensor)], [], 0, False,
                         {"elements": 1, "operands": 1, "row": 1, "strided": 0})
-        yield
 
     # ---- recording ----
 
@@ -394,6 +460,26 @@ class Recorder(TorchDispatchMode):
         if saved is not None and self.take is not None:
             saved.unpacked.append(len(self.take.operators))
         return tensor
+
+
+def as_result(func: Any, packet: str, args: Any, given: Any) -> Any:
+    """Returns the result of an operator whose shape depends on values, as `assume` gives it: its values, or if it is a number, how many
+    there are, whose values are not known. None if this operator's cannot be given."""
+    source = args[0]
+    columns = (source.dim(),) if packet == "nonzero" else ()
+    if packet not in ("nonzero", "masked_select", "bincount", "repeat_interleave", "_unique2"):
+        return None
+    kind = source.dtype if packet in ("masked_select", "_unique2") else torch.int64
+    if isinstance(given, int):
+        result = torch.empty(given, *columns, dtype=kind, device="meta")
+    else:
+        result = torch.as_tensor(given, dtype=kind, device="cpu")
+        result = result.reshape(-1, *columns) if columns else result
+    if packet != "_unique2":
+        return result
+    inverse, counts = (len(args) > at and args[at] for at in (2, 3))
+    return (result, torch.empty(source.shape if inverse else 0, dtype=torch.int64, device="meta"),
+            torch.empty(len(result) if counts else 0, dtype=torch.int64, device="meta"))
 
 
 def measures(call: Call, made: list[torch.Tensor], result: Any) -> tuple[int, bool, dict[str, int]]:

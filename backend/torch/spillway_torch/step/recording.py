@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -15,12 +15,14 @@ from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.target import Target
 from .meter import meter_of
+from .modules import Modules
 from .pretended import active, pretend
 from .data import Measured, Operator
 from .recorder import Recorder, Take
 from .step import Step
 
-def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Module | None, name: str, batch: int, warm_up: int) -> Step:
+def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Module | None, name: str, batch: int, warm_up: int,
+                   assume: Mapping[str, Any] | None = None) -> Step:
     """See `spillway_torch.record`."""
     if warm_up < 0 or batch < 1:
         raise SpillwayError(f"warm_up is {warm_up} and batch is {batch}; expected at least 0 and 1")
@@ -37,16 +39,21 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
         else:
             recorder = stack.enter_context(pretend(wanted.name)).recorder
         recorder.ledger.started = True
+        recorder.numbers.assume(assume)
+        recorder.modules = modules = Modules()
+        if model is not None:
+            modules.add_root(model)
+        stack.callback(setattr, recorder, "modules", Modules())
+        stack.enter_context(modules.watched())
         for _ in range(warm_up):
             step()
-        trial = Take(Step(name, batch, wanted))
+        trial = Take(Step(name, batch, wanted), modules)
         if meter is not None and warm_up > 0:
             _run(step, recorder, trial)
         recorded = Step(name, batch, wanted, measured=measured)
-        take = Take(recorded)
-        if model is not None:
-            take.modules.add_root(model)
+        take = Take(recorded, modules)
         _run(step, recorder, take)
+        recorder.numbers.report()
     if not take.operators:
         raise SpillwayError(f"the step ran no operator on '{wanted.name}': make the model inside spillway_torch.pretend, or move it "
                             "there, and the step's data, too")
@@ -56,7 +63,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             times.append(meter.elapsed(trial.marks))  # a kernel may have been loaded, or memory allocated, in one of them
         for operator, measured_ns in zip(take.operators, zip(*times)):
             operator.time_ns = min(measured_ns)
-    recorded.blocks = take.modules.blocks
+    recorded.blocks = modules.blocks
     recorded.workspaces = _workspaces(take.operators, wanted.capability) if wanted.cuda else []
     recorded.requests = [] if wanted.real else [list(request) for request in recorder.ledger.requests]
     return recorded
@@ -66,7 +73,6 @@ def _run(step: Callable[[], Any], recorder: Recorder, take: Take) -> None:
     """Runs the step and records it."""
     take.step.storages.update((storage.number, storage) for storage in recorder.ledger.renew())
     with contextlib.ExitStack() as stack:
-        stack.enter_context(take.modules.watched())
         stack.callback(register_optimizer_step_pre_hook(lambda *_: setattr(take, "updating", True)).remove)
         stack.callback(register_optimizer_step_post_hook(lambda *_: setattr(take, "updating", False)).remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack))
