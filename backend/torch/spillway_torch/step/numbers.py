@@ -142,7 +142,7 @@ class NoValue(float):
     __hash__ = float.__hash__
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __pos__ = __abs__ = _derive
     __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _derive
-    __round__ = __trunc__ = __floor__ = __ceil__ = _derive
+    __round__ = __trunc__ = __floor__ = __ceil__ = _derive  # type: ignore[assignment]
 
 
 FINITE = {function: finite for name, finite in (("isfinite", True), ("isnan", False), ("isinf", False), ("isposinf", False),

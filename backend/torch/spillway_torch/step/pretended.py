@@ -86,7 +86,7 @@ class Names(TorchFunctionMode):
     def item(self, tensor: torch.Tensor) -> Any:
         if not self.unknown(tensor):
             return tensor.item()
-        self.recorder.read(tensor)
+        self.recorder.note_read(tensor)
         given = self.recorder.numbers.given()
         if given is not None:
             return given
@@ -96,7 +96,7 @@ class Names(TorchFunctionMode):
 
     def to_list(self, tensor: torch.Tensor) -> Any:
         known = self.recorder.values.of(tensor)
-        self.recorder.read(tensor)
+        self.recorder.note_read(tensor)
         if known is not None:
             return known.tolist()
         if tensor.dim() == 0:
@@ -108,7 +108,7 @@ class Names(TorchFunctionMode):
         """float() and int(), which have to return Python's own numbers."""
         if not self.unknown(tensor):
             return kind(tensor.item())
-        self.recorder.read(tensor)
+        self.recorder.note_read(tensor)
         return self.recorder.numbers.plain(f"{kind.__name__}()", kind(1))
 
     def index(self, tensor: torch.Tensor) -> int:
@@ -117,7 +117,7 @@ class Names(TorchFunctionMode):
     def decide(self, tensor: torch.Tensor, what: str = "a decision of the program", kind: Any = bool) -> Any:
         if not self.unknown(tensor):
             return bool(tensor)
-        self.recorder.read(tensor)
+        self.recorder.note_read(tensor)
         given = self.recorder.numbers.given()
         if given is None:
             raise needs(what, self.recorder.place())

@@ -346,7 +346,7 @@ class Recorder(TorchDispatchMode):
             self.values.learn(ends, torch.as_tensor(given, dtype=ends.dtype, device="cpu"))
             known = self.values.of(ends)
         assert known is not None
-        self.read(ends)
+        self.note_read(ends)
         rows = aten.slice.Tensor
         groups, start = len(ends), 0
         shape = (*(() if 3 in (a.dim(), b.dim()) else (groups,)), a.shape[-2], b.shape[-1])
@@ -388,7 +388,7 @@ class Recorder(TorchDispatchMode):
             return error
         return needs(f"the result of {name}", self.place())
 
-    def read(self, tensor: torch.Tensor) -> None:
+    def note_read(self, tensor: torch.Tensor) -> None:
         """Notes that the host reads a number from the device."""
         if self.take is not None and self.here(tensor):
             self.scratch = 0
