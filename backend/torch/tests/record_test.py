@@ -422,6 +422,33 @@ class HostileTest(unittest.TestCase):
         compiled = torch.compile(lambda x: x + 1)
         self.refused("torch.compile", lambda: compiled(torch.ones(2, device="cuda")))
 
+    def test_what_pytorch_does_in_place_where_no_mode_is_active(self):
+        table = nn.Parameter(torch.ones(5, 4))
+        conv = nn.Conv2d(3, 8, 4, stride=4)
+
+        def masked():
+            q = torch.ones(2, 4, 16, 8, device="cuda", requires_grad=True)
+            with sdpa_kernel(SDPBackend.MATH):
+                nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device="cuda"))
+
+        def gathered():
+            table.cuda()[torch.zeros(3, dtype=torch.long, device="cuda")].sum().backward()
+
+        def turned():  # the sum of two gradients that are not contiguous, but dense
+            x = torch.ones(4, 6, device="cuda", requires_grad=True).t().sin()
+            (x.exp() * x.cos()).sum().backward()
+
+        def patches():  # the gradient of a convolution's result with the channels last
+            conv.cuda()(torch.ones(2, 3, 16, 16, device="cuda")).flatten(2).transpose(1, 2).contiguous().sum().backward()
+
+        for step, some, none in ((masked, ["scalar_tensor", "where", "add_"], ["add", "zeros", "full"]),
+                                 (gathered, ["_index_put_impl_"], ["index_put", "clone"]), (turned, ["add_"], ["add"]),
+                                 (patches, ["convolution_backward"], ["copy_"])):
+            with pretend(GPU):
+                names = {o.packet for o in record(step, GPU, warm_up=0).operators}
+            self.assertLessEqual(set(some), names, step.__name__)
+            self.assertFalse(names & set(none), step.__name__)
+
     def test_numbers_without_value_can_be_printed(self):
         def step():
             loss = torch.ones(2, device="cuda").normal_().sum()

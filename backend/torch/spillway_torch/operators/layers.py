@@ -138,17 +138,38 @@ def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convoluti
         yield batch, bias, _Convolution(wide, wide // 2, side, kernel, 2, transposed=True)
 
 
-def convolutions(grid: Grid) -> Iterator[Entry]:
-    """Convolutions, forward and backward, and max pooling."""
+def _grouped(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields convolutions in groups of several channels, and those of a plane's means that weigh its channels."""
+    batches, sides = (16, 32, 64, 96, 128, 192, 256), (7, 14, 28, 56, 112, 8, 16, 32, 64)
+    for batch, breadth, side, channels, stride in grid.pick(
+            48 // (1 + few), batches, _BREADTHS, sides, (4, 8, 16, 24, 32, 48, 56, 64, 112), (1, 1, 2)):
+        groups = max(round(breadth / side / channels), 2)
+        yield batch, False, _Convolution(groups * channels, groups * channels, side * stride, 3, stride, groups)
+    for batch, wide, ratio, bias in grid.pick(16 // (1 + few), batches, (64, 96, 144, 224, 448, 672, 896, 1152, 2016),
+                                              (4, 0.25, 24, 1 / 24, 8, 0.125), (True, True, False)):
+        yield batch, bias, _Convolution(wide, max(round(wide * ratio), 8) if ratio < 1 else min(round(wide * ratio), 4096), 1, 1, 1)
+
+
+def grouped_convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions in groups and of single pixels, forward and backward."""
+    return _convolved_by_kind(grid, _grouped)
+
+
+def _convolved_by_kind(grid: Grid, shapes: Callable[[Grid, bool], Iterator[tuple[int, bool, _Convolution]]]) -> Iterator[Entry]:
     kinds = ((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True), (FP32, True, True),
              (FP32, False, True))
     for dtype, tf32, last in kinds:
         most = 8e11 if dtype == BF16 else 6e11 if tf32 else 2e11
-        for batch, bias, shape in _convolutions(grid, last and dtype == FP32):
+        for batch, bias, shape in shapes(grid, last and dtype == FP32):
             # Gradients of a convolution with one channel in each group are slow.
             values = 3 << (24 if shape.groups == shape.wide else 26)
             batch = 2 if grid.small else max(min(batch, int(most / shape.flops), values // shape.values), 1)
             yield Entry(f"convolution ({short(dtype)})", _convolved(batch, shape, dtype, last, bias), tf32)
+
+
+def convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions, forward and backward, and max pooling."""
+    yield from _convolved_by_kind(grid, _convolutions)
     for dtype in (FP32, BF16):
         pooled = [*grid.draw(6, (1, 64, 1), (16, 512, 16), (14, 224, 2)),
                   *grid.usual([(8, 32, 224), (8, 64, 112), (8, 128, 56), (16, 64, 112), (64, 64, 112)])]

@@ -115,7 +115,7 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
         made = [t for t in outputs if id(t) not in given]
         elements = max(sum(t.numel() for t in tensors) for tensors in [*lists, made])
         found = {"elements": elements, "operands": len(lists) + bool(outputs), "tensors": max(map(len, lists)),
-                 "strided": int(any(_order(t) is None for tensors in lists for t in tensors))}
+                 "strided": int(any(order_in_memory(t) is None for tensors in lists for t in tensors))}
         if isinstance(named.get("dim"), int):  # cat
             found["row"] = min(min(_run([t]), math.prod(t.shape[named["dim"]:] or (1,))) for t in lists[0])
         return found
@@ -123,7 +123,7 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
     elements = max((t.numel() for t in tensors), default=0)
     # A tensor that is repeated along a dimension is read as a whole, in whatever order.
     large = [t for t in tensors if t.numel() == elements > 1 and not _repeated(t)]
-    orders = {(t.shape, _order(t)) for t in large}
+    orders = {(t.shape, order_in_memory(t)) for t in large}
     strided = any(order is None for _, order in orders) or len(orders) > len({shape for shape, _ in orders})
     if packet in REDUCTIONS and inputs:
         strided |= _reduces_apart(named.get("dim"), inputs[0])
@@ -210,7 +210,7 @@ def _repeated(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape))
 
 
-def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+def order_in_memory(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Returns the dimensions, outermost first, as they lie in memory; None if there are gaps between the elements."""
     wide = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
     if tensor.is_contiguous():

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..base import attention, table
 from ..base.errors import NotRecordableError
 from ..base.target import Target
-from .recorder import take_apart
+from .recorder import Recorder, take_apart
 
 KEY = "AutocastPrivateUse1"
 _KEYS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
@@ -163,8 +163,7 @@ def _convert_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if mask.dtype != torch.bool:
         return mask
     # PyTorch adds a mask: 0 where attention is allowed, minus infinity elsewhere.
-    zero = torch.zeros((), dtype=dtype, device="meta")
-    low = torch.full((), float("-inf"), dtype=dtype, device="meta")
+    low, zero = (torch.scalar_tensor(value, dtype=dtype, device="meta") for value in (float("-inf"), 0.0))
     return torch.where(mask, zero, low)
 
 
@@ -179,12 +178,12 @@ def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torc
     return padded[..., :key.shape[2]]
 
 
-def _attention(capability: int) -> Kernel:
+def _attention(capability: int, recorder: Recorder) -> Kernel:
     def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None,
                dropout: float = 0.0, causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
         chosen = attention.choose(query, key, value, mask, dropout, causal, enable_gqa, capability)
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if mask is not None and chosen != "math":
+        if mask is not None:
             mask = _convert_mask(mask, query.dtype)
         if chosen == "cudnn":
             return aten._scaled_dot_product_cudnn_attention.default(
@@ -204,7 +203,7 @@ def _attention(capability: int) -> Kernel:
             return aten._scaled_dot_product_efficient_attention.default(
                 query, key, value, mask, needs_grad, dropout, causal, scale=scale)[0]
         # Its dropout is that of a GPU, and the casts have been made.
-        with _interposed(), _without_casts():
+        with _interposed(), _without_casts(), recorder.adding_in_place():
             return aten._scaled_dot_product_attention_math.default(query, key, value, mask, dropout, causal, None, scale=scale,
                                                                    enable_gqa=enable_gqa)[0]
 
@@ -242,12 +241,12 @@ def _refuse(name: str, reason: str, place: Callable[[], str]) -> Kernel:
     return kernel
 
 
-def _kernels(target: Target, place: Callable[[], str]) -> dict[str, Kernel]:
+def _kernels(target: Target, recorder: Recorder) -> dict[str, Kernel]:
     """Returns the kernels that stand for the GPU's way through composite operators."""
     return {"dropout": _dropout, "softmax.int": _half_to_float("softmax"), "log_softmax.int": _half_to_float("log_softmax"),
             "batch_norm": _batch_norm, "linear": _linear, "rms_norm": _rms_norm,
-            "scaled_dot_product_attention": _attention(target.capability),
-            **{name: _refuse(name, reason, place) for name, reason in table.REFUSED.items()}}
+            "scaled_dot_product_attention": _attention(target.capability, recorder),
+            **{name: _refuse(name, reason, recorder.place) for name, reason in table.REFUSED.items()}}
 
 
 def _autocast_wraps(name: str) -> bool:
@@ -255,17 +254,14 @@ def _autocast_wraps(name: str) -> bool:
 
 
 class Interposer:
-    """Registers the kernels for a pretended GPU. `active` switches them on for the calling thread.
+    """Registers the kernels for a pretended GPU. `active` switches them on for the calling thread."""
 
-    place: returns the part of a message that names the module that runs.
-    """
-
-    def __init__(self, target: Target, place: Callable[[], str]) -> None:
+    def __init__(self, target: Target, recorder: Recorder) -> None:
         self.casts = Casts()
         self._fallback = torch._C._dispatch_library("IMPL", "_", KEY, __file__, 0)
         self._fallback.fallback_fallthrough(KEY)  # all operators without a kernel pass through
         self._library = torch.library.Library("aten", "IMPL")
-        ways = _kernels(target, place)
+        ways = _kernels(target, recorder)
         policies = {name: policy for policy, names in table.AUTOCAST.items() for name in names if _autocast_wraps(name)}
         for name in dict.fromkeys([*policies, *ways]):
             op = _overload(name)

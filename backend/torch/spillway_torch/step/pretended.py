@@ -309,7 +309,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         names = Names(wanted, pretended.recorder)
         if wanted.cuda:
             stack.enter_context(mock.patch.object(torch, "Generator", _generator(names)))
-            interposer = Interposer(wanted, pretended.recorder.place)
+            interposer = Interposer(wanted, pretended.recorder)
             stack.callback(interposer.close)
             stack.enter_context(interposer.active())
             for module, patches in ((torch.cuda, _cuda_patches(wanted)),

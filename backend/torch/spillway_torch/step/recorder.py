@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Ledger, Storage
 from ..base.target import Target
 from ..base.values import Values
-from .attributes import attributes_of, grouped_flops
+from .attributes import attributes_of, grouped_flops, order_in_memory
 from .data import Operand, Operator, Saved, StepData, in_module
 from .meter import Mark, Meter
 from .modules import Modules
@@ -175,7 +176,12 @@ def _adds_in_place(func: Any, args: Any) -> bool:
     """Returns whether autograd adds a gradient in place unless a mode is active: it then holds the last reference to the sum."""
     return (func is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None and
             not torch.is_grad_enabled() and isinstance(args[1], torch.Tensor) and args[0].shape == args[1].shape and
-            args[0].dtype == args[1].dtype and args[0].is_contiguous() and _references(args[0]) == _held_by_autograd())
+            args[0].dtype == args[1].dtype and order_in_memory(args[0]) is not None and _references(args[0]) == _held_by_autograd())
+
+
+def _is_gradient_of_index(args: Any) -> bool:
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "IndexBackward0" and not torch.is_grad_enabled() and len(args) > 3 and args[3]
 
 
 class Recorder(TorchDispatchMode):
@@ -191,13 +197,19 @@ class Recorder(TorchDispatchMode):
         self.values = Values(on_host=not target.cuda)
         self.numbers = Numbers()
         self.modules = Modules()
+        self.in_place = False  # PyTorch's C++ code adds in place unless it sees a mode
         self.take: Take | None = None
         self.scratch = 0  # the scratch bytes of the last operator
         self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # devices are those of PyTorch, not those that the program sees
-            call = self.call(torch.ops.aten.add_.Tensor if _adds_in_place(func, args) else func, types, args, kwargs or {})
+            if self.in_place and func is aten.add.Tensor:
+                with self:
+                    return aten.alias.default(aten.add_.Tensor(*args, **(kwargs or {})))
+            if func is aten.index_put.default and _is_gradient_of_index(args):  # unless a mode is active, it writes into the zeros
+                func, args = aten._index_put_impl_.default, (*args[:3], True, True)
+            call = self.call(aten.add_.Tensor if _adds_in_place(func, args) else func, types, args, kwargs or {})
             if call.facts.packet == "_grouped_mm" and not self.target.real and call.inputs[0].dtype != torch.bfloat16:
                 with self:
                     return self.one_group_after_another(*call.args, **call.kwargs)
@@ -387,6 +399,15 @@ class Recorder(TorchDispatchMode):
         if "meta tensor" not in str(error).lower():
             return error
         return needs(f"the result of {name}", self.place())
+
+    @contextlib.contextmanager
+    def adding_in_place(self) -> Iterator[None]:
+        """Sums are those of PyTorch's C++ code where no mode is active."""
+        self.in_place = True
+        try:
+            yield
+        finally:
+            self.in_place = False
 
     def note_read(self, tensor: torch.Tensor) -> None:
         """Notes that the host reads a number from the device."""

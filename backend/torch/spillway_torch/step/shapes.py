@@ -12,20 +12,21 @@ from torch._prims_common import suggest_memory_format
 def as_cudnn_lays_out(packet: str, args: Any, result: Any) -> Any:
     """Returns the results of a convolution, or of its gradients, with the channels last where cuDNN leaves them last.
 
-    cuDNN computes with the channels last if one of two tensors has them last (aten/src/ATen/native/ConvUtils.h).
+    cuDNN computes with the channels last if one of two tensors has them last (aten/src/ATen/native/ConvUtils.h). The gradient of the
+    result is first laid out as the input is (aten/src/ATen/native/cudnn/ConvShared.cpp).
     """
     if packet == "convolution":
         return _laid_out(result, *args[:2])
-    gradient, x, weight = args[:3]
-    return _laid_out(result[0], gradient, weight), _laid_out(result[1], x, gradient), result[2]
+    x, weight = args[1:3]
+    return _laid_out(result[0], x, weight), _laid_out(result[1], x), result[2]
 
 
 def _laid_out(result: Any, *tensors: torch.Tensor) -> Any:
     formats = {suggest_memory_format(t) for t in tensors if t.stride(1) > 0}  # 0: a number that is repeated
     formats &= {torch.channels_last, torch.channels_last_3d}
-    if result is None or not formats or result.dtype == torch.float64:
+    if result is None or result.dtype == torch.float64:
         return result
-    return torch.empty_like(result, memory_format=formats.pop())
+    return torch.empty_like(result, memory_format=formats.pop() if formats else torch.contiguous_format)
 
 
 CONVOLUTIONS = frozenset(("convolution", "convolution_backward"))
