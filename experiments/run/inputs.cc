@@ -23,7 +23,8 @@
 namespace spillway {
 namespace {
 
-// `timed` is true if the recording has times.
+// `timed` is true if the recording has times of the GPU. The host's times of another one were
+// measured apart from it, without a profiler.
 Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
   const Duration recorded = op.recorded->host;
   switch (host.kind) {
@@ -34,7 +35,7 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
     case HostTimes::Kind::kPlain:
       break;
   }
-  if (!timed) return host.per_operator;
+  if (!timed) return recorded > Duration() && host == HostTimes() ? recorded : host.per_operator;
   // An op keeps the recorded time if its number of operators is unknown or more than a million.
   const double operators = op.FindAttribute("operators").value_or(-1);
   if (operators < 0 || operators > 1e6) return recorded;

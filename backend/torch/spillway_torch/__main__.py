@@ -3,6 +3,7 @@
     python3 -m spillway_torch llama --layers 8 --width 1024 --batch 4 --target cuda:sm_90 -o recordings   # without a GPU
     python3 -m spillway_torch resnet50 --batch 32 --autotune -o recordings                                # on this GPU
     python3 -m spillway_torch explain --help
+    python3 -m spillway_torch calibrate-host -o host.json      # how long this machine's host takes for an operator
     python3 -m spillway_torch weights --help    # turns weights into those of `spillway run --weights`, and back
 
 With --target, the step is recorded on a GPU that is pretended, and NAME.json is the trace. Otherwise, PyTorch's profilers
@@ -41,6 +42,7 @@ from .plan.files import write_step
 from .step.modules import find_blocks
 from .step.pretended import pretend
 from .step.profile import gpu_query, profile
+from .step.host import main as host_main
 from .step.weights import main as weights_main
 
 
@@ -293,6 +295,7 @@ def parse(arguments):
                         help="none, checkpoint, save_on_cpu or budget=SHARE (default: %(default)s)")
     parser.add_argument("--target", type=pretended_target,
                         help="record without a GPU as on this one, such as cuda:sm_90")
+    parser.add_argument("--host", metavar="FILE", help="with --target: the host times of calibrate-host")
     parser.add_argument("--iterations", type=positive, default=20, help="number of timed steps (default: %(default)s)")
     parser.add_argument("--turns", metavar="FILE", help="a lock file: of several recordings that share FILE, only "
                                                         "one measures at a time")
@@ -319,7 +322,7 @@ def record_without_gpu(arguments):
         trainee = build(arguments, parse_target(arguments.target).shown.type)
         apply_plan(trainee, arguments.plan)
         recording = record(functools.partial(guarded, arguments.model, trainee.step), arguments.target, model=trainee.model,
-                           name=arguments.model, batch=arguments.batch)
+                           name=arguments.model, batch=arguments.batch, host=arguments.host)
     os.makedirs(arguments.output, exist_ok=True)
     path = os.path.join(arguments.output, f"{name_of(arguments)}.json")
     recording.write(path)
@@ -405,6 +408,8 @@ def main(argv=None):
         return exit_code("spillway_torch explain", lambda: explain_main(argv[1:]))
     if argv[:1] == ["weights"]:
         return exit_code("spillway_torch weights", lambda: weights_main(argv[1:]))
+    if argv[:1] == ["calibrate-host"]:
+        return exit_code("spillway_torch calibrate-host", lambda: host_main(argv[1:]))
     return exit_code("spillway_torch", lambda: record_main(argv))
 
 

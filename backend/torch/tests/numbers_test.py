@@ -102,7 +102,7 @@ class NumbersTest(unittest.TestCase):
         for text, assume in (("names no line", {"train": 1}), ("no number was asked for at train.py:31", {"train.py:31": 1})):
             with self.assertRaisesRegex(SpillwayError, text):
                 names_of(lambda: noise(4).sum(), assume=assume)
-        with self.assertRaisesRegex(SpillwayError, "has data"):
+        with self.assertRaisesRegex(SpillwayError, "no pretended device"):
             record(lambda: None, "cpu", assume={"train.py:31": 1})
 
 

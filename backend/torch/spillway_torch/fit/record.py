@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
@@ -9,6 +10,7 @@ import torch
 
 from ..base.errors import SpillwayError
 from ..base.target import parse_target
+from ..step.host import read_host, set_host_times
 from ..step.recording import record_plainly
 from ..step.step import Step
 from ..tape.tape_recorder import record_tape
@@ -17,7 +19,7 @@ from .host import host_costs
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,
            name: str = "step", batch: int = 1, warm_up: int = 1, values: bool = False,
-           assume: Optional[Mapping[str, Any]] = None) -> Step:
+           assume: Optional[Mapping[str, Any]] = None, host: Optional[str | os.PathLike[str]] = None) -> Step:
     """Runs `step` and returns what it did on the device `target`.
 
     step: one iteration of training or inference, its data included; takes no argument.
@@ -33,15 +35,21 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
     assume: for a pretended device, numbers that the program computes there and decides by, by the line that asks, as the error names it:
         {"train.py:31": 3}. The value is the number; for a result whose shape depends on data (a selection by a mask, `nonzero`,
         `unique`) it is the result as nested lists, or only its length; or it is a function that returns one of these at each call.
+    host: for a pretended device, the file of `python3 -m spillway_torch calibrate-host`, so that predicted times know how long the host
+        takes for each operator; by default it is assumed to take 7 us.
 
     Raises `NotRecordableError` if the step depends on data or does what a recording cannot follow. Whatever `step` raises
     passes through. In both cases nothing of the recorder stays active.
     """
     wanted = parse_target(target)
-    if assume and wanted.real:
-        raise SpillwayError(f"assume: target '{target}' has data, so that nothing is assumed")
+    if wanted.real and (assume or host is not None):
+        raise SpillwayError(f"{'assume' if assume else 'host'}: target '{target}' is no pretended device, so that it has its own")
+    times = read_host(host) if host is not None else None
     if not values:
-        return record_plainly(step, wanted, model, name, batch, warm_up, assume)
+        recorded = record_plainly(step, wanted, model, name, batch, warm_up, assume)
+        if times is not None:
+            set_host_times(recorded, times)
+        return recorded
     if not wanted.real:
         raise SpillwayError(f"target '{target}' has no values; record on 'cuda' or 'cpu' with values=True")
     for _ in range(warm_up):

@@ -114,14 +114,14 @@ def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convoluti
     """Yields batches and convolutions with and without bias, of sizes as in networks for images."""
     sides = (7, 14, 28, 56, 112, 224, 8, 16, 32, 64, 128)
     batches = (6, 12, 24, 48, 96, 192)
-    for kernel, count, ratios, strides in ((3, 64, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
-                                           (1, 40, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
+    for kernel, count, ratios, strides in ((3, 112, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
+                                           (1, 96, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
         for batch, bias, breadth, side, ratio, stride in grid.pick(
                 count // (1 + few), batches, (False, True), _BREADTHS, sides, ratios, strides):
             wide = _nearest(breadth / side)
             yield batch, bias, _Convolution(wide, round(wide * ratio), side, kernel, stride)
     for batch, bias, breadth, side, kernel, stride in grid.pick(  # one channel in each group
-            32, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (7, 3, 7, 5, 7), (1, 1, 1, 2)):
+            64, batches, (True, False), _BREADTHS[:-1], sides[:5] + sides[6:], (7, 3, 7, 5, 7), (1, 1, 1, 2)):
         wide = _nearest(breadth / side)
         yield batch, bias, _Convolution(wide, wide, side, kernel, stride, wide)
     for batch, bias, breadth, side, groups in grid.pick(6, batches, (False, True), _BREADTHS[2:], sides, (4, 16, 32)):
@@ -142,10 +142,10 @@ def _grouped(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
     """Yields convolutions in groups of several channels, and those of a plane's means that weigh its channels."""
     batches, sides = (16, 32, 64, 96, 128, 192, 256), (7, 14, 28, 56, 112, 8, 16, 32, 64)
     for batch, breadth, side, channels, stride in grid.pick(
-            48 // (1 + few), batches, _BREADTHS, sides, (4, 8, 16, 24, 32, 48, 56, 64, 112), (1, 1, 2)):
+            160 // (1 + few), batches, _BREADTHS, sides, (4, 8, 16, 24, 32, 48, 56, 64, 112), (1, 1, 2)):
         groups = max(round(breadth / side / channels), 2)
         yield batch, False, _Convolution(groups * channels, groups * channels, side * stride, 3, stride, groups)
-    for batch, wide, ratio, bias in grid.pick(16 // (1 + few), batches, (64, 96, 144, 224, 448, 672, 896, 1152, 2016),
+    for batch, wide, ratio, bias in grid.pick(24 // (1 + few), batches, (64, 96, 144, 224, 448, 672, 896, 1152, 2016),
                                               (4, 0.25, 24, 1 / 24, 8, 0.125), (True, True, False)):
         yield batch, bias, _Convolution(wide, max(round(wide * ratio), 8) if ratio < 1 else min(round(wide * ratio), 4096), 1, 1, 1)
 
@@ -192,6 +192,33 @@ def _convolved(batch: int, shape: _Convolution, dtype: torch.dtype, last: bool, 
             return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, groups=shape.groups)
 
         return forward, gradients(x if shape.wide > 3 else None, weight, bias)
+
+    return make
+
+
+def resampling(grid: Grid) -> Iterator[Entry]:
+    """Planes that are made larger or smaller: by interpolation, and by means."""
+    ways: tuple[tuple[str, Callable[[torch.Tensor, float], torch.Tensor]], ...] = (
+        ("upsample_bilinear2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="bilinear", align_corners=False)),
+        ("upsample_nearest2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="nearest")),
+        ("upsample_bicubic2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="bicubic")),
+        ("avg_pool2d", lambda x, ratio: F.avg_pool2d(x, max(int(ratio), 1))),
+        ("adaptive_avg_pool2d", lambda x, ratio: F.adaptive_avg_pool2d(x, (max(int(x.shape[2] / ratio), 1), max(int(x.shape[3] / ratio), 1)))))
+    for number, (name, way) in enumerate(ways):
+        for dtype in (FP32, BF16):
+            for last in (False, True):
+                for batch, channels, side, ratio in grid.pick(12 // (1 + number), (2, 4, 8, 16, 32), (16, 32, 64, 96, 150, 256, 512),
+                                                              (16, 32, 64, 128, 56), (2, 4, 2, 8)):
+                    grown = side * ratio if "upsample" in name else side
+                    batch = max(min(batch, (1 << 27) // (channels * grown ** 2)), 1)
+                    yield Entry(f"{name} ({short(dtype)})", _resampled(way, batch, channels, side, dtype, last, ratio))
+
+
+def _resampled(way: Callable[[torch.Tensor, float], torch.Tensor], batch: int, channels: int, side: int, dtype: torch.dtype,
+               last: bool, ratio: float) -> Make:
+    def make(new: Maker) -> Stages:
+        x = formed(new(batch, channels, side, side, dtype=dtype), last).requires_grad_()
+        return lambda _: way(x, ratio), gradients(x)
 
     return make
 

@@ -103,6 +103,17 @@ def attention(grid: Grid) -> Iterator[Entry]:
                                  bool(dropout), bool(masked and not causal and backend != flash)))
 
 
+def cross_attention(grid: Grid) -> Iterator[Entry]:
+    """Attention whose keys are fewer than its queries: to a text, to a picture that was made smaller, to the frames of speech."""
+    cudnn, efficient = SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+    for backend, dtype, count in ((cudnn, BF16, 32), (efficient, FP32, 40), (efficient, BF16, 6)):
+        for batch, heads, queries, keys, width in grid.pick(count, (1, 2, 4, 8, 16, 32), (1, 2, 5, 8, 12, 16), round_numbers(256, 16384),
+                                                            (64, 80, 128, 256, 256, 512, 1500), (32, 64, 64, 40, 80)):
+            batch = max(min(batch, (1 << 23) // (heads * queries)), 1)
+            yield Entry(f"scaled_dot_product_attention ({backend.name.lower()}, {short(dtype)})",
+                        attended(backend, dtype, batch, (heads, heads), (queries, min(keys, queries)), width, False, False, False))
+
+
 def attended(backend: Any, dtype: torch.dtype, batch: int, heads: tuple[int, int], lengths: tuple[int, int], width: int,
              causal: bool, dropout: bool, masked: bool) -> Make:
     """Returns what makes an attention; `heads` and `lengths` are those of queries and of keys."""
