@@ -94,8 +94,9 @@ class Run {
       return Read(packed);  // or the program looks at a node's tensor
     if (!at::GradMode::is_enabled()) read = true;
     const size_t at = BeginPosition();
-    Tensor tensor = Read(packed);
-    if (at < table_->positions.size()) {
+    const bool known = at < table_->positions.size();
+    Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
+    if (known) {
       for (const size_t recipe : table_->positions[at].drops) {
         if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
       }
@@ -330,13 +331,13 @@ class Run {
 
   // ---- Reading ----
 
-  Tensor Read(const Packed& packed) {
+  Tensor Read(const Packed& packed, const Numbers& passed = {}) {
     if (packed.slot == nullptr) {
       if (VersionOf(packed.tensor) != packed.version)
         table_->changed(packed.tensor, packed.version);
       return packed.tensor;
     }
-    const Tensor base = Fetch(*packed.slot);
+    const Tensor base = Fetch(*packed.slot, passed);
     Tensor view = View(base, *packed.place);
     if (!view.is_same(base))
       view.unsafeGetTensorImpl()->set_version_counter(
@@ -345,40 +346,60 @@ class Run {
   }
 
   // Returns the tensor of a slot, in the order of the operators. It comes back, or is recomputed,
-  // if it is absent.
-  Tensor Fetch(Slot& wanted) {
+  // if it is absent. What is made on the way stays, except the recipes of `passed`.
+  Tensor Fetch(Slot& wanted, const Numbers& passed = {}) {
     wanted.CheckUnchanged();
     if (wanted.tensor.defined() && wanted.arrived == nullptr) return wanted.tensor;
     const Guards guards;
     const Unwatched unwatched;
-    c10::SmallVector<Slot*, 8> waiting{&wanted};
-    while (!waiting.empty()) {
-      Slot& slot = *waiting.back();
-      if (!slot.tensor.defined() && slot.host.defined()) {
-        most_ = kUnknown;
-        if (slot.recipe == nullptr) MakeRoom(slot.size);
-        slot.BringBack();
+    const auto again = Absent(wanted);
+    for (size_t i = 0; i < again.size(); ++i) {
+      Recompute(*again[i]);
+      for (const size_t recipe : passed) {
+        const auto slot = slots_[recipe].lock();
+        const auto reads = [&](const Slot* later) {
+          return std::ranges::find(later->sources, slot) != later->sources.end();
+        };
+        if (slot != nullptr && slot.get() != &wanted &&
+            std::none_of(again.begin() + i + 1, again.end(), reads))
+          slot->GiveUp();
       }
-      if (!slot.tensor.defined()) {
-        const size_t before = waiting.size();
-        for (const auto& source : slot.sources) {
-          if (!source->tensor.defined()) waiting.push_back(source.get());
-        }
-        if (waiting.size() > before) continue;
-        Recompute(slot);
-      }
-      slot.CheckUnchanged();
-      slot.Settle(Wait::kFetch);
-      waiting.pop_back();
     }
-    return wanted.tensor;
+    return Bring(wanted);
+  }
+
+  // Returns the slots that have to be recomputed for one, with itself, each behind its sources.
+  std::vector<Slot*> Absent(Slot& wanted) {
+    std::vector<Slot*> found;
+    const auto add = [&](Slot& slot) {
+      if (!slot.tensor.defined() && !slot.host.defined() && std::ranges::find(found, &slot) == found.end())
+        found.push_back(&slot);
+    };
+    add(wanted);
+    for (size_t i = 0; i < found.size(); ++i) {
+      for (const auto& source : found[i]->sources) add(*source);
+    }
+    std::ranges::sort(found, {}, &Slot::recipe);  // sources are saved before
+    return found;
+  }
+
+  // Returns the tensor of a slot that is on the device, or on the host.
+  Tensor Bring(Slot& slot) {
+    if (!slot.tensor.defined()) {
+      most_ = kUnknown;
+      if (slot.recipe == nullptr) MakeRoom(slot.size);
+      slot.BringBack();
+    }
+    slot.CheckUnchanged();
+    slot.Settle(Wait::kFetch);
+    return slot.tensor;
   }
 
   void Recompute(Slot& slot) {
     const Chain& chain = *slot.recipe->chain;
     std::vector<Tensor> sources;
     sources.reserve(slot.sources.size());
-    for (const auto& source : slot.sources) sources.push_back(Fetch(*source));
+    for (const auto& source : slot.sources) sources.push_back(Bring(*source));
     Tensor made;
     {
       const py::gil_scoped_release others;
@@ -546,11 +567,12 @@ PYBIND11_MODULE(spillway_steps, module) {
            [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
       .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
                       const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
-                      int64_t headroom) {
+                      const std::vector<size_t>& passed, int64_t headroom) {
         Position& position = table.positions.at(at);
         position.releases = NumbersOf(releases);
         position.prefetches = NumbersOf(prefetches);
         position.drops = NumbersOf(drops);
+        position.passed = NumbersOf(passed);
         position.headroom = headroom;
       });
   module.def("mix", &Mix);

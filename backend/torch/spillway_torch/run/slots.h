@@ -31,6 +31,7 @@ struct Position {
   Numbers releases;  // recipes
   Numbers prefetches;
   Numbers drops;
+  Numbers passed;        // recipes of storages that are given up as soon as others are recomputed
   int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
 };
 
