@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import cases
 from spillway_torch import fit
-from spillway_torch.tape.scaled import ratios_of, scaled
+from spillway_torch.tape.scaled import _Changes, ratios_of, scaled
 from spillway_torch.tape.tape_recorder import record_tape
 from stepping import different
 
@@ -64,6 +64,28 @@ class ScaledTest(unittest.TestCase):
         self.assertEqual(ratios_of(((4, 8), (4,)), ((4, 8), (4,))), {})
         self.assertEqual(ratios_of(((4, 8), (4,)), ((6, 8), (8,))), {4: 2.0})
         self.assertEqual(ratios_of(((4, 1),), ((2, 9),)), {4: 0.5})
+
+    def test_dimensions_that_are_near_to_a_size_grow_with_it(self):
+        def growth(shape, now, was=(4, 52)):
+            return [round(ratio, 3) for ratio in _Changes((was,), (now,)).of(shape)]
+
+        self.assertEqual(growth((4, 51, 51), (4, 65)), [1, 1.255, 1.255])  # tokens but the first
+        self.assertEqual(growth((204, 96), (4, 65)), [1.255, 1])  # of all texts
+        self.assertEqual(growth((4, 51), (3, 65)), [0.75, 1.255])
+        self.assertEqual(growth((4, 52, 51), (4, 65)), [1, 1.25, 1])  # 51 is another size here
+        self.assertEqual(growth((16, 52, 52), (8, 65)), [2, 1.25, 1.25])  # batch and heads
+        self.assertEqual(growth((16, 52, 52), (3, 65)), [1, 1.25, 1.25])  # never too little
+        self.assertEqual(growth((3, 51), (8, 52)), [1, 1])
+
+        model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 200))
+
+        def record(length):
+            model.zero_grad()
+            tokens = torch.randint(50, (4, length))
+            return record_tape(lambda: F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward(), "cpu", model)
+
+        foreseen = scaled(record(24), ((4, 24),), ((4, 61),)).eager_peak()
+        self.assertAlmostEqual(foreseen / record(61).eager_peak(), 1.0, delta=0.02)
 
     def test_more_never_takes_less(self):
         model = Deep()
