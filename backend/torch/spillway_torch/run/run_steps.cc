@@ -263,9 +263,16 @@ class Run {
 
   // ---- Memory that runs short ----
 
+  // Returns the bytes that operators take until the next position. Where the step differs from the
+  // recorded one, its positions are near to those of the same operators there.
   int64_t Headroom(size_t at) const {
-    if (at >= table_->positions.size()) return 0;
-    return static_cast<int64_t>(scale_ * static_cast<double>(table_->positions[at].headroom));
+    const std::vector<Position>& positions = table_->positions;
+    const size_t near = deviated_ ? kNear : 0;
+    int64_t most = 0;
+    for (size_t i = at - std::min(at, near); i <= at + near && i < positions.size(); ++i) {
+      most = std::max(most, positions[i].headroom);
+    }
+    return static_cast<int64_t>(scale_ * static_cast<double>(most));
   }
 
   // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
@@ -437,6 +444,7 @@ class Run {
 
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 2;
   static constexpr size_t kAhead = 2;  // storages that come back before backward reads them
+  static constexpr size_t kNear = 64;  // positions
 
   const std::shared_ptr<const Table> table_;
   Watch watch_;
