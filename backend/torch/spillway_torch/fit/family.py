@@ -196,8 +196,9 @@ class Family:
         self._warn(shapes)
 
     def _warn(self, shapes: Shapes) -> None:
-        log.warning("spillway: there is no plan for inputs of %s, and such steps run under the plan that saves most: %s", text_of(shapes),
-                    self._refused[shapes])
+        more = "" if self._device.in_use() >= 0 else " and may take more than the budget"
+        log.warning("spillway: there is no plan for inputs of %s, and such steps run under the plan that saves most%s: %s", text_of(shapes),
+                    more, self._refused[shapes])
 
 
 def _covers(larger: Shapes, smaller: Shapes) -> bool:

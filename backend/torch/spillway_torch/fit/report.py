@@ -27,6 +27,7 @@ class Taken:
     short: int = 0  # the same, because memory was short
     verified: int = 0  # storages
     plan: Plan | None = None  # of the last step, if it had one
+    guards: bool = True  # whether the device counts its memory, so that steps without a plan are guarded
     _began: float | None = None
     _seconds: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=LAST))
 
@@ -74,7 +75,7 @@ class Taken:
     def line(self) -> str:
         """Returns the counts for people."""
         shares = ", ".join(f"{count} {name} ({count / max(1, self.steps):.0%})" for name, count in (
-            ("planned", self.planned), ("guarded", self.guarded), ("recorded", self.recorded)))
+            ("planned", self.planned), ("guarded" if self.guards else "as they are", self.guarded), ("recorded", self.recorded)))
         budget, most, offloaded, short = (in_unit(size, self.budget) for size in (self.budget, self.most, self.offloaded, self.short))
         most = f", of which steps took at most {most}" if self.most else ""
         numbers, times = self.numbers(), ""

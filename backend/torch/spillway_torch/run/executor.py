@@ -145,7 +145,8 @@ class Executor:
         headroom = tape.headroom() if counts else [0] * len(tape.positions)
         moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
         for at, bytes_ in enumerate(headroom):
-            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_)
+            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
+                       tape.signatures.get(at, 0))
         return table
 
     def _ops(self, ops: list[int], numbers: dict[int, int]) -> list[tuple[Any, ...]]:

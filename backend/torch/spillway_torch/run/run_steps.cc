@@ -93,6 +93,7 @@ class Run {
     if (!packed.counted || torch::autograd::get_current_graph_task_id() == -1)
       return Read(packed);  // or the program looks at a node's tensor
     if (!at::GradMode::is_enabled()) read = true;
+    differs_ |= packs < table_->packed;
     const size_t at = BeginPosition();
     const bool known = at < table_->positions.size();
     Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
@@ -170,6 +171,8 @@ class Run {
     const size_t at = BeginPosition();
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
     signature = Mix(signature, tensor);
+    differs_ |= at < table_->positions.size() && table_->positions[at].signature != 0 &&
+                table_->positions[at].signature != signature;
     Packed packed = SaveAt(tensor, at);
     packed.held = held_;
     MakeRoom(Headroom(at));
@@ -267,7 +270,7 @@ class Run {
   // recorded one, its positions are near to those of the same operators there.
   int64_t Headroom(size_t at) const {
     const std::vector<Position>& positions = table_->positions;
-    const size_t near = deviated_ ? kNear : 0;
+    const size_t near = deviated_ || differs_ ? kNear : 0;
     int64_t most = 0;
     for (size_t i = at - std::min(at, near); i <= at + near && i < positions.size(); ++i) {
       most = std::max(most, positions[i].headroom);
@@ -379,7 +382,8 @@ class Run {
   std::vector<Slot*> Absent(Slot& wanted) {
     std::vector<Slot*> found;
     const auto add = [&](Slot& slot) {
-      if (!slot.tensor.defined() && !slot.host.defined() && std::ranges::find(found, &slot) == found.end())
+      if (!slot.tensor.defined() && !slot.host.defined() &&
+          std::ranges::find(found, &slot) == found.end())
         found.push_back(&slot);
     };
     add(wanted);
@@ -454,6 +458,7 @@ class Run {
   const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
   bool deviated_ = false;
+  bool differs_ = false;  // other functions made or saved tensors than in the recorded step
   size_t position_ = 0;
   size_t first_ = 0;         // of `others_` that may be here
   int64_t most_ = kUnknown;  // bytes that may be in use
@@ -575,13 +580,14 @@ PYBIND11_MODULE(spillway_steps, module) {
            [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
       .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
                       const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
-                      const std::vector<size_t>& passed, int64_t headroom) {
+                      const std::vector<size_t>& passed, int64_t headroom, uint64_t signature) {
         Position& position = table.positions.at(at);
         position.releases = NumbersOf(releases);
         position.prefetches = NumbersOf(prefetches);
         position.drops = NumbersOf(drops);
         position.passed = NumbersOf(passed);
         position.headroom = headroom;
+        position.signature = signature;
       });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
