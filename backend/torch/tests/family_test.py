@@ -66,8 +66,8 @@ class ScaledTest(unittest.TestCase):
         self.assertEqual(ratios_of(((4, 1),), ((2, 9),)), {4: 0.5})
 
     def test_dimensions_that_are_near_to_a_size_grow_with_it(self):
-        def growth(shape, now, was=(4, 52)):
-            return [round(ratio, 3) for ratio in _Changes((was,), (now,)).of(shape)]
+        def growth(shape, now, was=(4, 52), fixed=()):
+            return [round(ratio, 3) for ratio in _Changes((was,), (now,), fixed).of(shape)]
 
         self.assertEqual(growth((4, 51, 51), (4, 65)), [1, 1.255, 1.255])  # tokens but the first
         self.assertEqual(growth((204, 96), (4, 65)), [1.255, 1])  # of all texts
@@ -76,6 +76,12 @@ class ScaledTest(unittest.TestCase):
         self.assertEqual(growth((16, 52, 52), (8, 65)), [2, 1.25, 1.25])  # batch and heads
         self.assertEqual(growth((16, 52, 52), (3, 65)), [1, 1.25, 1.25])  # never too little
         self.assertEqual(growth((3, 51), (8, 52)), [1, 1])
+        self.assertEqual(growth((3, 24, 32), (4, 20), (4, 16), {32, 96}), [1, 1, 1])  # 16 divides a width of the model
+        self.assertEqual(growth((3, 24, 51), (4, 65), fixed={51}), [1, 1, 1])
+        self.assertEqual(growth((3, 80, 48), (3, 80, 48, 8), (3, 80, 48, 16)), [1, 1, 1])  # 48 may be an input's, or 3 * 16
+        self.assertEqual(growth((3, 80, 48), (3, 80, 48, 20), (3, 80, 48, 16)), [1, 1, 1.25])
+        self.assertEqual(growth((3, 16, 8), (4, 5), (4, 16), {16}), [1, 1, 1])  # 16 may be a width, and gets no smaller
+        self.assertEqual(growth((3, 16, 8), (4, 20), (4, 16), {16}), [1, 1.25, 1])
 
         model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 200))
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..base.ledger import Storage
 from .tape import Op, Tape
@@ -34,14 +34,16 @@ class _Change:
 
 
 class _Changes:
-    """The dimensions that grow with the inputs."""
+    """The dimensions that grow with the inputs. What may as well be a dimension of a parameter, of `fixed`, does not get smaller."""
 
-    def __init__(self, was: Shapes, now: Shapes) -> None:
-        self.ratios = ratios = ratios_of(was, now)
-        self._exact = {size: _Change(ratio, frozenset((size,))) for size, ratio in ratios.items()}
+    def __init__(self, was: Shapes, now: Shapes, fixed: Collection[int] = ()) -> None:
+        self._fixed = fixed
+        self.ratios = ratios = {size: max(1.0, ratio) if size in fixed else ratio for size, ratio in ratios_of(was, now).items()}
         sizes = sorted({*itertools.chain(*was)} - {1})
+        self._exact = {size: _Change(ratios.get(size, 1.0), frozenset((size,))) for size in sizes}
         for a, b in itertools.combinations(sizes, 2):
-            self._exact.setdefault(a * b, _Change(ratios.get(a, 1.0) * ratios.get(b, 1.0), frozenset((a, b))))
+            change, other = _Change(ratios.get(a, 1.0) * ratios.get(b, 1.0), frozenset((a, b))), self._exact.get(a * b)
+            self._exact[a * b] = change if other is None or change.ratio > other.ratio else other  # never too little
         self._near: dict[int, _Change] = {}  # a size and one, such as of tokens without the first, or with another one
         for size, shift, factor in itertools.product(ratios, (-1, 1), (1, *sizes)):
             if size > SMALL and factor != size:
@@ -53,13 +55,14 @@ class _Changes:
         found = [self._exact.get(size) for size in shape]
         known = {size for change in found if change is not None for size in change.sizes}
         for at, near in enumerate(map(self._near.get, shape)):
-            if found[at] is None and near is not None and not known & near.sizes & self.ratios.keys():
+            if found[at] is None and near is not None and shape[at] not in self._fixed and not known & near.sizes & self.ratios.keys():
                 found[at] = near
         known |= {size for change in found if change is not None for size in change.sizes}
         grown = [change.ratio if change is not None else 1.0 for change in found]
         alone = all(ratio == 1 for ratio in grown)
         for size in self.ratios.keys() - known:  # it may be a part of one: of all, only one grows with it
-            at = next((at for at, (whole, change) in enumerate(zip(shape, found)) if change is None and whole and whole % size == 0), None)
+            at = next((at for at, (whole, change) in enumerate(zip(shape, found))
+                       if change is None and whole and whole % size == 0 and whole not in self._fixed), None)
             if at is not None:
                 grown[at] *= self.ratios[size] if alone else max(1.0, self.ratios[size])
         return grown
@@ -69,14 +72,14 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     """Returns a copy of the step as it would be if its inputs had the shapes `now` instead of `was`.
 
     A tensor grows with each of its dimensions that has the size of a changed dimension of an input, one more or less, or the product of
-    such a size and another one. It grows once with a changed size that no dimension has, and that divides one. Parameters and their
+    such a size and another one. It grows once with a changed size that no dimension has, and that divides one, but for those of parameters. Parameters and their
     gradients stay. Times grow as the bytes that an operator reads and writes.
     """
-    changes, made = _Changes(was, now), copy.copy(tape)
+    lasting = {tape.storages[s].shape for s in tape.parameters}
+    changes, made = _Changes(was, now, set(itertools.chain(*lasting))), copy.copy(tape)
     ratios = changes.ratios
     if not ratios:
         return made
-    lasting = {tape.storages[s].shape for s in tape.parameters}
     made.storages = {number: storage if number in tape.parameters or storage.shape in lasting else _grown(storage, changes)
                      for number, storage in tape.storages.items()}
     most = max(1.0, math.prod(ratios.values()))
