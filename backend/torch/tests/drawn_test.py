@@ -23,7 +23,8 @@ PARTS = (lambda m, h, now: m.a(h), lambda m, h, now: m.norm(m.b(h)), lambda m, h
          lambda m, h, now: h * m.number, lambda m, h, now: torch.sigmoid(h) + torch.tensor(now["rate"]),
          lambda m, h, now: m.b(h) if now["branch"] else m.a(torch.tanh(h)), lambda m, h, now: torch.cat([h[:1], torch.tanh(h[1:])]),
          lambda m, h, now: h * m.pool[now["offset"]:now["offset"] + len(h)], lambda m, h, now: h.to(torch.bfloat16).float(),
-         lambda m, h, now: torch.where(h > 0, h, h * now["rate"]), lambda m, h, now: F.layer_norm(h, (WIDTH,), m.norm.weight, m.norm.bias, now["rate"]))
+         lambda m, h, now: torch.where(h > 0, h, h * now["rate"]),
+         lambda m, h, now: F.layer_norm(h, (WIDTH,), m.norm.weight, m.norm.bias, now["rate"]))
 
 
 class Model(nn.Module):

@@ -72,8 +72,8 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     """Returns a copy of the step as it would be if its inputs had the shapes `now` instead of `was`.
 
     A tensor grows with each of its dimensions that has the size of a changed dimension of an input, one more or less, or the product of
-    such a size and another one. It grows once with a changed size that no dimension has, and that divides one, but for those of parameters. Parameters and their
-    gradients stay. Times grow as the bytes that an operator reads and writes.
+    such a size and another one. It grows once with a changed size that no dimension has, and that divides one, but for those of
+    parameters. Parameters and their gradients stay. Times grow as the bytes that an operator reads and writes.
     """
     lasting = {tape.storages[s].shape for s in tape.parameters}
     changes, made = _Changes(was, now, set(itertools.chain(*lasting))), copy.copy(tape)
