@@ -61,10 +61,10 @@ class _Changes:
         grown = [change.ratio if change is not None else 1.0 for change in found]
         alone = all(ratio == 1 for ratio in grown)
         for size in self.ratios.keys() - known:  # it may be a part of one: of all, only one grows with it
-            at = next((at for at, (whole, change) in enumerate(zip(shape, found))
-                       if change is None and whole and whole % size == 0 and whole not in self._fixed), None)
-            if at is not None:
-                grown[at] *= self.ratios[size] if alone else max(1.0, self.ratios[size])
+            grows = next((at for at, (whole, change) in enumerate(zip(shape, found))
+                          if change is None and whole and whole % size == 0 and whole not in self._fixed), None)
+            if grows is not None:
+                grown[grows] *= self.ratios[size] if alone else max(1.0, self.ratios[size])
         return grown
 
 
