@@ -17,6 +17,7 @@ from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.base.device import CpuDevice, block_of
 from spillway_torch.base.errors import NoPlanError
 from spillway_torch.fit.host import host_costs, measure_host
+from spillway_torch.plan import planner
 from spillway_torch.plan.plan import Moments
 from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan, predict
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
@@ -209,6 +210,31 @@ class MemoryTest(unittest.TestCase):
                     self.assertLessEqual(live, 1.03 * plan.peak + 512)  # an op of the trace stands for several operators
                     self.assertGreater(live - start, 0.75 * (plan.peak - start))
 
+    def test_what_is_recomputed_on_the_way_goes_as_soon_as_it_was_read(self):
+        def make():
+            model = torch.nn.Linear(64, 64)
+
+            def loss():
+                h = model(torch.ones(256, 64))
+                for _ in range(8):
+                    h = torch.tanh(h)
+                return h.sum()
+
+            return model, loss
+
+        stepping = Stepping(make)
+        want, tape = stepping.steps(), stepping.record()
+        chain = [saved for saved in candidates(tape) if tape.ops[tape.producer[saved.value]].name == "aten::tanh"]
+        self.assertEqual(len(chain), 8)
+        moments = Moments()
+        for at, saved in enumerate(chain[1:], 1):
+            moments.drops[tape.unpacks[saved.unpacks[0]].position] = [other.storage for other in chain[1:at + 1]]
+        plan = predict(assemble(tape, {saved.storage: "evict" for saved in chain[1:]}, 1 << 40, moments))
+        self.assertLess(plan.peak, 0.6 * plan.eager_peak)
+        self.assertLessEqual(self.live(stepping, plan), 1.03 * plan.peak + 512)
+        EXECUTORS.pop(plan)
+        self.assertEqual(different(want, stepping.steps(plan)), [])
+
 
 class PlanTest(unittest.TestCase):
     def setUp(self):
@@ -263,6 +289,21 @@ class PlanTest(unittest.TestCase):
                                                  f"{budget - 100:,}.: give a larger budget") as raised:
             make_plan(self.tape, budget, policy="dtr")
         self.assertGreaterEqual(raised.exception.best, budget)
+
+    def test_where_the_search_misses_a_plan_one_for_less_is_found(self):
+        budget, asked = (self.eager.floor.bytes + self.eager.peak) // 2, []
+
+        def ask(step, folder, *arguments):
+            asked.append(int(arguments[1].removesuffix("B")))
+            row, = planner_ask(step, folder, *arguments)
+            return [{**row, "status": "oom"}] if len(asked) == 1 else [row]
+
+        planner_ask = planner.ask
+        with mock.patch.object(planner, "ask", ask):
+            plan = make_plan(self.tape, budget)
+        self.assertEqual(asked, [budget, (budget + plan.floor.bytes) // 2])
+        self.assertLessEqual(plan.peak, asked[1])
+        self.assertEqual(plan.budget, budget)
 
     def test_a_program_that_is_missing_is_needed(self):
         with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}), self.assertRaisesRegex(ProgramError, "SPILLWAY=/no/program is not"):

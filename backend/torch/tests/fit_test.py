@@ -18,7 +18,7 @@ from counting import Counting
 from spillway_torch import ProgramError, SpillwayError, fit
 from spillway_torch.base.device import Memory
 from spillway_torch.plan import planner
-from spillway_torch.plan.plan import parse_bytes
+from spillway_torch.plan.plan import in_unit, parse_bytes
 from stepping import Vit, different
 
 
@@ -77,7 +77,7 @@ class FitTest(unittest.TestCase):
                 with self.assertLogs("spillway_torch", logging.INFO) as logs:
                     self.assertEqual(different(want, script.run(**run)), [])
                 self.assertEqual(len(logs.output), 2 if name == "accumulation" else 1, logs.output)
-                self.assertRegex(logs.output[0], r"recorded \d+ operators, planned in .* s: predicted peak .* GiB of .* GiB \(without a "
+                self.assertRegex(logs.output[0], r"recorded \d+ operators, planned in .* s: predicted peak [\d.]+ KiB of [\d.]+ KiB \(without a "
                                                  r"plan .*, floor .*\); 0 storages go to the host and \d+ are recomputed, from the next")
                 self.assertGreater(len(fitted.plan.actions), 0)
                 self.assertGreater(fitted.last.recomputed, 0)
@@ -429,6 +429,20 @@ class FitTest(unittest.TestCase):
         for text in ("8", "8 gb", "", "-1GiB", 0, -3, None, 1.5, True, "0GiB", "0.5B"):
             with self.assertRaisesRegex(SpillwayError, "expected a number of bytes above 0, or a number and a unit"):
                 parse_bytes(text)
+        for budget, text in (("500MB", "1.5 MB"), ("1GiB", "0.001397 GiB"), ("3000 KB", "1,500 KB"), ("8388608B", "1,500,000 B"), (1 << 30, "0.001397 GiB"),
+                             ((1 << 30) - 1, "1.431 MiB"), (4096, "1,465 KiB")):
+            self.assertEqual(in_unit(1500000, parse_bytes(budget)), text)
+
+    def test_messages_speak_in_the_unit_of_the_budget(self):
+        script = Script()
+        with self.assertLogs("spillway_torch", logging.INFO) as logs:
+            fitted = fit(script.model, script.optimizer, "500MB")
+            script.run(3)
+        for text in (*logs.output, fitted.report()):
+            self.assertRegex(text, r" of 500 MB \(without a plan [\d.]+ MB, floor [\d.]+ MB\)")
+            self.assertNotRegex(text, "[KMG]iB")
+        self.assertRegex(fitted.report(), "^budget 500 MB; .* 0 MB went to the host as planned")
+        fitted.remove()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class ReportTest(unittest.TestCase):
             script.run(10)
         lines = [line for line in logs.output if " steps: " in line]
         self.assertEqual([line.split("; ")[1].split(":")[0] for line in lines], ["3 steps", "6 steps", "9 steps"])
-        self.assertRegex(lines[0], r"3 steps: 2 planned \(67%\), 0 guarded \(0%\), 1 recorded \(33%\); a step takes [0-9.]+ ms; ")
+        self.assertRegex(lines[0], r"3 steps: 2 planned \(67%\), 0 as they are \(0%\), 1 recorded \(33%\); a step takes [0-9.]+ ms; ")
         stats = fitted.stats()
         self.assertEqual([stats[name] for name in ("steps", "planned", "guarded", "recorded", "budget_bytes")], [10, 9, 0, 1, budget])
         self.assertGreater(stats["recomputed_operators"] + stats["offloaded_bytes"], 0)

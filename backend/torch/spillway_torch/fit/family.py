@@ -136,9 +136,8 @@ class Family:
         if renew:
             self.rungs.clear()
             self._refused.clear()
-        self.rungs = [*(other for other in self.rungs if other.shapes != shapes), rung]
-        log.log(logging.INFO if plan.actions or len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why,
-                plan.summary())
+        self.rungs = sorted((*(other for other in self.rungs if other.shapes != shapes), rung), key=lambda r: _ratio(r.shapes, self.shapes))
+        log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why, plan.summary())
 
     def _keep_all(self, shapes: Shapes) -> bool:
         """Adds the plan that moves nothing for inputs with which the step fits as it is; returns whether it does."""
@@ -148,7 +147,7 @@ class Family:
         peak, like = tape.eager_peak() + self.unforeseen, self.rungs[0].plan
         if peak > FITS * self._budget:
             return False
-        self._add(shapes, Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, like.floor,
+        self._add(shapes, Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, None,
                                tape, unforeseen=self.unforeseen), False, f"inputs of {text_of(shapes)} fit")
         return True
 
@@ -197,8 +196,9 @@ class Family:
         self._warn(shapes)
 
     def _warn(self, shapes: Shapes) -> None:
-        log.warning("spillway: there is no plan for inputs of %s, and such steps run under the plan that saves most: %s", text_of(shapes),
-                    self._refused[shapes])
+        more = "" if self._device.in_use() >= 0 else " and may take more than the budget"
+        log.warning("spillway: there is no plan for inputs of %s, and such steps run under the plan that saves most%s: %s", text_of(shapes),
+                    more, self._refused[shapes])
 
 
 def _covers(larger: Shapes, smaller: Shapes) -> bool:

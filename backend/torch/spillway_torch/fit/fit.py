@@ -385,6 +385,7 @@ class Fitted:
         recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._structures.recordings += 1
+        self._taken.guards = recorder.device.in_use() >= 0
         self._taken.record()
 
     def _look(self) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 import time
 
-from ..plan.plan import GIB, OFFLOAD, Plan
+from ..plan.plan import OFFLOAD, Plan, in_unit
 from ..run.executor import _Run
 
 LAST = 20  # steps whose time counts
@@ -27,6 +27,7 @@ class Taken:
     short: int = 0  # the same, because memory was short
     verified: int = 0  # storages
     plan: Plan | None = None  # of the last step, if it had one
+    guards: bool = True  # whether the device counts its memory, so that steps without a plan are guarded
     _began: float | None = None
     _seconds: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=LAST))
 
@@ -74,12 +75,13 @@ class Taken:
     def line(self) -> str:
         """Returns the counts for people."""
         shares = ", ".join(f"{count} {name} ({count / max(1, self.steps):.0%})" for name, count in (
-            ("planned", self.planned), ("guarded", self.guarded), ("recorded", self.recorded)))
-        most = f", of which steps took at most {self.most / GIB:.4g} GiB" if self.most else ""
+            ("planned", self.planned), ("guarded" if self.guards else "as they are", self.guarded), ("recorded", self.recorded)))
+        budget, most, offloaded, short = (in_unit(size, self.budget) for size in (self.budget, self.most, self.offloaded, self.short))
+        most = f", of which steps took at most {most}" if self.most else ""
         numbers, times = self.numbers(), ""
         if "step_ms" in numbers:
             predicted = f" (predicted {numbers['predicted_ms']:.1f})" if "predicted_ms" in numbers else ""
             times = f"; a step takes {numbers['step_ms']:.1f} ms{predicted}"
         verified = f", and {self.verified} storages were verified" if self.verified else ""
-        return (f"budget {self.budget / GIB:.4g} GiB{most}; {self.steps} steps: {shares}{times}; {self.recomputed} operators ran again, "
-                f"{self.offloaded / GIB:.4g} GiB went to the host as planned and {self.short / GIB:.4g} GiB because memory was short{verified}")
+        return (f"budget {budget}{most}; {self.steps} steps: {shares}{times}; {self.recomputed} operators ran again, {offloaded} went to the "
+                f"host as planned and {short} because memory was short{verified}")

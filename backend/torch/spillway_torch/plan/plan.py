@@ -11,11 +11,23 @@ from ..base.errors import SpillwayError
 from ..tape.tape import Tape
 
 KEEP, OFFLOAD, EVICT = "keep", "offload", "evict"
-GIB = 1 << 30
 SMALLEST = 1 << 20  # bytes of a storage that is worth a plan on a GPU
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 PAGE = 4096  # bytes, at which each copy on the host begins
 HOST_BOUND = 0.8  # of a step's time: where the host takes more, it may limit parts of the step
+
+
+class Bytes(int):
+    """A number of bytes, with the unit in which the user gave it."""
+
+    unit: str
+
+
+def in_unit(size: int, budget: int) -> str:
+    """Returns bytes for people, in the unit of a budget: the user's, or, if that is a whole number, the largest one that is not more."""
+    unit = budget.unit if isinstance(budget, Bytes) else next(unit for unit in ("GiB", "MiB", "KiB", "B") if budget >= UNITS[unit])
+    value = size / UNITS[unit]
+    return f"{value:,.0f} {unit}" if value >= 1000 or unit == "B" else f"{value:.4g} {unit}"
 
 
 def parse_bytes(text: Union[str, int]) -> int:
@@ -23,10 +35,11 @@ def parse_bytes(text: Union[str, int]) -> int:
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
-    size = int(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else 0
-    if size == 0:
+    size = Bytes(float(match[1]) * UNITS.get(match[2], 0)) if match is not None else Bytes(0)
+    if match is None or size == 0:
         raise SpillwayError(f"memory {text!r}: expected a number of bytes above 0, or a number and a unit ({', '.join(UNITS)}), "
                             "such as '8GiB'")
+    size.unit = match[2]
     return size
 
 
@@ -117,7 +130,8 @@ class Plan:
             over = 100 * (self.seconds / self.eager_seconds - 1)
             times = (f", {self.seconds * 1e3:.1f} ms{' (host-bound)' if self.host_bound else ''}, {over:.1f} % over "
                      f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
-        there = f" (which keeps {self.host_bytes / GIB:.4g} GiB for them)" if counts[OFFLOAD] else ""
-        return (f"predicted peak {self.peak / GIB:.4g} GiB of {self.budget / GIB:.4g} GiB (without a plan {self.eager_peak / GIB:.4g}, "
-                f"floor {(self.floor.bytes if self.floor else 0) / GIB:.4g}){times}; {counts[OFFLOAD]} storages go to the host{there} and {counts[EVICT]} are "
-                "recomputed")
+        peak, budget, eager, host = (in_unit(size, self.budget) for size in (self.peak, self.budget, self.eager_peak, self.host_bytes))
+        floor = f", floor {in_unit(self.floor.bytes, self.budget)}" if self.floor is not None else ""
+        there = f" (which keeps {host} for them)" if counts[OFFLOAD] else ""
+        return (f"predicted peak {peak} of {budget} (without a plan {eager}{floor}){times}; {counts[OFFLOAD]} storages go to the "
+                f"host{there} and {counts[EVICT]} are recomputed")

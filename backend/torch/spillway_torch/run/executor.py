@@ -143,9 +143,10 @@ class Executor:
             for pack in saved.packs:
                 table.enter(pack.position, index[saved.storage])
         headroom = tape.headroom() if counts else [0] * len(tape.positions)
+        moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
         for at, bytes_ in enumerate(headroom):
-            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index]
-                             for moves in (plan.releases, plan.prefetches, plan.drops)), bytes_)
+            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
+                       tape.signatures.get(at, 0))
         return table
 
     def _ops(self, ops: list[int], numbers: dict[int, int]) -> list[tuple[Any, ...]]:
@@ -255,6 +256,17 @@ def _recipes_of(plan: Plan) -> list[tuple[Saved, str]]:
             waiting += [value[0] for value in of.chain.sources]
         found[storage] = of, action
     return sorted(found.values(), key=lambda recipe: recipe[0].packs[0].position)
+
+
+def _passed(plan: Plan) -> dict[int, set[int]]:
+    """Returns, for each position, the storages that are there only for others that are recomputed for the same operator."""
+    tape = plan.tape
+    read = {(unpack.op, unpack.pack.value[0]) for unpack in tape.unpacks}
+    dropped: dict[int, set[int]] = {}  # by the operators that had run
+    for position, storages in plan.drops.items():
+        at = tape.positions[position]
+        dropped.setdefault(at, set()).update(s for s in storages if (at, s) not in read)
+    return {position: dropped[at] for position, at in enumerate(tape.positions) if at in dropped}
 
 
 def _freed(tape: Tape, saved: Saved) -> list[list[int]]:

@@ -93,9 +93,11 @@ class Run {
     if (!packed.counted || torch::autograd::get_current_graph_task_id() == -1)
       return Read(packed);  // or the program looks at a node's tensor
     if (!at::GradMode::is_enabled()) read = true;
+    differs_ |= packs < table_->packed;
     const size_t at = BeginPosition();
-    Tensor tensor = Read(packed);
-    if (at < table_->positions.size()) {
+    const bool known = at < table_->positions.size();
+    Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
+    if (known) {
       for (const size_t recipe : table_->positions[at].drops) {
         if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
       }
@@ -169,6 +171,8 @@ class Run {
     const size_t at = BeginPosition();
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
     signature = Mix(signature, tensor);
+    differs_ |= at < table_->positions.size() && table_->positions[at].signature != 0 &&
+                table_->positions[at].signature != signature;
     Packed packed = SaveAt(tensor, at);
     packed.held = held_;
     MakeRoom(Headroom(at));
@@ -262,9 +266,16 @@ class Run {
 
   // ---- Memory that runs short ----
 
+  // Returns the bytes that operators take until the next position. Where the step differs from the
+  // recorded one, its positions are near to those of the same operators there.
   int64_t Headroom(size_t at) const {
-    if (at >= table_->positions.size()) return 0;
-    return static_cast<int64_t>(scale_ * static_cast<double>(table_->positions[at].headroom));
+    const std::vector<Position>& positions = table_->positions;
+    const size_t near = deviated_ || differs_ ? kNear : 0;
+    int64_t most = 0;
+    for (size_t i = at - std::min(at, near); i <= at + near && i < positions.size(); ++i) {
+      most = std::max(most, positions[i].headroom);
+    }
+    return static_cast<int64_t>(scale_ * static_cast<double>(most));
   }
 
   // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
@@ -330,13 +341,13 @@ class Run {
 
   // ---- Reading ----
 
-  Tensor Read(const Packed& packed) {
+  Tensor Read(const Packed& packed, const Numbers& passed = {}) {
     if (packed.slot == nullptr) {
       if (VersionOf(packed.tensor) != packed.version)
         table_->changed(packed.tensor, packed.version);
       return packed.tensor;
     }
-    const Tensor base = Fetch(*packed.slot);
+    const Tensor base = Fetch(*packed.slot, passed);
     Tensor view = View(base, *packed.place);
     if (!view.is_same(base))
       view.unsafeGetTensorImpl()->set_version_counter(
@@ -345,40 +356,61 @@ class Run {
   }
 
   // Returns the tensor of a slot, in the order of the operators. It comes back, or is recomputed,
-  // if it is absent.
-  Tensor Fetch(Slot& wanted) {
+  // if it is absent. What is made on the way stays, except the recipes of `passed`.
+  Tensor Fetch(Slot& wanted, const Numbers& passed = {}) {
     wanted.CheckUnchanged();
     if (wanted.tensor.defined() && wanted.arrived == nullptr) return wanted.tensor;
     const Guards guards;
     const Unwatched unwatched;
-    c10::SmallVector<Slot*, 8> waiting{&wanted};
-    while (!waiting.empty()) {
-      Slot& slot = *waiting.back();
-      if (!slot.tensor.defined() && slot.host.defined()) {
-        most_ = kUnknown;
-        if (slot.recipe == nullptr) MakeRoom(slot.size);
-        slot.BringBack();
+    const auto again = Absent(wanted);
+    for (size_t i = 0; i < again.size(); ++i) {
+      Recompute(*again[i]);
+      for (const size_t recipe : passed) {
+        const auto slot = slots_[recipe].lock();
+        const auto reads = [&](const Slot* later) {
+          return std::ranges::find(later->sources, slot) != later->sources.end();
+        };
+        if (slot != nullptr && slot.get() != &wanted &&
+            std::none_of(again.begin() + i + 1, again.end(), reads))
+          slot->GiveUp();
       }
-      if (!slot.tensor.defined()) {
-        const size_t before = waiting.size();
-        for (const auto& source : slot.sources) {
-          if (!source->tensor.defined()) waiting.push_back(source.get());
-        }
-        if (waiting.size() > before) continue;
-        Recompute(slot);
-      }
-      slot.CheckUnchanged();
-      slot.Settle(Wait::kFetch);
-      waiting.pop_back();
     }
-    return wanted.tensor;
+    return Bring(wanted);
+  }
+
+  // Returns the slots that have to be recomputed for one, with itself, each behind its sources.
+  std::vector<Slot*> Absent(Slot& wanted) {
+    std::vector<Slot*> found;
+    const auto add = [&](Slot& slot) {
+      if (!slot.tensor.defined() && !slot.host.defined() &&
+          std::ranges::find(found, &slot) == found.end())
+        found.push_back(&slot);
+    };
+    add(wanted);
+    for (size_t i = 0; i < found.size(); ++i) {
+      for (const auto& source : found[i]->sources) add(*source);
+    }
+    std::ranges::sort(found, {}, &Slot::recipe);  // sources are saved before
+    return found;
+  }
+
+  // Returns the tensor of a slot that is on the device, or on the host.
+  Tensor Bring(Slot& slot) {
+    if (!slot.tensor.defined()) {
+      most_ = kUnknown;
+      if (slot.recipe == nullptr) MakeRoom(slot.size);
+      slot.BringBack();
+    }
+    slot.CheckUnchanged();
+    slot.Settle(Wait::kFetch);
+    return slot.tensor;
   }
 
   void Recompute(Slot& slot) {
     const Chain& chain = *slot.recipe->chain;
     std::vector<Tensor> sources;
     sources.reserve(slot.sources.size());
-    for (const auto& source : slot.sources) sources.push_back(Fetch(*source));
+    for (const auto& source : slot.sources) sources.push_back(Bring(*source));
     Tensor made;
     {
       const py::gil_scoped_release others;
@@ -416,6 +448,7 @@ class Run {
 
   static constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max() / 2;
   static constexpr size_t kAhead = 2;  // storages that come back before backward reads them
+  static constexpr size_t kNear = 64;  // positions
 
   const std::shared_ptr<const Table> table_;
   Watch watch_;
@@ -425,6 +458,7 @@ class Run {
   const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
   bool deviated_ = false;
+  bool differs_ = false;  // other functions made or saved tensors than in the recorded step
   size_t position_ = 0;
   size_t first_ = 0;         // of `others_` that may be here
   int64_t most_ = kUnknown;  // bytes that may be in use
@@ -546,12 +580,14 @@ PYBIND11_MODULE(spillway_steps, module) {
            [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
       .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
                       const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
-                      int64_t headroom) {
+                      const std::vector<size_t>& passed, int64_t headroom, uint64_t signature) {
         Position& position = table.positions.at(at);
         position.releases = NumbersOf(releases);
         position.prefetches = NumbersOf(prefetches);
         position.drops = NumbersOf(drops);
+        position.passed = NumbersOf(passed);
         position.headroom = headroom;
+        position.signature = signature;
       });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")

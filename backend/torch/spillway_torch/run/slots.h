@@ -31,7 +31,9 @@ struct Position {
   Numbers releases;  // recipes
   Numbers prefetches;
   Numbers drops;
+  Numbers passed;        // recipes of storages that are given up as soon as others are recomputed
   int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
+  uint64_t signature = 0;  // what `Mix` makes of the saved tensors until then; 0 if it is not known
 };
 
 // Memory of the host for the copies of steps. It begins anew when no step needs it any more.

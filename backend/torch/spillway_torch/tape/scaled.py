@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..base.ledger import Storage
 from .tape import Op, Tape
 
 NUMBER = 16  # bytes of a number, at most
+SMALL = 8  # a size up to it is near too many others
 
 Shapes = tuple[tuple[int, ...], ...]  # of the tensors that a model is given
 
@@ -24,22 +25,62 @@ def ratios_of(was: Shapes, now: Shapes) -> dict[int, float]:
     return {size: ratio for size, ratio in found.items() if ratio != 1 and size > 1}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """How many times as large a dimension is, because of which sizes of inputs."""
+
+    ratio: float
+    sizes: frozenset[int]
+
+
+class _Changes:
+    """The dimensions that grow with the inputs. What may as well be a dimension of a parameter, of `fixed`, does not get smaller."""
+
+    def __init__(self, was: Shapes, now: Shapes, fixed: Collection[int] = ()) -> None:
+        self._fixed = fixed
+        self.ratios = ratios = {size: max(1.0, ratio) if size in fixed else ratio for size, ratio in ratios_of(was, now).items()}
+        sizes = sorted({*itertools.chain(*was)} - {1})
+        self._exact = {size: _Change(ratios.get(size, 1.0), frozenset((size,))) for size in sizes}
+        for a, b in itertools.combinations(sizes, 2):
+            change, other = _Change(ratios.get(a, 1.0) * ratios.get(b, 1.0), frozenset((a, b))), self._exact.get(a * b)
+            self._exact[a * b] = change if other is None or change.ratio > other.ratio else other  # never too little
+        self._near: dict[int, _Change] = {}  # a size and one, such as of tokens without the first, or with another one
+        for size, shift, factor in itertools.product(ratios, (-1, 1), (1, *sizes)):
+            if size > SMALL and factor != size:
+                ratio = (size * ratios[size] + shift) / (size + shift) * ratios.get(factor, 1.0)
+                self._near.setdefault(factor * (size + shift), _Change(max(1.0, ratio), frozenset((size, factor))))
+
+    def of(self, shape: tuple[int, ...]) -> list[float]:
+        """Returns how many times as large each dimension is."""
+        found = [self._exact.get(size) for size in shape]
+        known = {size for change in found if change is not None for size in change.sizes}
+        for at, near in enumerate(map(self._near.get, shape)):
+            if found[at] is None and near is not None and shape[at] not in self._fixed and not known & near.sizes & self.ratios.keys():
+                found[at] = near
+        known |= {size for change in found if change is not None for size in change.sizes}
+        grown = [change.ratio if change is not None else 1.0 for change in found]
+        alone = all(ratio == 1 for ratio in grown)
+        for size in self.ratios.keys() - known:  # it may be a part of one: of all, only one grows with it
+            grows = next((at for at, (whole, change) in enumerate(zip(shape, found))
+                          if change is None and whole and whole % size == 0 and whole not in self._fixed), None)
+            if grows is not None:
+                grown[grows] *= self.ratios[size] if alone else max(1.0, self.ratios[size])
+        return grown
+
+
 def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     """Returns a copy of the step as it would be if its inputs had the shapes `now` instead of `was`.
 
-    A tensor grows with each of its dimensions that has the size of a changed dimension of an input, or the product of it and another
-    one. A tensor without such a dimension grows once with a changed size that divides one of its dimensions. Parameters and their
-    gradients stay. Times grow as the bytes that an operator reads and writes.
+    A tensor grows with each of its dimensions that has the size of a changed dimension of an input, one more or less, or the product of
+    such a size and another one. It grows once with a changed size that no dimension has, and that divides one, but for those of
+    parameters. Parameters and their gradients stay. Times grow as the bytes that an operator reads and writes.
     """
-    ratios, made = ratios_of(was, now), copy.copy(tape)
+    lasting = {tape.storages[s].shape for s in tape.parameters}
+    changes, made = _Changes(was, now, set(itertools.chain(*lasting))), copy.copy(tape)
+    ratios = changes.ratios
     if not ratios:
         return made
-    lasting = {tape.storages[s].shape for s in tape.parameters}
-    products = {a * b: ratios.get(a, 1.0) * ratios.get(b, 1.0) for a, b in itertools.combinations(sorted({*itertools.chain(*was)}), 2)
-                if 1 not in (a, b)}
-    made.storages = {number: storage if number in tape.parameters or storage.shape in lasting else
-                     dataclasses.replace(storage, size=math.ceil(storage.size * _growth(storage, ratios, products)), shape=tuple(
-                         round(size * ratios.get(size, products.get(size, 1.0))) for size in storage.shape))
+    made.storages = {number: storage if number in tape.parameters or storage.shape in lasting else _grown(storage, changes)
                      for number, storage in tape.storages.items()}
     most = max(1.0, math.prod(ratios.values()))
     made.operators = made.ops = [_scaled_op(op, made.storages, most) for op in tape.ops]
@@ -48,13 +89,13 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     return made
 
 
-def _growth(storage: Storage, ratios: dict[int, float], products: dict[int, float]) -> float:
+def _grown(storage: Storage, changes: _Changes) -> Storage:
     if not storage.shape:  # nothing tells its dimensions, or it is a number
-        return max(1.0, *ratios.values()) if storage.size > NUMBER else 1.0
-    exact = [ratios.get(size, products.get(size, 1.0)) for size in storage.shape]
-    if any(ratio != 1 for ratio in exact):
-        return math.prod(exact)
-    return math.prod(ratio for size, ratio in ratios.items() if any(dimension % size == 0 for dimension in storage.shape if dimension))
+        growth = max(1.0, *changes.ratios.values()) if storage.size > NUMBER else 1.0
+        return dataclasses.replace(storage, size=math.ceil(storage.size * growth))
+    grown = changes.of(storage.shape)
+    return dataclasses.replace(storage, size=math.ceil(storage.size * math.prod(grown) - 1e-6),
+                               shape=tuple(round(size * ratio) for size, ratio in zip(storage.shape, grown)))
 
 
 def _scaled_op(op: Op, storages: dict[int, Storage], most: float) -> Op:

@@ -115,6 +115,7 @@ class Tape(Step):
         self.origin: dict[int, int] = {}  # the saved storage of one that came back
         self.compiled = False  # parts of it ran under torch.compile
         self.signature = 0  # what the library makes of all saved tensors (`Mix` in run_steps.cc); 0 if it was not asked
+        self.signatures: dict[int, int] = {}  # by position: the same of the tensors until then
         self.waiting: set[int] = set()  # saved storages that a backward may still read after the step
         self.used: list[int] = []  # bytes of the device during each operator, without saved tensors that came back
         self.movable: Any = None  # what `saved_storages` found

@@ -501,7 +501,7 @@ class TapeRecorder(Recorder):
             if torch._C._current_graph_task_id() != -1 or self.hooks.left:
                 return tensor.detach()
             tape = self.tape
-            tape.signature = self.mix(tape.signature, tensor)
+            tape.signature = tape.signatures[self._position] = self.mix(tape.signature, tensor)
             ours = self.here(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not has_sign(tensor)
             if not ours:
                 self._count(1)

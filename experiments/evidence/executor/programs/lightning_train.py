@@ -52,9 +52,9 @@ class Images(torch.utils.data.Dataset):
 
 
 def train(run):
-    side, batch = 224 if run.large else 32, run.batch(16, 96)
-    net = torchvision.models.resnet50(weights=None, num_classes=10) if run.large else torchvision.models.resnet18(weights=None, num_classes=10)
-    module = Module(run, net)
+    side, batch = 224 if run.large else 48, run.batch(48, 96)
+    make = torchvision.models.resnet50 if run.large else torchvision.models.resnet18
+    module = Module(run, make(weights=None, num_classes=10))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

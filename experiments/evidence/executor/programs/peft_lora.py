@@ -20,8 +20,8 @@ def train(run):
         base.enable_input_require_grads()
     model = peft.get_peft_model(base.to(run.device, torch.bfloat16), peft.LoraConfig(
         task_type="CAUSAL_LM", r=8, lora_alpha=16, lora_dropout=0.05, target_modules=["q_proj", "v_proj", "down_proj"]))
-    loader = torch.utils.data.DataLoader(data, batch, shuffle=True, collate_fn=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
-                                         drop_last=False)
+    collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    loader = torch.utils.data.DataLoader(data, batch, shuffle=True, collate_fn=collate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 3, run.steps)
     run.fit(model, optimizer)
