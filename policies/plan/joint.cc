@@ -278,7 +278,7 @@ void RegisterJoint(PolicyRegistry& registry) {
   registry.Add(
       "joint",
       "offloading, recomputation and algorithms decided together, by a search with trial runs",
-      MakeJointPolicy, {.tried_by_default = false});
+      MakeJointPolicy, {.tried_by_default = false, .fits_as = "joint:effort=1"});
   registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
                MakePlanPolicy, {.tried_by_default = false});
 }

@@ -64,6 +64,26 @@ class MemoryTest(CommandTest):
         self.assertEqual(len(self.rows("compare", "alexnet:8", "--memory", "vdnn-conv:algo=memory,80%",
                                        "--policy", "vdnn-all:algo=memory")), 2)
 
+    def test_what_is_missing_is_enough(self):
+        """With what is missing the run fits; with a tenth of it less it does not, as these policies need a size."""
+        for workload, memory, policies in (("gpt2@128:1,optimizer=adamw", "1GiB", "liveness,torch,superneurons"),
+                                           ("vgg16:16", "1GiB", "network-wide,vdnn-conv:algo=performance"),
+                                           ("resnet50:16", "120MiB", "joint,dtr")):
+            rows = self.rows("compare", workload, "--memory", memory, "--policy", policies, code=1)
+            for row in rows:
+                for share, code in ((0.9, 1), (1, 0)):
+                    size = row["memory_bytes"] + int(share * row["missing_bytes"])
+                    self.rows("run", workload, "--memory", f"{size}B", "--policy", row["policy"], code=code)
+        table = self.ok("run", "llama-8b@2048:1", "--memory", "40GiB", code=1)
+        self.assertIn("+ 52.7 GiB", table)
+
+    def test_a_sweep_says_what_is_missing_at_least(self):
+        with tempfile.TemporaryDirectory() as directory:
+            self.ok("sweep", "llama-8b@2048:1", "--memory", "40GiB", "--policy", "liveness", "-o", f"{directory}/s.sqlite")
+            told = self.ok("sweep", "export", f"{directory}/s.sqlite", "--format", "csv")
+            (row,) = csv.DictReader(io.StringIO(told))
+            self.assertEqual(int(row["missing_bytes"]), int(row["memory_floor_bytes"]) - int(row["memory_bytes"]))
+
     def test_several_workloads_replay(self):
         with tempfile.TemporaryDirectory() as directory:
             path = f"{directory}/r.csv"
