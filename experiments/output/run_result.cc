@@ -219,6 +219,7 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       accumulate(WorkloadOptionOf("accumulate").get(asked)),
       clip_norm(WorkloadOptionOf("clip-norm").get(asked)),
       loss_chunks(WorkloadOptionOf("loss-chunks").get(asked)),
+      file(IsTraceFile(asked.workload) ? asked.workload : std::string()),
       policy(asked.policy.name()) {}
 
 namespace {
@@ -446,8 +447,8 @@ Columns<RunResult> ResultColumns() {
         std::tuple("precision", "the option precision of the workload", &RowCase::precision),
         std::tuple("accumulate", "the option accumulate of the workload", &RowCase::accumulate),
         std::tuple("clip_norm", "the option clip-norm of the workload", &RowCase::clip_norm),
-        std::tuple("loss_chunks", "the option loss-chunks of the workload",
-                   &RowCase::loss_chunks)}) {
+        std::tuple("loss_chunks", "the option loss-chunks of the workload", &RowCase::loss_chunks),
+        std::tuple("file", "the trace file of the workload, as given", &RowCase::file)}) {
     Column<RunResult> column{name, "", help, text};
     column.present = [text](const RunResult& result) { return !(result.*text).empty(); };
     columns.push_back(std::move(column));

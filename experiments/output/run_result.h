@@ -37,6 +37,7 @@ struct RowCase {
   std::string arithmetic;      // the times hold for matrix products in this arithmetic
   // The texts as given; empty: not given.
   std::string attention, optimizer, precision, accumulate, clip_norm, loss_chunks;
+  std::string file;  // the trace file as given; empty for a network
   std::string policy;
 };
 

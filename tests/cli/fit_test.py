@@ -258,6 +258,9 @@ class FitTest(CommandTest):
             self.assertEqual(remedies["expandable segments"], (56 << 20) // 16384)
             self.assertEqual(set(remedies), {"4 micro-batches of 1", "bf16 weights (other numerics)", "expandable segments",
                                              "save_on_cpu"})
+            named = pathlib.Path(directory) / "named.json"
+            named.write_text(json.dumps({**self.toy(512), "name": "long:4", "network": "long"}), encoding="utf-8")
+            self.assertEqual(self.varied(pair[0], named, *vary[3:])[0]["limit"], first["limit"])
             self.assertIn(f"as it is {first['limit']} {first['next']} ", " ".join(self.ok(*vary).split()))
             page = self.ok("fit", pair[0], "--vary", "batch", "--memory", "64MiB")
             self.assertIn("A scaled batch is an estimate", page)

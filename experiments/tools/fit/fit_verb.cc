@@ -130,7 +130,10 @@ std::vector<std::pair<FitWorkload, StepFamily>> FamiliesOf(
     const FitWorkload& one = workloads[i];
     const FitWorkload* other = nullptr;
     for (size_t j = i + 1; j < workloads.size(); ++j) {
-      if (workloads[j].given->network != one.given->network) continue;
+      if (workloads[j].given->network != one.given->network &&
+          !AreOfOneProgram(*one.given, *workloads[j].given)) {
+        continue;
+      }
       if (other) {
         throw UsageError(fmt::format("vary: '{}', '{}' and '{}' are of one network; expected two",
                                      one.name, other->name, workloads[j].name));
