@@ -78,8 +78,8 @@ struct RunResult : RowCase {
 std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);
 
 // Returns how much memory is missing: up to what is needed if that is known, else at least what the
-// request that failed lacked, and up to the floor if it came before the first op. Returns nullopt if
-// the result is not out of memory.
+// request that failed lacked, and up to the floor if it came before the first op. Returns nullopt
+// if the result is not out of memory.
 std::optional<Bytes> MissingOf(const RunResult& result);
 // Returns the request, and the largest free block, in half a line: "conv1_2.bwd: the workspace
 // needs 2.48 GiB, finds 2.27 GiB".
