@@ -55,8 +55,8 @@ struct KinetoTrace {
   std::vector<Memory> memory;        // by time
   // The names of devices with memory events other than the host and GPUs: "XPU (12)".
   std::set<std::string> unknown_devices;
-  int64_t begin = 0, end = 0;        // the time of all operators and activities
-  int64_t broken = 0;                // number of events that are not valid JSON
+  int64_t begin = 0, end = 0;  // the time of all operators and activities
+  int64_t broken = 0;          // number of events that are not valid JSON
 };
 
 // Throws `InputError` if the stream is not such a trace, or has no operators or those of several
