@@ -84,6 +84,27 @@ class MemoryTest(CommandTest):
             (row,) = csv.DictReader(io.StringIO(told))
             self.assertEqual(int(row["missing_bytes"]), int(row["memory_floor_bytes"]) - int(row["memory_bytes"]))
 
+    def fastest(self, policy, workload, memories, *args):
+        rows = self.rows("compare", workload, "--memory", ",".join(memories), "--policy", policy, *args)
+        return [row["iteration_ms"] for row in rows]
+
+    def test_more_memory_is_not_slower(self):
+        """Capuchin and joint try in more memory what they decide in less; between these memories a little may be lost."""
+        shares = [f"{share}%" for share in (10, 20, 30, 35, 40, 45, 50, 55, 60, 70, 80, 100)]
+        for workload in ("gpt2@1024:8,precision=bf16", "vgg19:64", "bert-base@128:16,optimizer=adamw"):
+            times = self.fastest("capuchin", workload, shares)
+            for i, time in enumerate(times):
+                self.assertLessEqual(time, 1.02 * min(times[:i + 1]), (workload, shares[i]))
+
+    def test_joint_is_not_slower_than_others_where_parameters_do_not_fit(self):
+        workload, sizes = "gpt2@512:2,optimizer=adamw", ("750MiB", "1000MiB", "1250MiB", "1500MiB", "1750MiB")
+        times = self.fastest("joint:effort=quick", workload, sizes, "--device", "h100")
+        others = [self.fastest(f"{policy}:parameters=outside", workload, sizes, "--device", "h100")
+                  for policy in ("vdnnpp", "liveness")]
+        for i, time in enumerate(times):
+            self.assertLessEqual(time, 1.03 * min(times[:i + 1]), sizes[i])
+            self.assertLessEqual(time, min(other[i] or time for other in others), sizes[i])
+
     def test_several_workloads_replay(self):
         with tempfile.TemporaryDirectory() as directory:
             path = f"{directory}/r.csv"
