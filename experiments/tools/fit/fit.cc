@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "experiments/changes/changed_step.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
@@ -93,10 +94,20 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 }
 
 // `others` are the traces that were given, from which those of other batches are made.
-void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trace>> others,
+void FindChanges(const Question& given, std::span<const std::shared_ptr<const Trace>> others,
                  const FitOptions& options, Fit& fit) {
+  // If the construction does not fit, all changes go with another one.
+  std::optional<Trace> built;
+  if (fit.as_it_is.construction > Bytes()) built = BuiltElsewhere(given.trace());
+  const bool builds = built.has_value();
+  const Question one = builds ? given.About(*std::move(built)) : given;
   const Trace& trace = one.trace();
-  const std::vector<FixedChange> fixed = FixedChanges(trace);
+  std::vector<FixedChange> fixed = FixedChanges(trace);
+  if (builds) {
+    fixed.insert(fixed.begin(), [](const Question& asked, std::string&) {
+      return std::optional(asked.Remedied(BuildElsewhere()));
+    });
+  }
   std::vector<std::string> why_not(fixed.size());
   std::vector<std::function<std::vector<FitRow>()>> tries;
   for (size_t i = 0; i < fixed.size(); ++i) {
@@ -131,6 +142,10 @@ void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trac
   }
   for (std::vector<FitRow>& rows : found) {
     for (FitRow& row : rows) {
+      const PyTorchRemedy build = BuildElsewhere();
+      if (builds && row.runs_in_pytorch() && row.change != build.change) {
+        row.python = fmt::format("{}\n{}", build.python, row.python);
+      }
       const bool helps = row.metrics.peak_reserved < fit.as_it_is.metrics.peak_reserved;
       if (row.status == FitStatus::kFailed) {
         fit.failures.push_back(std::move(row));
@@ -176,7 +191,9 @@ std::vector<Fit> FindFits(const std::vector<Question>& questions, const FitOptio
     for (auto* rows : {&fit.changes, &fit.misses}) {
       for (FitRow& row : *rows) row.slowdown = TimePerSample(row) / TimePerSample(fit.as_it_is);
     }
-    std::ranges::stable_sort(fit.changes, {}, &FitRow::slowdown);
+    std::ranges::stable_sort(fit.changes, {}, [](const FitRow& row) {
+      return std::pair(row.change != BuildElsewhere().change, row.slowdown);
+    });
   }
   return fits;
 }

@@ -136,6 +136,13 @@ std::string FormatChanges(const Fit& fit, size_t width) {
   std::string text =
       fmt::format("\n{}\n", Wrapped(fmt::format("{} does not fit on {}: {}.",
                                                 ShortName(row.workload), row.device, row.reason)));
+  if (row.construction > Bytes()) {
+    text += Wrapped(
+        fmt::format("It is the construction that takes {}: where a model is built in fp32 on the "
+                    "GPU and then cast, both copies exist. Build it in bf16, or on the CPU, first; "
+                    "all changes were tried with that.",
+                    FormatBytes(row.construction)));
+  }
   std::vector<FitRow> remedies, policies;
   for (const FitRow& change : fit.changes) {
     (change.runs_in_pytorch() ? remedies : policies).push_back(change);
@@ -172,7 +179,8 @@ Columns<FitRow> FitColumns() {
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside"},
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
-       "micro-batches, bf16, 8-bit optimizer, offloaded optimizer, or of policies of research "
+       "micro-batches, construction, bf16, 8-bit optimizer, offloaded optimizer, or of policies of "
+       "research "
        "policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
