@@ -277,6 +277,18 @@ class FitTest(CommandTest):
                                ("combined with --policy", GPT2, "--vary", "batch", *QUICK[:2])):
             self.fails(2, message, "fit", *args)
 
+    def test_the_cheapest_combination_fits_where_no_change_alone_does(self):
+        first, *others = self.rows(GPT2, "--memory", "1800MiB", *QUICK[:2], code=1)
+        fitting = [row for row in others if row["remedy"] and row["status"] != "no"]
+        self.assertEqual([row["change"] for row in fitting], ["combination"])
+        self.assertEqual(fitting[0]["remedy"].count(" + "), 2)
+        self.assertLessEqual(fitting[0]["peak_reserved_bytes"], first["memory_bytes"])
+        for part in fitting[0]["remedy"].split(" + "):
+            self.assertIn(f"# {part}\n", fitting[0]["python"])
+        exact = [row["remedy"] for row in self.rows(GPT2, "--memory", "2200MiB", *QUICK[:2], code=1)
+                 if row["change"] == "combination" and "other numerics" not in row["remedy"]]
+        self.assertEqual(len(exact), 1)
+
     def test_a_construction_that_does_not_fit(self):
         """A model that is built in fp32 and then cast: the peak is the construction's, and the first remedy is another one."""
         trace = self.toy(64)
