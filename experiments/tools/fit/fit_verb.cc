@@ -24,7 +24,6 @@
 #include "experiments/run/inputs.h"
 #include "experiments/run/workload_text.h"
 #include "experiments/tools/fit/largest.h"
-#include "experiments/tools/replay/remedies.h"
 #include "traces/base/error.h"
 
 namespace spillway::cli {
