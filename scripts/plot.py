@@ -139,6 +139,13 @@ def axis_name(column, labels, unit=""):
     return column.replace("_", " ") + (f" ({unit})" if unit else "")
 
 
+def samples_of(rows):
+    """Returns what a batch counts: sequences of language models, images, or samples where both or other networks are drawn."""
+    kinds = {("sequences" if re.match(r"(gpt|bert|llama)", str(row.get("network") or row.get("workload") or "")) else "images")
+             for row in rows if not row.get("file")} | {"samples" for row in rows if row.get("file")}
+    return kinds.pop() if len(kinds) == 1 else "samples"
+
+
 def quantity(value):
     """Returns the number and the unit of a value such as 64, '30%' or '12GiB', or None if it is a name."""
     if isinstance(value, (int, float)):
@@ -359,7 +366,8 @@ def draw(rows, args, columns):
     except ImportError as error:
         raise NoMatplotlib(f"{sys.executable} cannot import matplotlib ({error}); Debian has it as "
                            "python3-matplotlib") from error
-    labels, ranks = dict(args.label), {value: rank for rank, value in enumerate(args.order)}
+    labels = {"batch": f"batch ({samples_of(rows)})", **dict(args.label)}
+    ranks = {value: rank for rank, value in enumerate(args.order)}
     if args.kind == "auto":  # numbers have lines, names have bars
         args.kind = "bar" if Axis(args.x, values_of(rows, args.x), labels, ranks).names else "line"
     choose_facets(rows, columns, args)

@@ -232,6 +232,14 @@ class PlotTest(DirectoryTest):
         self.assertEqual(self.lines_of(self.store, "--x", "memory_request", "--y", "iteration_ms"),
                          {("", "short.json.zst"), ("", "long.json.zst")})
 
+    def test_what_a_batch_counts(self):
+        for networks, kind in ((["gpt2", "llama(4096,4,32,8,14336,32000)"], "sequences"), (["vgg16", "vit"], "images"),
+                               (["gpt2", "vgg16"], "samples")):
+            rows = [{"network": name, "batch": batch, "policy": "dtr", "iteration_ms": 1.0 * batch}
+                    for name in networks for batch in (1, 2)]
+            fig = figure_of(rows, "--x", "batch", "--y", "iteration_ms")
+            self.assertIn(f"batch ({kind})", {axes.get_xlabel() for axes in fig.axes})
+
     def test_names_with_commas(self):
         rows = drawn_sweep(random.Random(3), network=3, batch=2, device=1, memory_request=2, policy=2)
         names = ["resnet(2,4,6,3)", "resnet(0,4,6,3)"]
