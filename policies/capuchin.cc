@@ -372,28 +372,49 @@ class CapuchinPolicy final : public ForwardingPolicy {
                       const TrialRun& trial, const std::string&) override {
     chosen_ = std::make_unique<CapuchinRun>(chooser_);
     FactsProbe probe;
-    trial(probe, Bytes::Unlimited(), {1});
-    CapuchinRun passive(chooser_);
-    const Report measured = trial(passive, device.memory, {1});
-    std::vector<Decided> decided = PolicyMaker(*probe.facts, measured).Make();
+    const Report unlimited = trial(probe, Bytes::Unlimited(), {1});
+    Preparation prepared{device.memory};
     std::optional<Duration> shortest;
-    for (int64_t round = 0; round <= feedback_; ++round) {
-      CapuchinRun guided(chooser_, probe.facts, decided);
-      const Report report = trial(guided, device.memory, {1});
-      if (!report.fits()) break;
-      if (!shortest || report.metrics.iteration < *shortest) {
-        shortest = report.metrics.iteration;
-        chosen_ = std::make_unique<CapuchinRun>(chooser_, probe.facts, decided);
-      }
-      if (!MoveAhead(trace, *probe.facts, report, decided)) break;
+    DecideIn(device.memory, trace, probe.facts, trial, prepared, shortest);
+    // What fits in less memory is tried in more, if there may be something to gain.
+    Bytes less = unlimited.metrics.peak_allocated;
+    for (int i = 0; i < kLevels; ++i, less = Bytes(less.count() / 32 * 31)) {
+      if (shortest && *shortest * kNear <= unlimited.metrics.iteration * (kNear + 1)) break;
+      if (less < device.memory) DecideIn(less, trace, probe.facts, trial, prepared, shortest);
     }
-    if (measured.fits() && (!shortest || measured.metrics.iteration <= *shortest)) {
-      chosen_ = std::make_unique<CapuchinRun>(chooser_);
-    }
-    return {device.memory};
+    return prepared;
   }
 
  private:
+  // A run is not improved that takes at most one part in so many longer than in unlimited memory.
+  static constexpr int64_t kNear = 20;
+  static constexpr int kLevels = 48;
+
+  // Makes the decisions in the memory, and takes them if an iteration is shorter than `shortest`.
+  void DecideIn(Bytes memory, const Trace& trace, const std::shared_ptr<const JointFacts>& facts,
+                const TrialRun& trial, Preparation& prepared, std::optional<Duration>& shortest) {
+    const auto take = [&](const Report& report, std::unique_ptr<Policy> policy) {
+      if (!report.fits() || (shortest && report.metrics.iteration > *shortest)) return;
+      if (shortest && report.metrics.iteration == *shortest && memory < prepared.memory) return;
+      shortest = report.metrics.iteration;
+      chosen_ = std::move(policy);
+      prepared.memory = memory;
+    };
+    CapuchinRun passive(chooser_);
+    const Report measured = trial(passive, memory, {1});
+    std::vector<Decided> decided = PolicyMaker(*facts, measured).Make();
+    for (int64_t round = 0; round <= feedback_; ++round) {
+      CapuchinRun guided(chooser_, facts, decided);
+      const Report report = trial(guided, memory, {1});
+      if (!report.fits()) break;
+      if (!shortest || report.metrics.iteration < *shortest) {
+        take(report, std::make_unique<CapuchinRun>(chooser_, facts, decided));
+      }
+      if (!MoveAhead(trace, *facts, report, decided)) break;
+    }
+    take(measured, std::make_unique<CapuchinRun>(chooser_));
+  }
+
   // Makes the copies begin earlier that kernels waited for. Returns false if there were none.
   static bool MoveAhead(const Trace& trace, const JointFacts& facts, const Report& report,
                         std::vector<Decided>& decided) {

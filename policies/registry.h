@@ -41,6 +41,9 @@ struct PolicyTraits {
   std::function<std::string(Params&)> memory_of = nullptr;
   // Returns the least memory for a trace whose blocks are rounded up to `alignment`. May be empty.
   std::function<LeastMemory(const Trace&, Bytes alignment)> least_memory = nullptr;
+  // The specification of a policy that fits in the same memory as this one, and that decides
+  // sooner; empty for this policy.
+  std::string fits_as = {};
   // The sets of parameters that the allocator `auto` tries. If it is empty, `auto` tries the policy
   // as it is.
   std::vector<Params::Values> candidates = {};

@@ -41,7 +41,7 @@ install(DIRECTORY experiments/changes experiments/run experiments/output DESTINA
 # The paths below are the paths that experiments/run/data_files.cc looks for.
 install(DIRECTORY sim/devices DESTINATION ${data_dir}/sim)
 install(DIRECTORY traces/recorded DESTINATION ${data_dir}/traces)
-install(FILES experiments/papers/paper-values.csv experiments/papers/plot.py
+install(FILES experiments/papers/paper-values.csv experiments/papers/items.toml experiments/papers/plot.py
   DESTINATION ${data_dir}/experiments/papers)
 install(FILES experiments/evidence/validation/mmcnn-h200.csv  # plot.py draws it
   DESTINATION ${data_dir}/experiments/evidence/validation)

@@ -31,8 +31,10 @@ ENDINGS = (".pdf", ".png", ".svg")
 MOST_LINES = 8  # as many as there are colours
 # The settings of a cell. Lines are told apart by these columns, and facets are made of them in this order.
 SETTINGS = ("network", "batch", "device", "memory_request", "preset", "mode", "allocator", "backend", "compress",
-            "attention", "optimizer", "precision", "deterministic", "charge_input", "policy")
-FACETS = ("network", "device", "mode", "memory_request", "preset", "backend", "compress", "allocator", "batch")
+            "attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks", "file", "deterministic",
+            "charge_input", "policy")
+FACETS = ("network", "file", "device", "mode", "memory_request", "preset", "backend", "compress", "allocator",
+          "precision", "optimizer", "attention", "accumulate", "clip_norm", "loss_chunks", "batch")
 # Columns that follow from others: who draws over the first varies the second with it.
 IMPLIED = {"workload": ("network", "batch"), "memory_bytes": ("memory_request",), "network": ("workload",),
            "memory_request": ("memory_bytes",)}
@@ -95,6 +97,11 @@ def check_column(name, columns):
         raise BadArgument(f"unknown column '{name}'{hint}")
 
 
+def comma_list(text):
+    """Returns the parts between commas, but for those in parentheses, as in gpt(1024,12,16)."""
+    return [part for part in re.split(r",(?![^(]*\))", text) if part]
+
+
 def select(rows, columns, conditions):
     """Returns the rows that satisfy every condition. Raises `BadArgument` for an unknown column or value."""
     for condition in conditions:
@@ -103,7 +110,7 @@ def select(rows, columns, conditions):
             raise BadArgument(f"--where '{condition}': expected COLUMN=VALUE[,VALUE...]")
         check_column(name, columns)
         there = {str(row[name]) for row in rows}
-        wanted = [values] if values in there else values.split(",")
+        wanted = [values] if values in there else comma_list(values)
         for value in wanted:
             if value not in there:
                 raise BadArgument(f"--where {name}: no cell has '{value}' (valid: {', '.join(sorted(there))})")
@@ -130,6 +137,13 @@ def axis_name(column, labels, unit=""):
     if ending == "ms":
         return f"{stem.replace('_', ' ')} (ms)"
     return column.replace("_", " ") + (f" ({unit})" if unit else "")
+
+
+def samples_of(rows):
+    """Returns what a batch counts: sequences of language models, images, or samples where both or other networks are drawn."""
+    kinds = {("sequences" if re.match(r"(gpt|bert|llama)", str(row.get("network") or row.get("workload") or "")) else "images")
+             for row in rows if not row.get("file")} | {"samples" for row in rows if row.get("file")}
+    return kinds.pop() if len(kinds) == 1 else "samples"
 
 
 def quantity(value):
@@ -203,11 +217,14 @@ def series_of(row, by, labels):
 
 def spoken(column, value):
     """Returns a value as it stands in a key: with the column's name where the value alone says nothing."""
-    if isinstance(value, str) and column not in ("memory_request", "mode", "preset", "compress"):
+    if column == "file" and value:
+        return value.rpartition("/")[2]
+    if isinstance(value, str) and column not in ("memory_request", "mode", "preset", "compress", "accumulate",
+                                                 "clip_norm", "loss_chunks"):
         return value
     if column == "memory_bytes" and value is not None:
         return f"{value / SIZES['GiB']:.4g} GiB"
-    return f"{column.replace('_request', '').replace('_', ' ')} {'none' if value is None else value}"
+    return f"{column.replace('_request', '').replace('_', ' ')} {'default' if value is None else value}"
 
 
 def choose_facets(rows, columns, args):
@@ -349,7 +366,8 @@ def draw(rows, args, columns):
     except ImportError as error:
         raise NoMatplotlib(f"{sys.executable} cannot import matplotlib ({error}); Debian has it as "
                            "python3-matplotlib") from error
-    labels, ranks = dict(args.label), {value: rank for rank, value in enumerate(args.order)}
+    labels = {"batch": f"batch ({samples_of(rows)})", **dict(args.label)}
+    ranks = {value: rank for rank, value in enumerate(args.order)}
     if args.kind == "auto":  # numbers have lines, names have bars
         args.kind = "bar" if Axis(args.x, values_of(rows, args.x), labels, ranks).names else "line"
     choose_facets(rows, columns, args)
@@ -406,8 +424,6 @@ def pair(text):
     return name, value
 
 
-def comma_list(text):
-    return [part for part in text.split(",") if part]
 
 
 def arguments():

@@ -554,4 +554,20 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   return OffloadedStep{std::move(less), moments + parameters + gradients};
 }
 
+std::optional<Trace> BuiltElsewhere(const Trace& trace) {
+  std::vector<bool> stays(trace.recording->requests.size());
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.request) stays[*tensor.request] = true;
+  }
+  Trace built = trace;
+  bool any = false;
+  for (size_t i = 0; i < stays.size(); ++i) {
+    SetupRequest& request = built.recording->requests[i];
+    if (stays[i] || !request.freed || request.size == Bytes()) continue;
+    request.size = Bytes();
+    any = true;
+  }
+  return any ? std::optional(std::move(built)) : std::nullopt;
+}
+
 }  // namespace spillway

@@ -47,6 +47,11 @@ std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device)
 // Eight-channel DDR4-3200 moves at most twice as many.
 inline constexpr Bandwidth kHostUpdate{100'000'000'000};
 
+// Returns the step of a model whose construction takes no memory of the device beside the model: it
+// is built on the host, or in the types that it has. Returns nullopt if its construction gives
+// nothing back. REQUIRES: the trace has a recording.
+std::optional<Trace> BuiltElsewhere(const Trace& trace);
+
 struct OffloadedStep {
   Trace trace;
   Bytes host;  // pinned memory of the host: parameters, gradients and moments

@@ -294,10 +294,17 @@ void KeepViewsInside(Trace& trace) {
   }
 }
 
-// Returns true iff the traces are recordings of the same ops on the same device.
-bool AreOfOneProgram(const Trace& one, const Trace& other) {
-  return one.recording && other.recording && one.recording->device == other.recording->device &&
-         one.network == other.network && SameOps(one, other);
+// Returns true iff what the updates write has the same shapes in both. REQUIRES: `SameOps`.
+bool TrainTheSame(const Trace& one, const Trace& other) {
+  for (size_t i = 0; i < one.ops.size(); ++i) {
+    if (one.ops[i].phase != Phase::kUpdate) continue;
+    for (size_t j = 0; j < one.ops[i].outputs.size(); ++j) {
+      if (one.tensor(one.ops[i].outputs[j]).shape != other.tensor(other.ops[i].outputs[j]).shape) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 // Returns words about the first ops that differ, empty if there are none.
@@ -383,6 +390,11 @@ bool IsLowered(const Trace& trace) {
 }
 
 }  // namespace
+
+bool AreOfOneProgram(const Trace& one, const Trace& other) {
+  return one.recording && other.recording && one.recording->device == other.recording->device &&
+         SameOps(one, other) && (one.network == other.network || TrainTheSame(one, other));
+}
 
 std::string_view Name(BatchSource source) {
   constexpr std::string_view kNames[] = {"given", "lowered", "interpolated", "scaled"};

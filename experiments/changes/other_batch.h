@@ -13,6 +13,10 @@
 
 namespace spillway {
 
+// Returns true iff the traces are recordings of the same ops on the same device. If their networks
+// have different names, they also have to train parameters of the same shapes.
+bool AreOfOneProgram(const Trace& one, const Trace& other);
+
 // How a trace of another batch was made.
 enum class BatchSource : uint8_t {
   kGiven,         // the trace is the user's

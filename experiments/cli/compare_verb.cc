@@ -112,6 +112,7 @@ int Execute(const CompareOptions& options, Session& session) {
   options.policies.ForEach(cases.size(), [&](size_t i) {
     const auto& [asked, inputs] = cases[i];
     Row row{i / policies.size(), RunForRow(asked, *inputs)};
+    FindNeed(asked, *inputs, row.result);
     std::string name = asked.policy.name();
     if (groups.size() > 1) {
       name = fmt::format("{} {} {} {}", WorkloadText(asked), asked.device,

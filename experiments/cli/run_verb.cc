@@ -252,6 +252,7 @@ int ExecuteForReal(const RunOptions& options, const LoadedCase& loaded, Session&
   const Outcome outcome = RunCase(loaded.asked, *loaded.inputs, backends);
   RunResult result = ResultOf(loaded.asked, *loaded.inputs, outcome);
   std::string comparison;
+  FindNeed(loaded.asked, *loaded.inputs, result);
   if (!options.against.empty()) comparison = Compare(options, backends, result);
   const bool good = result.fits() && (options.against.empty() || result.same_bits == true);
   std::string text = FormatResults({{{loaded, {result}}}}, options.format);
@@ -296,7 +297,8 @@ int Execute(const RunOptions& options, Session& session) {
   }
   if (asked.backend != kSimulator) return ExecuteForReal(options, loaded, session);
   const Outcome outcome = RunCase(asked, *loaded.inputs);
-  const RunResult result = ResultOf(asked, *loaded.inputs, outcome);
+  RunResult result = ResultOf(asked, *loaded.inputs, outcome);
+  FindNeed(asked, *loaded.inputs, result);
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   const std::string text =

@@ -219,10 +219,34 @@ RowCase::RowCase(const Case& asked, const Inputs& inputs, const Trace& trace)
       accumulate(WorkloadOptionOf("accumulate").get(asked)),
       clip_norm(WorkloadOptionOf("clip-norm").get(asked)),
       loss_chunks(WorkloadOptionOf("loss-chunks").get(asked)),
+      file(IsTraceFile(asked.workload) ? asked.workload : std::string()),
       policy(asked.policy.name()) {}
 
-Bytes MissingOf(const OutOfMemory& request) {
+namespace {
+
+Bytes Lacking(const OutOfMemory& request) {
   return std::max(Bytes(), request.wanted - request.stats.largest_free);
+}
+
+}  // namespace
+
+std::optional<Bytes> MissingOf(const RunResult& result) {
+  const std::optional<OutOfMemory>& request = result.report.out_of_memory;
+  if (!request) return std::nullopt;
+  if (result.needed) return *result.needed - result.memory;
+  const Bytes lacking = Lacking(*request);
+  return request->op_name == OutOfMemory::kBeforeOps
+             ? std::max(lacking, result.floor - result.memory)
+             : lacking;
+}
+
+void FindNeed(const Case& asked, const Inputs& inputs, RunResult& result) {
+  const std::optional<OutOfMemory>& request = result.report.out_of_memory;
+  if (!request || request->pool != PoolId::kDevice) return;
+  try {
+    result.needed = FindNeededMemory(asked, inputs, Lacking(*request));
+  } catch (const Error&) {  // the policy fails in more memory
+  }
 }
 
 std::string Brief(const OutOfMemory& request) {
@@ -236,7 +260,7 @@ std::string Brief(const OutOfMemory& request) {
 Standing StandingOfResult(const RunResult& result) {
   Standing standing;
   standing.failed = !result.failure.empty();
-  if (result.report.out_of_memory) standing.missing = MissingOf(*result.report.out_of_memory);
+  standing.missing = MissingOf(result);
   if (result.fits() && result.timed) standing.score = result.iteration.milliseconds();
   return standing;
 }
@@ -400,12 +424,9 @@ Columns<RunResult> ResultColumns() {
       {"reason", "", "why the workload does not fit, or how the policy failed",
        [](auto& r) { return IfAny(r.fits() ? "" : r.Reason()); }},
       {"missing_bytes", "B",
-       "by how much the request that failed exceeds the largest free block; absent if there is "
-       "none",
-       [](auto& r) {
-         const auto& request = r.report.out_of_memory;
-         return request ? std::optional(MissingOf(*request)) : std::nullopt;
-       }},
+       "how much more memory is enough, which run and compare search for; in sweeps at least how "
+       "much more it takes; absent if there is enough",
+       MissingOf},
       {"memory_request", "", "the text of --memory; absent if the run has all memory of the device",
        [](auto& r) { return IfAny(r.memory_request); }},
       {"memory_floor_bytes", "B",
@@ -426,8 +447,8 @@ Columns<RunResult> ResultColumns() {
         std::tuple("precision", "the option precision of the workload", &RowCase::precision),
         std::tuple("accumulate", "the option accumulate of the workload", &RowCase::accumulate),
         std::tuple("clip_norm", "the option clip-norm of the workload", &RowCase::clip_norm),
-        std::tuple("loss_chunks", "the option loss-chunks of the workload",
-                   &RowCase::loss_chunks)}) {
+        std::tuple("loss_chunks", "the option loss-chunks of the workload", &RowCase::loss_chunks),
+        std::tuple("file", "the trace file of the workload, as given", &RowCase::file)}) {
     Column<RunResult> column{name, "", help, text};
     column.present = [text](const RunResult& result) { return !(result.*text).empty(); };
     columns.push_back(std::move(column));

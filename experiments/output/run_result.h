@@ -37,6 +37,7 @@ struct RowCase {
   std::string arithmetic;      // the times hold for matrix products in this arithmetic
   // The texts as given; empty: not given.
   std::string attention, optimizer, precision, accumulate, clip_norm, loss_chunks;
+  std::string file;  // the trace file as given; empty for a network
   std::string policy;
 };
 
@@ -63,6 +64,9 @@ struct RunResult : RowCase {
   std::string against;            // another policy that was executed too; empty: none was
   std::optional<bool> same_bits;  // loss and weights are equal; nullopt if a run does not fit
 
+  // Memory in which the workload fits (`FindNeededMemory`), if it was searched for.
+  std::optional<Bytes> needed;
+
   std::string failure;  // the error of a run that did not finish; then the report is empty
 
   // Returns the reason why the run does not fit, or the failure. REQUIRES: !fits().
@@ -73,8 +77,10 @@ struct RunResult : RowCase {
 // Returns the throughput, or nullopt if the iteration takes no time.
 std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);
 
-// Returns how much larger the request is than the largest free block.
-Bytes MissingOf(const OutOfMemory& request);
+// Returns how much memory is missing: up to what is needed if that is known, else at least what the
+// request that failed lacked, and up to the floor if it came before the first op. Returns nullopt
+// if the result is not out of memory.
+std::optional<Bytes> MissingOf(const RunResult& result);
 // Returns the request, and the largest free block, in half a line: "conv1_2.bwd: the workspace
 // needs 2.48 GiB, finds 2.27 GiB".
 std::string Brief(const OutOfMemory& request);
@@ -95,6 +101,9 @@ RunResult RunForRow(const Case& asked, const Inputs& inputs,
                     const std::function<void(const Outcome&)>& look = {},
                     Certificate certificate = Certificate::kBound,
                     const BackendFactories& backends = {});
+
+// Sets `needed` of a result that is out of device memory. An error leaves it unset.
+void FindNeed(const Case& asked, const Inputs& inputs, RunResult& result);
 
 // The columns of results in Markdown and LaTeX.
 inline constexpr std::string_view kUsualColumns[] = {"policy",          "status",

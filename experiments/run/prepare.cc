@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experiments/run/isolation.h"
+#include "policies/registry.h"
 #include "sim/alloc/make_allocator.h"
 #include "sim/alloc/recording_allocator.h"
 #include "sim/core/check.h"
@@ -270,6 +271,37 @@ Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories&
     if (text.starts_with("policy '")) throw;  // it names the policy already
     throw PolicyError(fmt::format("{}: {}", whose, text));
   }
+}
+
+std::optional<Bytes> FindNeededMemory(Case asked, const Inputs& inputs, Bytes lacking) {
+  constexpr int kDoublings = 40, kHalvings = 5;
+  const Bytes memory = inputs.MemoryOf(asked);
+  if (const PolicySpec& spec = asked.policy.spec(); spec.plugin.empty() && !spec.policy.empty()) {
+    PolicyRegistry registry;
+    RegisterBuiltinPolicies(registry);
+    const std::string fits_as = registry.Traits(spec.policy).fits_as;
+    if (!fits_as.empty()) asked.policy = fits_as;
+  }
+  asked.backend = kSimulator;
+  asked.check = false;
+  bool hopeless = false;  // more memory of the device does not help
+  const auto fits = [&](Bytes excess) {
+    asked.memory = fmt::format("{}B", (memory + excess).count());
+    const Report report = RunCase(asked, inputs).report;
+    hopeless = !report.fits() && report.out_of_memory->pool != PoolId::kDevice;
+    return report.fits();
+  };
+  Bytes below, excess = std::max(lacking, Bytes(1));
+  for (int i = 0; !fits(excess); ++i) {
+    if (hopeless || i == kDoublings) return std::nullopt;
+    below = excess;
+    excess = excess * 2;
+  }
+  for (int i = 0; i < kHalvings; ++i) {
+    const Bytes middle((below.count() + excess.count()) / 2);
+    (fits(middle) ? excess : below) = middle;
+  }
+  return memory + excess;
 }
 
 void Verify(const std::string& whose, const Outcome& outcome) {

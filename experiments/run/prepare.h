@@ -6,6 +6,8 @@
 #ifndef SPILLWAY_EXPERIMENTS_RUN_PREPARE_H_
 #define SPILLWAY_EXPERIMENTS_RUN_PREPARE_H_
 
+#include <optional>
+
 #include "experiments/run/case.h"
 #include "experiments/run/inputs.h"
 #include "experiments/run/prepared.h"
@@ -62,6 +64,12 @@ Outcome RunCase(const Case& asked, const Inputs& inputs, const BackendFactories&
 // Returns offsets for the blocks that the policy requests. In the recorded run only the sum of the
 // live blocks has to fit in the run's memory, so the plan may be higher than that memory.
 AllocationPlan PlanFor(const Draft& run, const AllocatorChoice::Planned& planned);
+
+// Returns about the least memory in which the case fits, after it failed in its own: a memory in
+// which it fits, while it does not in one that exceeds its own by 4 % less. Doubles the
+// excess from `lacking` on, which is what the request that failed lacked, and then bisects it, with
+// at most 46 runs, all simulated. Returns nullopt if it fits in none of these. Throws as `RunCase`.
+std::optional<Bytes> FindNeededMemory(Case asked, const Inputs& inputs, Bytes lacking);
 
 // Throws `PolicyError` if the independent checker finds violations in the report. The message
 // begins with `whose`: "policy 'vdnn-all'".

@@ -1,14 +1,15 @@
 // The joint planner. It decides offloading, recomputation and algorithms together, by a search with
 // trial runs; a trial run has confirmed every decision.
 //
-// Every other built-in policy is a candidate with its defaults, so that none is faster in the same
-// memory; where layers repeat or ops are many, the others are left out if the plan is near the
-// bound. The policy `plan` follows a plan that an earlier search has found (`run --export plan`),
-// without searching.
+// Every other built-in policy is a candidate, with its defaults, with each algorithm, and with its
+// parameters outside, so that none is faster in the same memory. What fits in less memory is a
+// candidate, too. The policy `plan` follows a plan that an earlier search has found (`run --export
+// plan`), without searching.
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -101,9 +102,15 @@ constexpr const char* kImported = "the plan of the run before";  // its origin i
 
 // If layers repeat, or there are more than `kManyOps` ops, the search ends with a plan that takes
 // at most one part in `kEnough` longer than the bound, or than the iteration in core if that is
-// more. Other policies are not tried if the plan takes at most one part in `kHardly` longer.
+// more. Other policies are not tried then.
 constexpr int64_t kEnough = 1000;
-constexpr int64_t kHardly = 20;
+
+// A plan in less memory is one in more memory, too. Where parameters and state do not fit, plans by
+// hand are few and far apart: with at least `kManyTrials` trials, the search and other policies are
+// then also tried in those of `kLevels` memories that are less than the device's. Each is seven
+// eighths of the one before.
+constexpr int64_t kManyTrials = 100;
+constexpr int kLevels = 10;
 
 // Returns the time, lengthened by one part in `part`.
 Duration Longer(Duration time, int64_t part) {
@@ -126,28 +133,63 @@ class JointPolicy final : public PlannedPolicy {
       options_.reordered = reordered_;
     }
     FactsProbe probe;
-    const Duration in_core = trial(probe, Bytes::Unlimited(), {1, 1, reordered_}).metrics.iteration;
-    options_.trials = effort_.TrialsOf(*probe.facts);
-    Duration hardly = in_core;
+    const Report unlimited = trial(probe, Bytes::Unlimited(), {1, 1, reordered_});
+    const Duration in_core = unlimited.metrics.iteration;
+    const int64_t trials = effort_.TrialsOf(*probe.facts);
     const bool ends_early = probe.facts->copies().layers_repeat || trace.ops.size() > kManyOps;
-    if (ends_early && device.pools.size() <= 1) {
-      const Duration least =
-          std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));
-      options_.enough = Longer(least, kEnough);
-      hardly = Longer(least, kHardly);
-    }
     JointPlan best(trace);
     std::optional<Duration> shortest;
+    std::vector<Bytes> memories{device.memory};
+    if (trials >= kManyTrials && device.memory < unlimited.bounds.layer) {
+      std::ranges::copy(LevelsBelow(device.memory, unlimited.bounds.layer),
+                        std::back_inserter(memories));
+    }
+    Duration enough = in_core;  // others are not tried if a plan is as fast as this
+    for (size_t i = 0; i < memories.size(); ++i) {
+      const Bytes memory = memories[i];
+      options_.trials = i == 0 ? trials : 1;
+      if (ends_early && device.pools.size() <= 1) {
+        options_.enough =
+            Longer(std::max(in_core, JointBound(probe.facts->trace(), cost, memory)), kEnough);
+        if (i == 0) enough = options_.enough;
+      }
+      if (shortest && *shortest <= enough) break;
+      SearchIn(memory, probe.facts, trial, in_core, best, shortest);
+    }
+    // A recorded program can carry out only the decisions of another policy's run.
+    if (!trace.hooks && (!shortest || *shortest > enough)) {
+      TryOthers(memories, trial, best, shortest);
+    }
+    best.micro = options_.chooser.batches();
+    best.memory = std::min(device.memory, best.memory);
+    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);
+  }
+
+ private:
+  // Returns the largest memories that are less than `memory`, of those that `floor` makes alone.
+  static std::vector<Bytes> LevelsBelow(Bytes memory, Bytes floor) {
+    std::vector<Bytes> levels;
+    for (Bytes level = floor; std::ssize(levels) < kLevels && level > Bytes::MiB(1);
+         level = Bytes(level.count() / 8 * 7)) {
+      if (level < memory) levels.push_back(level);
+    }
+    return levels;
+  }
+
+  // Searches for a plan in the memory, and takes it if its iteration is shorter than `shortest`.
+  void SearchIn(Bytes memory, const std::shared_ptr<const JointFacts>& facts, const TrialRun& trial,
+                Duration in_core, JointPlan& best, std::optional<Duration>& shortest) {
     // If later iterations differ from the first, which can be due to the allocator, the search is
     // repeated with two iterations per trial.
     for (const int iterations : {1, 2}) {
       options_.iterations = iterations;
-      auto found = SearchPlan(probe.facts, trial, device.memory, in_core, options_);
+      auto found = SearchPlan(facts, trial, memory, in_core, options_);
       if (!found) break;
+      found->memory = std::min(memory, found->memory);
       const auto judge = [&](int count) {
         return Judge(options_, {count, 1, reordered_}, [&](const TrialOptions& options) {
-          PlanExecutor executor(probe.facts, *found, options_.chooser);
-          return trial(executor, std::min(device.memory, found->memory), options);
+          PlanExecutor executor(facts, *found, options_.chooser);
+          return trial(executor, found->memory, options);
         });
       };
       const auto steady = judge(0);
@@ -157,36 +199,38 @@ class JointPolicy final : public PlannedPolicy {
       }
       if (steady && steady->time * kAlike <= judge(1)->time * (kAlike + 1)) break;
     }
-    // A recorded program can carry out only the decisions of another policy's run.
-    const bool others = !trace.hooks && (!shortest || *shortest > hardly);
-    if (others) TryOthers(device.memory, trial, best, shortest);
-    best.micro = options_.chooser.batches();
-    best.memory = std::min(device.memory, best.memory);
-    return Follow(probe.facts, std::move(best), options_.chooser, trace, device, cost, trial);
   }
 
- private:
-  void TryOthers(Bytes memory, const TrialRun& trial, JointPlan& best,
+  // Tries all other policies, with each algorithm and with parameters inside and outside.
+  void TryOthers(const std::vector<Bytes>& memories, const TrialRun& trial, JointPlan& best,
                  std::optional<Duration>& shortest) const {
     PolicyRegistry registry;
     RegisterBuiltinPolicies(registry);
     std::vector<std::string> others;
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
       const PolicyTraits& traits = entry.traits;
-      if (traits.tried_by_default && !traits.for_recordings) others.push_back(entry.name);
+      if (!traits.tried_by_default || traits.for_recordings) continue;
+      others.push_back(entry.name);
+      for (const ParamInfo& param : registry.Parameters(entry.name)) {
+        if (param.name == "parameters") others.push_back(entry.name + ":parameters=outside");
+        if (param.name != "algo" || param.initial == "auto") continue;
+        others.push_back(entry.name + ":algo=memory");
+        others.push_back(entry.name + ":algo=performance");
+      }
     }
-    std::vector<std::optional<Duration>> times(others.size());
-    InParallel(others.size(), [&](size_t i) {
+    std::vector<std::optional<Duration>> times(memories.size() * others.size());
+    InParallel(times.size(), [&](size_t i) {
       const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
-        return trial(*registry.Make(others[i]), memory, options);
+        return trial(*registry.Make(others[i % others.size()]), memories[i / others.size()],
+                     options);
       });
       if (judged) times[i] = judged->time;
     });
-    for (size_t i = 0; i < others.size(); ++i) {
+    for (size_t i = 0; i < times.size(); ++i) {
       if (!times[i] || (shortest && *times[i] >= *shortest)) continue;
       shortest = times[i];
-      best.policy = others[i];
-      best.memory = memory;
+      best.policy = others[i % others.size()];
+      best.memory = memories[i / others.size()];
     }
   }
 
@@ -278,7 +322,7 @@ void RegisterJoint(PolicyRegistry& registry) {
   registry.Add(
       "joint",
       "offloading, recomputation and algorithms decided together, by a search with trial runs",
-      MakeJointPolicy, {.tried_by_default = false});
+      MakeJointPolicy, {.tried_by_default = false, .fits_as = "joint:effort=1"});
   registry.Add("plan", "what `joint` has planned before, from a file; nothing is searched for",
                MakePlanPolicy, {.tried_by_default = false});
 }

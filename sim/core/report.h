@@ -107,6 +107,9 @@ struct TimelineEntry {
 
 // The request that failed, for a workload that does not fit.
 struct OutOfMemory {
+  // `op_name` of a request for what is on the device before the first iteration.
+  static constexpr const char* kBeforeOps = "before the first op";
+
   OpId op{};
   std::string op_name;
   PoolId pool = PoolId::kDevice;

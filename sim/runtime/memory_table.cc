@@ -316,7 +316,7 @@ bool MemoryTable::MakeRoom(Bytes size) {
 }
 
 std::string MemoryTable::OpName() const {
-  return started_ ? parts_.trace->op(op_).name : "before the first op";
+  return started_ ? parts_.trace->op(op_).name : OutOfMemory::kBeforeOps;
 }
 
 OutOfMemory MemoryTable::Describe(Bytes wanted, std::string what) const {

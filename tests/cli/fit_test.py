@@ -13,7 +13,7 @@ import tomllib
 
 from harness import ROOT, CommandTest, main
 
-SMALL = ("--device", "gtx_970")
+SMALL = ("--device", "gtx_970", "--outside", "0B")
 GPT2, RESNET50 = (ROOT / "traces" / "recorded" / "pytorch" / f"{name}-h200.json.zst" for name in ("gpt2", "resnet50"))
 QUICK = ("--policy", "superneurons", "--policy", "mxnet", "--policy", "network-wide:algo=memory")
 
@@ -258,6 +258,9 @@ class FitTest(CommandTest):
             self.assertEqual(remedies["expandable segments"], (56 << 20) // 16384)
             self.assertEqual(set(remedies), {"4 micro-batches of 1", "bf16 weights (other numerics)", "expandable segments",
                                              "save_on_cpu"})
+            named = pathlib.Path(directory) / "named.json"
+            named.write_text(json.dumps({**self.toy(512), "name": "long:4", "network": "long"}), encoding="utf-8")
+            self.assertEqual(self.varied(pair[0], named, *vary[3:])[0]["limit"], first["limit"])
             self.assertIn(f"as it is {first['limit']} {first['next']} ", " ".join(self.ok(*vary).split()))
             page = self.ok("fit", pair[0], "--vary", "batch", "--memory", "64MiB")
             self.assertIn("A scaled batch is an estimate", page)
@@ -274,12 +277,52 @@ class FitTest(CommandTest):
                                ("combined with --policy", GPT2, "--vary", "batch", *QUICK[:2])):
             self.fails(2, message, "fit", *args)
 
+    def test_the_cheapest_combination_fits_where_no_change_alone_does(self):
+        first, *others = self.rows(GPT2, "--memory", "1800MiB", *QUICK[:2], code=1)
+        fitting = [row for row in others if row["remedy"] and row["status"] != "no"]
+        self.assertEqual([row["change"] for row in fitting], ["combination"])
+        self.assertEqual(fitting[0]["remedy"].count(" + "), 2)
+        self.assertLessEqual(fitting[0]["peak_reserved_bytes"], first["memory_bytes"])
+        for part in fitting[0]["remedy"].split(" + "):
+            self.assertIn(f"# {part}\n", fitting[0]["python"])
+        exact = [row["remedy"] for row in self.rows(GPT2, "--memory", "2200MiB", *QUICK[:2], code=1)
+                 if row["change"] == "combination" and "other numerics" not in row["remedy"]]
+        self.assertEqual(len(exact), 1)
+
+    def test_a_construction_that_does_not_fit(self):
+        """A model that is built in fp32 and then cast: the peak is the construction's, and the first remedy is another one."""
+        trace = self.toy(64)
+        trace["version"] = 5
+        trace["tensors"][1]["request"] = 1
+        trace["recording"]["requests"] = [[200 << 20, 2], [1 << 21, -1]]
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "cast.json"
+            path.write_text(json.dumps(trace), encoding="utf-8")
+            first, build, *others = self.rows(path, "--memory", "100MiB", *QUICK, code=1)
+            self.assertEqual(first["status"], "no")
+            self.assertIn("its construction, before the first step, takes 220 MiB at once, of 100 MiB", first["reason"])
+            self.assertEqual((build["change"], build["status"]), ("construction", "fits"))
+            for row in others:
+                if row["remedy"] and row["status"] != "no":
+                    self.assertTrue(row["python"].startswith(build["python"]), row)
+            told = " ".join(self.ok("fit", path, "--memory", "100MiB", *QUICK, code=1).split())
+            self.assertIn("Build it in bf16, or on the CPU, first", told)
+            self.assertEqual(self.rows(path, "--memory", "256MiB", *QUICK)[0]["status"], "fits")
+
+    def test_room_is_left_for_the_context(self):
+        """What CUDA's context and libraries take is left free on a device, and not in a memory that is asked for."""
+        for args, outside in ((("--device", "gtx_970"), 760 << 20), (("--memory", "4GiB"), 0),
+                              (("--memory", "4GiB", "--outside", "1GiB"), 1 << 30), (SMALL, 0)):
+            row = self.rows("alexnet:32", *args)[0]
+            self.assertEqual(row["outside_bytes"], outside)
+            self.assertEqual(row["margin_bytes"], row["memory_bytes"] - outside - row["peak_reserved_bytes"])
+
     def test_what_is_outside_counts(self):
         (row,) = self.rows("alexnet:32", *SMALL)
         margin = row["margin_bytes"]
-        (row,) = self.rows("alexnet:32", *SMALL, "--outside", f"{margin}B")
+        (row,) = self.rows("alexnet:32", *SMALL[:2], "--outside", f"{margin}B")
         self.assertEqual((row["status"], row["margin_bytes"]), ("fits", 0))
-        rows = self.rows("alexnet:32", *SMALL, "--outside", f"{margin + (1 << 28)}B", *QUICK, code=1)
+        rows = self.rows("alexnet:32", *SMALL[:2], "--outside", f"{margin + (1 << 28)}B", *QUICK, code=1)
         self.assertEqual(rows[0]["status"], "no")
 
     def test_every_device_by_default(self):
@@ -290,7 +333,7 @@ class FitTest(CommandTest):
         self.assertIn("Most is requested at", text)
 
     def test_nothing_helps(self):
-        text = self.ok("fit", "vgg416:1", *SMALL, "--policy", "liveness:algo=memory", "--outside", "3GiB", code=1)
+        text = self.ok("fit", "vgg416:1", *SMALL[:2], "--policy", "liveness:algo=memory", "--outside", "3GiB", code=1)
         self.assertIn("Nothing that was tried makes it fit", text)
         self.assertIn("predicted for steps that were recorded", " ".join(text.split()))
 
@@ -301,7 +344,7 @@ class FitTest(CommandTest):
     def test_written_results_replay(self):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "fit.json"
-            self.ok("fit", "alexnet:1", *SMALL, "--outside", "1MiB", *QUICK, "-o", path)
+            self.ok("fit", "alexnet:1", *SMALL[:2], "--outside", "1MiB", *QUICK, "-o", path)
             row = self.conforms(path.read_text("utf-8"), "fit")["rows"][0]
             manifest = self.conforms(pathlib.Path(f"{path}.manifest.json").read_text("utf-8"), "manifest")
             settings = manifest["configuration"]
@@ -345,7 +388,7 @@ class FitTest(CommandTest):
         self.fails(2, "did you mean 'h200'", "fit", "alexnet:1", "--device", "h2000")
         self.fails(2, "did you mean 'superneurons'", "fit", "alexnet:1", "--policy", "superneuron")
         self.fails(2, "outside", "fit", "alexnet:1", "--outside", "3 apples")
-        self.fails(2, "leaves nothing", "fit", "alexnet:1", *SMALL, "--outside", "8GiB")
+        self.fails(2, "leaves nothing", "fit", "alexnet:1", *SMALL[:2], "--outside", "8GiB")
         self.fails(3, "missing.json", "fit", "missing.json")
 
 

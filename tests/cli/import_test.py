@@ -12,7 +12,7 @@ import pickle
 import random
 import subprocess
 
-from harness import DirectoryTest, ROOT, main
+from harness import DirectoryTest, ROOT, main, run
 
 RECORDINGS = ROOT / "tests/testing/recordings/pytorch"
 DEVICE = ("--device", "h200")
@@ -126,6 +126,29 @@ class ImportTest(ImportCase):
         inputs = json.loads((self.directory / "r.csv.manifest.json").read_text())["inputs"]
         tables = [file["name"] for file in inputs if file["role"] == "operator_table"]
         self.assertEqual(tables, ["traces/recorded/operators/h200.json.zst"])
+
+    def test_devices_by_their_types(self):
+        """A profile of ROCm has the device type HIP; types that the program does not know are named."""
+        kineto = read("resnet50-b32.kineto.json.zst")
+        execution = RECORDINGS / "resnet50-b32.et.json.zst"
+
+        def imported(device):
+            for event in kineto["traceEvents"]:
+                if event.get("name") == "[memory]" and event["args"]["Device Type"] != 0:
+                    event["args"]["Device Type"] = device
+            path, trace = self.file("k.json", kineto), self.directory / "t.json"
+            return run("trace", "import", "--kineto", path, "--execution-trace", execution, "-o", trace), trace
+
+        traces = []
+        for device in (1, 6):
+            result, trace = imported(device)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            traces.append(trace.read_bytes())
+        self.assertEqual(*traces)
+        for device, name in ((12, "XPU (12)"), (20, "PrivateUse1 (20)"), (99, "type 99,")):
+            result, _ = imported(device)
+            self.assertEqual(result.returncode, 3)
+            self.assertIn(name, result.stderr)
 
     def test_the_report_takes_standard_output(self):
         self.fails(2, "-o takes a file", "trace", "import", RECORDINGS / "resnet50-b32.json", "-o", "-")

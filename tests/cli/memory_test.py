@@ -64,6 +64,47 @@ class MemoryTest(CommandTest):
         self.assertEqual(len(self.rows("compare", "alexnet:8", "--memory", "vdnn-conv:algo=memory,80%",
                                        "--policy", "vdnn-all:algo=memory")), 2)
 
+    def test_what_is_missing_is_enough(self):
+        """With what is missing the run fits; with a tenth of it less it does not, as these policies need a size."""
+        for workload, memory, policies in (("gpt2@128:1,optimizer=adamw", "1GiB", "liveness,torch,superneurons"),
+                                           ("vgg16:16", "1GiB", "network-wide,vdnn-conv:algo=performance"),
+                                           ("resnet50:16", "120MiB", "joint,dtr")):
+            rows = self.rows("compare", workload, "--memory", memory, "--policy", policies, code=1)
+            for row in rows:
+                for share, code in ((0.9, 1), (1, 0)):
+                    size = row["memory_bytes"] + int(share * row["missing_bytes"])
+                    self.rows("run", workload, "--memory", f"{size}B", "--policy", row["policy"], code=code)
+        table = self.ok("run", "llama-8b@2048:1", "--memory", "40GiB", code=1)
+        self.assertIn("+ 52.7 GiB", table)
+
+    def test_a_sweep_says_what_is_missing_at_least(self):
+        with tempfile.TemporaryDirectory() as directory:
+            self.ok("sweep", "llama-8b@2048:1", "--memory", "40GiB", "--policy", "liveness", "-o", f"{directory}/s.sqlite")
+            told = self.ok("sweep", "export", f"{directory}/s.sqlite", "--format", "csv")
+            (row,) = csv.DictReader(io.StringIO(told))
+            self.assertEqual(int(row["missing_bytes"]), int(row["memory_floor_bytes"]) - int(row["memory_bytes"]))
+
+    def fastest(self, policy, workload, memories, *args):
+        rows = self.rows("compare", workload, "--memory", ",".join(memories), "--policy", policy, *args)
+        return [row["iteration_ms"] for row in rows]
+
+    def test_more_memory_is_not_slower(self):
+        """Capuchin and joint try in more memory what they decide in less; between these memories a little may be lost."""
+        shares = [f"{share}%" for share in (10, 20, 30, 35, 40, 45, 50, 55, 60, 70, 80, 100)]
+        for workload in ("gpt2@1024:8,precision=bf16", "vgg19:64", "bert-base@128:16,optimizer=adamw"):
+            times = self.fastest("capuchin", workload, shares)
+            for i, time in enumerate(times):
+                self.assertLessEqual(time, 1.02 * min(times[:i + 1]), (workload, shares[i]))
+
+    def test_joint_is_not_slower_than_others_where_parameters_do_not_fit(self):
+        workload, sizes = "gpt2@512:2,optimizer=adamw", ("750MiB", "1000MiB", "1250MiB", "1500MiB", "1750MiB")
+        times = self.fastest("joint:effort=quick", workload, sizes, "--device", "h100")
+        others = [self.fastest(f"{policy}:parameters=outside", workload, sizes, "--device", "h100")
+                  for policy in ("vdnnpp", "liveness")]
+        for i, time in enumerate(times):
+            self.assertLessEqual(time, 1.03 * min(times[:i + 1]), sizes[i])
+            self.assertLessEqual(time, min(other[i] or time for other in others), sizes[i])
+
     def test_several_workloads_replay(self):
         with tempfile.TemporaryDirectory() as directory:
             path = f"{directory}/r.csv"

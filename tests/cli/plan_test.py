@@ -6,6 +6,7 @@
 usage: plan_test.py PATH_OF_SPILLWAY
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -118,17 +119,24 @@ class PlanTest(DirectoryTest):
         self.assertLessEqual(sum(row["knee"] for row in rows), 1)
 
     def test_more_memory_never_has_a_slower_plan_or_none(self):
-        for seed in range(6):
+        """Of drawn steps, for the search and for policies, also just where a plan is said to fit."""
+        for seed, policy in itertools.product(range(6), ("joint", "joint:effort=20", "dtr", "capuchin", "vdnnpp")):
             trace = self.file(f"drawn{seed}.json", drawn(random.Random(seed)))
             rows = self.rows("--memory", "1B", code=1, trace=trace)
             floor, eager = rows[0]["floor_bytes"], rows[0]["eager_peak_bytes"]
-            fastest = math.inf
-            for part in range(9):
-                memory = floor + (eager - floor) * part // 8
-                rows = json.loads(run("plan", trace, "--memory", f"{memory}B", "--format", "json").stdout)["rows"]
-                with self.subTest(seed=seed, memory=memory):
+            fastest, promised = math.inf, set()
+            budgets = [floor + (eager - floor) * part // 8 for part in range(9)]
+            while budgets:
+                memory = budgets.pop(0)
+                args = ("plan", trace, "--memory", f"{memory}B", "--policy", policy, "--format", "json")
+                rows = json.loads(run(*args).stdout)["rows"]
+                with self.subTest(seed=seed, policy=policy, memory=memory):
                     if rows[0]["status"] != "ok":
                         self.assertEqual(fastest, math.inf)
+                        self.assertGreater(rows[0]["least_bytes"], memory)
+                        self.assertNotIn(memory, promised)
+                        promised.add(rows[0]["least_bytes"])
+                        budgets = sorted({*budgets, *promised})
                         continue
                     self.assertLessEqual(rows[0]["peak_allocated_bytes"], memory)
                     self.assertLessEqual(rows[0]["iteration_ms"], fastest)

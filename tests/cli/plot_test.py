@@ -207,6 +207,46 @@ class PlotTest(DirectoryTest):
             self.assertTrue(f"<!-- {text} -->" in picture, text)
         self.assertLess(picture.index("<!-- alexnet:8 -->"), picture.index("<!-- alexnet:4 -->"))
 
+    def lines_of(self, store, *args):
+        rows, columns = plot.read(store)
+        parsed = arguments(*args)
+        rows = plot.select(rows, columns, parsed.where)
+        plot.choose_facets(rows, columns, parsed)
+        return {(title, name) for title, group in plot.facets_of(rows, parsed, {}, {})
+                for name in plot.lines(group, parsed, {})}
+
+    def test_options_of_workloads_are_told_apart(self):
+        self.ok("sweep", "gpt2@128:2,accumulate={1,2},loss-chunks={1,4},clip-norm={1,2},precision={fp32,bf16}", "--memory",
+                "100%,120%", "--policy", "liveness", "-o", self.store)
+        axes = ("--x", "memory_request", "--y", "iteration_ms")
+        self.assertEqual(len(self.lines_of(self.store, *axes)), 16)
+        self.assertEqual(self.lines_of(self.store, *axes, "--where", "precision=bf16", "--where", "clip_norm=1", "--where",
+                                       "accumulate=2"), {("", "loss chunks 1"), ("", "loss chunks 4")})
+
+    def test_recordings_of_one_name_are_told_apart_by_their_files(self):
+        trace = ROOT / "traces/recorded/pytorch/gpt2-h200.json.zst"
+        for name in ("short", "long"):
+            (self.directory / f"{name}.json.zst").write_bytes(trace.read_bytes())
+        self.ok("sweep", self.directory / "short.json.zst", self.directory / "long.json.zst", "--memory", "60%,80%", "--policy",
+                "capuchin", "-o", self.store)
+        self.assertEqual(self.lines_of(self.store, "--x", "memory_request", "--y", "iteration_ms"),
+                         {("", "short.json.zst"), ("", "long.json.zst")})
+
+    def test_what_a_batch_counts(self):
+        for networks, kind in ((["gpt2", "llama(4096,4,32,8,14336,32000)"], "sequences"), (["vgg16", "vit"], "images"),
+                               (["gpt2", "vgg16"], "samples")):
+            rows = [{"network": name, "batch": batch, "policy": "dtr", "iteration_ms": 1.0 * batch}
+                    for name in networks for batch in (1, 2)]
+            fig = figure_of(rows, "--x", "batch", "--y", "iteration_ms")
+            self.assertIn(f"batch ({kind})", {axes.get_xlabel() for axes in fig.axes})
+
+    def test_names_with_commas(self):
+        rows = drawn_sweep(random.Random(3), network=3, batch=2, device=1, memory_request=2, policy=2)
+        names = ["resnet(2,4,6,3)", "resnet(0,4,6,3)"]
+        some = plot.select(rows, list(rows[0]), ["network=" + ",".join(names)])
+        self.assertEqual({row["network"] for row in some}, set(names))
+        self.assertEqual(arguments("--order", ",".join(names)).order, names)
+
     def test_what_cannot_be_drawn(self):
         self.sweep()
         axes = ("--x", "batch", "--y", "slowdown")

@@ -74,6 +74,42 @@ class ReplayTest(LogTest):
                              "--trace-device", "2")
         self.assertIn(str(path), message)
 
+    def test_the_device_that_ran_out_of_memory_is_taken(self):
+        """Of several devices the one that failed is taken, and a device with a stray record is none."""
+        events = [event("segment_alloc", 0, 32 * MIB), event("alloc", 0, 32 * MIB)]
+        failed = [*events, event("oom", 0, 64 * MIB, device_free=8 * MIB)]
+        stray = [event("user_defined", 0, 0)]
+
+        def replayed(*traces, code):
+            several = snapshot([])
+            several["device_traces"] = [[dict(e) for e in trace] for trace in traces]
+            path = self.file("several.pickle", pickle.dumps(several))
+            return run("replay", path, "--allocator", "pytorch")
+
+        for traces, words in (((events, failed, events), "device 1, the only one that ran out of memory, is taken"),
+                              ((failed, events), "device 0, the only one that ran out of memory, is taken"),
+                              ((stray, [], failed), "device 2, the only one that ran out of memory, is taken"),
+                              ((stray, events), "device 1, the only one that allocates, is taken")):
+            result = replayed(*traces, code=1)
+            self.assertIn(words, result.stderr)
+            self.assertEqual("recorded out of memory at event 2" in result.stdout, failed in traces, result.stdout)
+        result = replayed(failed, events, failed, code=3)
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("2 devices ran out of memory: choose one with --trace-device (valid: 0, 2)", result.stderr)
+
+    def test_a_failure_while_a_block_waited_for_a_stream_says_so(self):
+        events = [event("segment_alloc", 0, 64 * MIB), event("alloc", 0, 64 * MIB), event("segment_alloc", 2**32, 32 * MIB),
+                  event("alloc", 2**32, 32 * MIB), event("free_requested", 0, 64 * MIB)]
+        end = [event("free_completed", 0, 64 * MIB), event("oom", 0, 48 * MIB, device_free=8 * MIB)]
+        path = self.file("w.pickle", pickle.dumps(snapshot(events + end)))
+        told = " ".join(run("replay", path, "--allocator", "pytorch").stdout.split())
+        self.assertIn("a block of 64 MiB that the program had freed still waited for another stream", told)
+        self.assertIn("a second try works", told)
+        document = self.replay(path, "--allocator", "pytorch")
+        self.assertEqual(document["recorded_failure"]["awaited_block_bytes"], 64 * MIB)
+        path = self.file("n.pickle", pickle.dumps(snapshot(events[:-1] + end[1:])))  # nothing was freed
+        self.assertNotIn("waited", run("replay", path, "--allocator", "pytorch").stdout)
+
     def test_a_wrong_budget_is_wrong_usage(self):
         path = self.file("gap.csv", GAP)
         for text in ("50%", "-3GiB", "12", "lots"):

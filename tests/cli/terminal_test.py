@@ -86,7 +86,7 @@ class TableTest(CommandTest):
     def test_a_policy_that_does_not_fit_has_one_line_below_the_table(self):
         args = ("compare", "vgg16:64", "--memory", "40%", "--policy", "liveness,vdnn-all")
         told = self.texts(*args)
-        self.assertEqual([line.split(":")[0] for line in told.split("\n\n")[2].splitlines()], ["liveness", "vdnn-all"])
+        self.assertEqual([line.split(":")[0] for line in told.split("\n\n")[2].splitlines()], ["vdnn-all", "liveness"])
         reasons = [row["reason"] for row in json.loads(run(*args, "--format", "json").stdout)["rows"]]
         for reason in reasons:
             self.assertIn("Largest holders", reason)

@@ -112,7 +112,7 @@ class ValuesTest(CommandTest):
             text = self.ok(verb, "alexnet:2", "--device", "h200:memory=3GiB", *behind, "--format", "csv")
             self.assertIn(f",{3 << 30},", text)
         given = self.ok("fit", "alexnet:2", "alexnet:4", "--memory", "3GiB", "--format", "csv")
-        self.assertEqual(given, self.ok("fit", "alexnet:2,alexnet:4", "--device", "h200:memory=3GiB", "--format", "csv"))
+        self.assertEqual(given, self.ok("fit", "alexnet:2,alexnet:4", "--device", "h200:memory=3GiB", "--outside", "0B", "--format", "csv"))
         for device in ("gtx_970", "p100:link=2"):
             self.assertIn(f",{3 << 30},", self.ok("fit", "alexnet:2", "--memory", "3GiB", "--device", device,
                                                  "--format", "csv"))

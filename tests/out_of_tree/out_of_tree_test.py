@@ -87,6 +87,15 @@ class OutOfTreeTest(unittest.TestCase):
             device.write_text(text, encoding="utf-8")
         self.assertIn("recorded on", self.ok("run", "vgg19:64"))
         self.ok("reproduce", "vdnn")
+        # With figures: plot.py needs its items, its style and the data beside them. Without matplotlib it says so (5).
+        figures = self.top / "figures"
+        for item in ("vdnn-Fig5", "mmcnn-Fig9"):
+            result = self.run_spillway("reproduce", item, "--figures", str(figures))
+            self.assertIn(result.returncode, (0, 1, 5), result.stderr)
+            if result.returncode == 5:
+                self.assertIn("matplotlib", result.stderr)
+            else:
+                self.assertTrue((figures / f"{item}.png").is_file())
         self.assertIn("ops", self.command(str(self.plugins / "uses_library")))
 
     def test_the_cuda_backend_is_loaded_when_it_is_asked_for(self):

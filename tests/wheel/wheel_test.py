@@ -135,6 +135,12 @@ class WheelTest(unittest.TestCase):
                 for version in re.findall(rf"\b{library}_([\d.]+)", symbols):
                     self.assertLessEqual(tuple(map(int, version.split("."))), newest, file)
 
+    def test_it_brings_what_reproduce_draws_from(self):
+        with zipfile.ZipFile(self.wheel) as wheel:
+            names = {entry.partition("share/spillway/")[2] for entry in wheel.namelist()}
+        self.assertLessEqual({"experiments/papers/items.toml", "experiments/papers/plot.py", "experiments/papers/paper-values.csv",
+                              "experiments/evidence/validation/mmcnn-h200.csv", "scripts/figstyle.py"}, names)
+
     def test_the_program_needs_nothing_else(self):
         code, output, error = self.root("bare").run(self.program, "compare", "vgg19:256,preset=vdnn", "--memory", "12GiB")
         self.assertEqual(code, 0, error)

@@ -65,9 +65,14 @@ bool JoinedStep::FindGpu() const {
         fmt::format("{}: memory events of a GPU but no kernels; record with the activity CUDA{}",
                     kineto_file_, kHowToRecord));
   }
-  if (std::ranges::none_of(kineto_.memory, [&](const auto& memory) {
-        return (memory.device >= 0) == !devices.empty();
-      })) {
+  const bool none = std::ranges::none_of(
+      kineto_.memory, [&](const auto& memory) { return (memory.device >= 0) == !devices.empty(); });
+  if (!kineto_.unknown_devices.empty() && (none || devices.empty())) {
+    throw InputError(
+        fmt::format("{}: memory events of devices of type {}, and none of CUDA (1) or HIP (6)",
+                    kineto_file_, fmt::join(kineto_.unknown_devices, ", ")));
+  }
+  if (none) {
     throw InputError(fmt::format("{}: no memory events; record with profile_memory=True{}",
                                  kineto_file_, kHowToRecord));
   }

@@ -4,6 +4,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 #include <set>
@@ -27,7 +28,19 @@ constexpr int64_t kLatest = int64_t{1} << 62;  // nanoseconds; some traces count
 // activities together: 53 days.
 constexpr int64_t kLongest = (int64_t{1} << 62) / 1000;
 constexpr int64_t kMostBytes = int64_t{1} << 60;  // sum over all memory events
-constexpr size_t kNamedProcesses = 8;             // in a message
+// PyTorch's types of devices (c10::DeviceType) by their numbers, up to PrivateUse1.
+constexpr std::array<std::string_view, 21> kDeviceTypes{
+    "CPU",  "CUDA", "MKLDNN", "OpenGL", "OpenCL", "IDEEP", "HIP",
+    "FPGA", "MAIA", "XLA",    "Vulkan", "Metal",  "XPU",   "MPS",
+    "Meta", "HPU",  "VE",     "Lazy",   "IPU",    "MTIA",  "PrivateUse1"};
+constexpr int64_t kCpu = 0, kCuda = 1, kHip = 6;
+constexpr size_t kNamedProcesses = 8;  // in a message
+
+std::string DeviceName(int64_t type) {
+  const bool known = type >= 0 && type < std::ssize(kDeviceTypes);
+  return known ? fmt::format("{} ({})", kDeviceTypes[static_cast<size_t>(type)], type)
+               : fmt::format("{}", type);
+}
 
 // Returns the text of a number, which may stand in quotes.
 std::string_view Unquoted(std::string_view token) {
@@ -72,7 +85,7 @@ struct Event {
   std::optional<int64_t> begin, duration;
   int64_t thread = 0;
   int64_t external_id = 0, record = -1, correlation = 0, device = 0, stream = 0, order = 0;
-  int64_t device_type = -1, device_id = -1, bytes = 0, allocated = 0, reserved = 0;
+  int64_t device_type = kCpu, device_id = -1, bytes = 0, allocated = 0, reserved = 0;
   uint64_t address = 0;
 };
 
@@ -230,9 +243,13 @@ class Reader {
     const int64_t begin = *event.begin;
     if (event.phase == "i" && event.name == "[memory]") {
       NoteProcess(event.process);
-      trace_.memory.push_back({event.order, begin, event.thread,
-                               event.device_type == 1 ? event.device_id : -1, event.address,
-                               event.bytes, event.allocated, event.reserved});
+      const bool on_gpu = event.device_type == kCuda || event.device_type == kHip;
+      if (!on_gpu && event.device_type != kCpu) {
+        trace_.unknown_devices.insert(DeviceName(event.device_type));
+        return;
+      }
+      trace_.memory.push_back({event.order, begin, event.thread, on_gpu ? event.device_id : -1,
+                               event.address, event.bytes, event.allocated, event.reserved});
       return;
     }
     if (event.phase != "X" || !event.duration || *event.duration < 0) return;

@@ -9,6 +9,7 @@
 #define SPILLWAY_TRACES_IMPORT_KINETO_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,10 @@ struct KinetoTrace {
   std::vector<Activity> activities;  // by begin
   std::vector<Launch> launches;      // by correlation
   std::vector<Memory> memory;        // by time
-  int64_t begin = 0, end = 0;        // the time of all operators and activities
-  int64_t broken = 0;                // number of events that are not valid JSON
+  // The names of devices with memory events other than the host and GPUs: "XPU (12)".
+  std::set<std::string> unknown_devices;
+  int64_t begin = 0, end = 0;  // the time of all operators and activities
+  int64_t broken = 0;          // number of events that are not valid JSON
 };
 
 // Throws `InputError` if the stream is not such a trace, or has no operators or those of several

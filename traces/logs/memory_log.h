@@ -103,6 +103,9 @@ class MemoryLog {
   // Returns the index of the last request that failed when it was recorded, or nullopt.
   virtual std::optional<uint64_t> LastFailure() const { return std::nullopt; }
 
+  // Returns a sentence for people on which part of the file is read, or an empty string.
+  virtual std::string Remark() const { return {}; }
+
   // Returns the number of the stack that made the request of record `index`. 0 means that none was
   // recorded, and stands for an empty stack. The first call reads the log.
   virtual uint32_t StackOf(uint64_t /*index*/) const { return 0; }

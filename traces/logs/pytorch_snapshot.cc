@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -368,43 +368,24 @@ class PyTorchSnapshot final : public MemoryLog {
   PyTorchSnapshot(std::string origin, std::optional<std::string> contents,
                   std::optional<int> device)
       : origin_(std::move(origin)), contents_(std::move(contents)) {
-    const auto source = Open();
-    StartFinder finder(*source);
-    const bool chosen = device.has_value();
-    std::set<int> devices;  // devices with events
-    int latest = 0;
-    const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
-      if (!device) device = event.device;
-      if (devices.empty() || event.device != latest) devices.insert(latest = event.device);
-      if (event.device == *device) {
-        finder.Visit(event);
-        if (event.action == Action::kOutOfMemory) last_failure_ = event.index;
-      }
-      return true;
-    });
-    if (!chosen && devices.size() > 1) {
-      throw InputError(
-          fmt::format("{}: {} devices have events: choose one with --trace-device (valid: {})",
-                      origin_, devices.size(), fmt::join(devices, ", ")));
-    }
-    if (chosen && !devices.empty() && !devices.contains(*device)) {
+    std::map<int, DeviceEvents> devices;
+    ReadStart(device, devices);
+    if (device && !devices.empty() && !devices.contains(*device)) {
       throw InputError(fmt::format("{}: device {} has no events (devices with events: {})", origin_,
-                                   *device, fmt::join(devices, ", ")));
+                                   *device, fmt::join(std::views::keys(devices), ", ")));
     }
-    device_ = device.value_or(0);
-    start_ = finder.Finish(records, device_);
-    // In expandable segments, the rest of a block is always split off.
-    if (start_.segments.empty() || start_.segments.front().expandable) return;
-    ReachFinder reach(start_);
-    ReadSnapshotRecords(*Open(), [&](const SnapshotEvent& event) {
-      return event.device != device_ || reach.Visit(event);
-    });
+    if (device || devices.size() <= 1) return;
+    if (const int chosen = Choose(devices); chosen != device_) {
+      last_failure_.reset();
+      ReadStart(chosen, devices);
+    }
   }
 
   std::string_view Format() const override { return "pytorch"; }
   const MemoryLogStart& start() const override { return start_; }
 
   std::optional<uint64_t> LastFailure() const override { return last_failure_; }
+  std::string Remark() const override { return remark_; }
 
   uint32_t StackOf(uint64_t index) const override {
     ReadStacks();
@@ -431,6 +412,61 @@ class PyTorchSnapshot final : public MemoryLog {
   }
 
  private:
+  // What a device has in the traces.
+  struct DeviceEvents {
+    bool allocates = false;  // or takes segments; other records alone are strays
+    bool failed = false;     // ran out of memory
+  };
+
+  // Reads the start and the last failure of the device; with nullopt, of the first with events.
+  void ReadStart(std::optional<int> device, std::map<int, DeviceEvents>& devices) {
+    const auto source = Open();
+    StartFinder finder(*source);
+    const SnapshotRecords records = ReadSnapshotRecords(*source, [&](const SnapshotEvent& event) {
+      if (!device) device = event.device;
+      DeviceEvents& seen = devices[event.device];
+      seen.allocates |= event.action == Action::kAlloc || event.action == Action::kSegmentAlloc ||
+                        event.action == Action::kSegmentMap;
+      seen.failed |= event.action == Action::kOutOfMemory;
+      if (event.device == *device) {
+        finder.Visit(event);
+        if (event.action == Action::kOutOfMemory) last_failure_ = event.index;
+      }
+      return true;
+    });
+    device_ = device.value_or(0);
+    start_ = finder.Finish(records, device_);
+    // In expandable segments, the rest of a block is always split off.
+    if (start_.segments.empty() || start_.segments.front().expandable) return;
+    ReachFinder reach(start_);
+    ReadSnapshotRecords(*Open(), [&](const SnapshotEvent& event) {
+      return event.device != device_ || reach.Visit(event);
+    });
+  }
+
+  // Returns the only device that ran out of memory, or else the only one with allocations. Throws
+  // `InputError` if several did.
+  int Choose(const std::map<int, DeviceEvents>& devices) {
+    for (const bool failed : {true, false}) {
+      std::vector<int> some;
+      for (const auto& [device, events] : devices) {
+        if (failed ? events.failed : events.allocates) some.push_back(device);
+      }
+      if (some.size() > 1) {
+        throw InputError(fmt::format(
+            "{}: {} devices {}: choose one with --trace-device (valid: {})", origin_, some.size(),
+            failed ? "ran out of memory" : "have events", fmt::join(some, ", ")));
+      }
+      if (some.empty()) continue;
+      remark_ = fmt::format(
+          "{} devices have records; device {}, the only one that {}, is taken (--trace-device "
+          "takes another)",
+          devices.size(), some[0], failed ? "ran out of memory" : "allocates");
+      return some[0];
+    }
+    return device_;
+  }
+
   using StackNumbers = std::vector<std::pair<uint64_t, uint32_t>>;
 
   void ReadStacks() const {
@@ -479,6 +515,7 @@ class PyTorchSnapshot final : public MemoryLog {
   int device_ = 0;
   MemoryLogStart start_;
   std::optional<uint64_t> last_failure_;
+  std::string remark_;
   mutable std::vector<Stack> stacks_;    // empty until the stacks are read
   mutable StackNumbers stack_of_;        // by index of the event
   mutable StackNumbers stack_of_start_;  // by address of the block

@@ -62,6 +62,7 @@ class Recorder {
         if (trace_.tensor(*tensors[i]).size > Bytes()) Allocate(*tensors[i]);
         continue;
       }
+      if (requests[i].size == Bytes()) continue;  // a change of the program saves it
       const uint32_t block = log_.Allocate(requests[i].size);
       if (requests[i].freed) freed[*requests[i].freed].push_back(block);
     }

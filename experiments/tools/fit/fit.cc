@@ -5,8 +5,12 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "experiments/changes/autocast_step.h"
+#include "experiments/changes/changed_op.h"
+#include "experiments/changes/changed_step.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
@@ -92,11 +96,97 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
   return {row};
 }
 
+// Returns the results of combinations of changes with which it fits: of the numbers, of the
+// optimizer, and of checkpoints around all or as few blocks as make it fit. Of the combinations
+// that keep the numerics, and of all, only the cheapest is returned.
+std::vector<FitRow> Combined(const Question& one, const std::vector<std::string>& blocks) {
+  struct Part {
+    PyTorchRemedy remedy;
+    bool exact = true;  // keeps the numerics
+    std::function<std::optional<Trace>(const Question&)> make;
+  };
+  std::string ignored;
+  const bool has_bf16 = one.device().matrix_flops_per_second.contains(Arithmetic::kBf16);
+  const std::optional<Part> kNumbers[] = {
+      std::nullopt,
+      Part{Bfloat16(), false,
+           [&](const Question& from) -> std::optional<Trace> {
+             if (!has_bf16 || HasUnfusedAttention(from.trace())) return std::nullopt;
+             return InBfloat16(from.trace(), from.device(), from.cost());
+           }},
+      Part{AutocastToBfloat16(), false, [&](const Question& from) -> std::optional<Trace> {
+             if (!has_bf16) return std::nullopt;
+             return UnderAutocast(from.trace(), from.device(), from.cost(), ignored);
+           }}};
+  const std::optional<Part> kUpdates[] = {
+      std::nullopt,
+      Part{EightBitOptimizer(), false,
+           [](const Question& from) { return With8BitOptimizer(from.trace(), from.device()); }},
+      Part{OffloadedOptimizer(), true, [](const Question& from) -> std::optional<Trace> {
+             auto made = WithOffloadedOptimizer(from.costed_trace(), from.cost());
+             if (!made || made->host > from.device().host_memory) return std::nullopt;
+             return std::move(made->trace);
+           }}};
+  std::optional<FitRow> cheapest, exact;
+  const auto better = [](const std::optional<FitRow>& best, const FitRow& row) {
+    return !best || row.metrics.iteration < best->metrics.iteration;
+  };
+  for (const std::optional<Part>& numbers : kNumbers) {
+    for (const std::optional<Part>& update : kUpdates) {
+      std::optional<Question> changed = one;
+      std::vector<PyTorchRemedy> parts;
+      bool keeps = true;
+      for (const std::optional<Part>& part : {numbers, update}) {
+        if (!part || !changed) continue;
+        std::optional<Trace> made = part->make(*changed);
+        changed = made ? std::optional(changed->About(*std::move(made))) : std::nullopt;
+        parts.push_back(part->remedy);
+        keeps = keeps && part->exact;
+      }
+      if (!changed || parts.empty()) continue;
+      const auto add = [&](FitRow row) {
+        if (row.status != FitStatus::kFits) return;
+        std::vector<PyTorchRemedy> all = parts;
+        if (!row.remedy.empty()) all.push_back({"", row.remedy, "", row.python});
+        row.change = "combination";
+        row.remedy = row.python = "";
+        for (const PyTorchRemedy& part : all) {
+          row.remedy += fmt::format("{}{}", row.remedy.empty() ? "" : " + ", part.text);
+          row.python +=
+              fmt::format("{}# {}\n{}", row.python.empty() ? "" : "\n", part.text, part.python);
+        }
+        if (better(cheapest, row)) cheapest = row;
+        if (keeps && better(exact, row)) exact = row;
+      };
+      if (parts.size() > 1) {
+        FitRow row = changed->Remedied({"combination", "", "", ""});
+        add(std::move(row));
+      }
+      if (blocks.empty() || !one.trace().training) continue;
+      for (FitRow& row : Checkpointed(*changed, blocks)) add(std::move(row));
+    }
+  }
+  std::vector<FitRow> rows;
+  if (cheapest) rows.push_back(*cheapest);
+  if (exact && exact->remedy != cheapest->remedy) rows.push_back(*exact);
+  return rows;
+}
+
 // `others` are the traces that were given, from which those of other batches are made.
-void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trace>> others,
+void FindChanges(const Question& given, std::span<const std::shared_ptr<const Trace>> others,
                  const FitOptions& options, Fit& fit) {
+  // If the construction does not fit, all changes go with another one.
+  std::optional<Trace> built;
+  if (fit.as_it_is.construction > Bytes()) built = BuiltElsewhere(given.trace());
+  const bool builds = built.has_value();
+  const Question one = builds ? given.About(*std::move(built)) : given;
   const Trace& trace = one.trace();
-  const std::vector<FixedChange> fixed = FixedChanges(trace);
+  std::vector<FixedChange> fixed = FixedChanges(trace);
+  if (builds) {
+    fixed.insert(fixed.begin(), [](const Question& asked, std::string&) {
+      return std::optional(asked.Remedied(BuildElsewhere()));
+    });
+  }
   std::vector<std::string> why_not(fixed.size());
   std::vector<std::function<std::vector<FitRow>()>> tries;
   for (size_t i = 0; i < fixed.size(); ++i) {
@@ -107,6 +197,7 @@ void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trac
   }
   tries.emplace_back([&] { return WithSmallerBatch(one, others); });
   const std::vector<std::string> blocks = BlocksInOrder(trace);
+  if (trace.recording) tries.emplace_back([&] { return Combined(one, blocks); });
   if (trace.recording && trace.training) {
     if (!blocks.empty()) tries.emplace_back([&] { return Checkpointed(one, blocks); });
     tries.emplace_back([&] { return WithMicroBatches(one, others); });
@@ -129,8 +220,21 @@ void FindChanges(const Question& one, std::span<const std::shared_ptr<const Trac
       if (!sentence.empty()) fit.not_tried.push_back(std::move(sentence));
     }
   }
+  // A combination is told if it is faster than each change alone with which it fits.
+  double fastest = std::numeric_limits<double>::infinity();
+  for (const std::vector<FitRow>& rows : found) {
+    for (const FitRow& row : rows) {
+      const bool alone = row.runs_in_pytorch() && row.change != "combination";
+      if (alone && row.status == FitStatus::kFits) fastest = std::min(fastest, TimePerSample(row));
+    }
+  }
   for (std::vector<FitRow>& rows : found) {
     for (FitRow& row : rows) {
+      if (row.change == "combination" && TimePerSample(row) >= fastest) continue;
+      const PyTorchRemedy build = BuildElsewhere();
+      if (builds && row.runs_in_pytorch() && row.change != build.change) {
+        row.python = fmt::format("{}\n{}", build.python, row.python);
+      }
       const bool helps = row.metrics.peak_reserved < fit.as_it_is.metrics.peak_reserved;
       if (row.status == FitStatus::kFailed) {
         fit.failures.push_back(std::move(row));
@@ -176,7 +280,9 @@ std::vector<Fit> FindFits(const std::vector<Question>& questions, const FitOptio
     for (auto* rows : {&fit.changes, &fit.misses}) {
       for (FitRow& row : *rows) row.slowdown = TimePerSample(row) / TimePerSample(fit.as_it_is);
     }
-    std::ranges::stable_sort(fit.changes, {}, &FitRow::slowdown);
+    std::ranges::stable_sort(fit.changes, {}, [](const FitRow& row) {
+      return std::pair(row.change != BuildElsewhere().change, row.slowdown);
+    });
   }
   return fits;
 }

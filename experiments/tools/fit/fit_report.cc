@@ -55,10 +55,20 @@ std::string FormatPython(std::string_view python) {
 // Returns a table of changes in PyTorch, with the code of each below its row. The code tells if
 // a change goes with expandable segments.
 std::string FormatRemedies(std::vector<FitRow> rows) {
-  constexpr std::string_view kColumns[] = {
-      "remedy",       "peak_allocated_bytes", "peak_reserved_bytes",
-      "margin_bytes", "iteration_ms",         "slowdown"};
-  for (FitRow& row : rows) row.remedy.resize(std::min(row.remedy.size(), row.remedy.find(',')));
+  const bool reclaims = std::ranges::count(rows, FitStatus::kReclaims, &FitRow::status) > 0;
+  const std::string_view kColumns[] = {"remedy",
+                                       reclaims ? "status" : "peak_allocated_bytes",
+                                       "peak_reserved_bytes",
+                                       "margin_bytes",
+                                       "iteration_ms",
+                                       "slowdown"};
+  for (FitRow& row : rows) {
+    row.remedy.resize(std::min(row.remedy.size(), row.remedy.find(',')));
+    if (row.change == "combination") {
+      const auto others = std::ranges::count(row.remedy, '+');
+      row.remedy = fmt::format("{} changes together", others + 1);
+    }
+  }
   const std::string table = FormatTable(FitColumns(), kColumns, rows);
   std::string text;
   size_t line = 0;  // the table's line, from 0 for the header
@@ -74,7 +84,7 @@ std::string FormatRemedies(std::vector<FitRow> rows) {
 std::string FormatRemarks(std::span<const FitRow> rows) {
   const auto any = [&](const auto& holds) { return std::ranges::any_of(rows, holds); };
   std::string text;
-  if (any([](const FitRow& row) { return row.change.ends_with("checkpoint"); })) {
+  if (any([](const FitRow& row) { return row.remedy.find("checkpoint") != row.remedy.npos; })) {
     text += Wrapped(
         "Here model is your module; checkpoint and create_selective_checkpoint_contexts are in "
         "torch.utils.checkpoint. Times hold if the host keeps up with the GPU.");
@@ -106,7 +116,8 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
   }
   if (any([](const FitRow& row) { return row.status == FitStatus::kReclaims; })) {
     text += Wrapped(
-        "A change with a negative margin fits because the allocator gives cached memory back.");
+        "A change that reclaims reserves more than there is, by its negative margin; it fits "
+        "because the allocator then gives cached memory back to the driver, which takes time.");
   }
   return text;
 }
@@ -136,6 +147,13 @@ std::string FormatChanges(const Fit& fit, size_t width) {
   std::string text =
       fmt::format("\n{}\n", Wrapped(fmt::format("{} does not fit on {}: {}.",
                                                 ShortName(row.workload), row.device, row.reason)));
+  if (row.construction > Bytes()) {
+    text += Wrapped(
+        fmt::format("It is the construction that takes {}: where a model is built in fp32 on the "
+                    "GPU and then cast, both copies exist. Build it in bf16, or on the CPU, first; "
+                    "all changes were tried with that.",
+                    FormatBytes(row.construction)));
+  }
   std::vector<FitRow> remedies, policies;
   for (const FitRow& change : fit.changes) {
     (change.runs_in_pytorch() ? remedies : policies).push_back(change);
@@ -172,7 +190,9 @@ Columns<FitRow> FitColumns() {
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside"},
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
-       "micro-batches, bf16, 8-bit optimizer, offloaded optimizer, or of policies of research "
+       "micro-batches, construction, combination, bf16, 8-bit optimizer, offloaded optimizer, or "
+       "of policies of "
+       "research "
        "policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},

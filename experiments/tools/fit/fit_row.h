@@ -49,8 +49,11 @@ struct FitRow {
   // The run with unlimited memory has these metrics, except for policies of research.
   Metrics metrics;
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
-  std::string reason;   // why it does not fit, or how the policy failed; empty if it fits
-  MemoryPeak peak;      // the peak of the unchanged run with unlimited memory
+  // What the allocator takes for the construction of the model, before the first iteration, if that
+  // does not fit; else 0.
+  Bytes construction;
+  std::string reason;  // why it does not fit, or how the policy failed; empty if it fits
+  MemoryPeak peak;     // the peak of the unchanged run with unlimited memory
 
   Bytes available() const { return memory - outside; }
   bool runs_in_pytorch() const { return !remedy.empty(); }

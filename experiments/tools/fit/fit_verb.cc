@@ -34,7 +34,7 @@ struct FitVerbOptions {
   Case asked;
   std::vector<std::string> devices;
   std::string memory;
-  std::string outside = "0B";
+  std::string outside;
   std::string batch = "1x";
   std::string vary;
   FormatOption format;
@@ -54,6 +54,13 @@ std::vector<std::string> DevicesOf(const FitVerbOptions& options) {
   return devices;
 }
 
+// Returns the memory that is not the allocator's. A device has a context and libraries beside it; a
+// memory that is given is the allocator's own.
+std::string OutsideOf(const FitVerbOptions& options) {
+  if (!options.outside.empty()) return options.outside;
+  return fmt::format("{}B", options.memory.empty() ? kOutsideAllocator.count() : 0);
+}
+
 // Describes the cases, each with every policy that is tried.
 void Describe(const FitVerbOptions& options, const std::vector<LoadedCase>& cases,
               const std::vector<std::string>& policies, Manifest& manifest) {
@@ -65,7 +72,7 @@ void Describe(const FitVerbOptions& options, const std::vector<LoadedCase>& case
     }
   }
   DescribeCases(all, manifest);
-  manifest.configuration.emplace_back("outside", options.outside);
+  manifest.configuration.emplace_back("outside", OutsideOf(options));
   manifest.configuration.emplace_back("batch", options.batch);
   manifest.configuration.emplace_back("vary", options.vary);
 }
@@ -130,7 +137,10 @@ std::vector<std::pair<FitWorkload, StepFamily>> FamiliesOf(
     const FitWorkload& one = workloads[i];
     const FitWorkload* other = nullptr;
     for (size_t j = i + 1; j < workloads.size(); ++j) {
-      if (workloads[j].given->network != one.given->network) continue;
+      if (workloads[j].given->network != one.given->network &&
+          !AreOfOneProgram(*one.given, *workloads[j].given)) {
+        continue;
+      }
       if (other) {
         throw UsageError(fmt::format("vary: '{}', '{}' and '{}' are of one network; expected two",
                                      one.name, other->name, workloads[j].name));
@@ -172,7 +182,7 @@ int ExecuteVary(const FitVerbOptions& options, Session& session) {
   const StepQuantity quantity = ParseQuantity(options.vary);
   const std::vector<std::string> devices = DevicesOf(options);
   for (const std::string& device : devices) LoadDevice(device);
-  const Bytes outside = ParseSize("outside", options.outside);
+  const Bytes outside = ParseSize("outside", OutsideOf(options));
   std::vector<LoadedCase> cases;
   std::vector<Largest> results;
   bool any = false;
@@ -209,7 +219,7 @@ int Execute(const FitVerbOptions& options, Session& session) {
   CheckPolicies(policies, options.asked,
                 std::ranges::any_of(traces, [](auto& trace) { return trace->training; }), session);
   const FitOptions search{{policies.begin(), policies.end()}, options.policies.jobs};
-  const Bytes outside = ParseSize("outside", options.outside);
+  const Bytes outside = ParseSize("outside", OutsideOf(options));
 
   const bool changes = std::ranges::any_of(
       workloads, [](const FitWorkload& workload) { return workload.asked.changes.any(); });
@@ -266,13 +276,14 @@ void AddFit(Command& program, Session& session) {
   verb.Texts("--device", options.devices,
              "NAME or FILE.toml, then :key=value,... for changes; or help; one or more (default: "
              "every device that comes with the program)");
-  verb.Text("--memory", options.memory,
-            "Memory of the devices, a size (24GiB), in place of their own; the default device is "
-            "then h200")
+  verb.Text(
+          "--memory", options.memory,
+          "Memory that PyTorch's allocator may take, a size (24GiB), in place of the devices' own; "
+          "the default device is then h200")
       .NotEmpty("no size is given");
   verb.Text("--outside", options.outside,
             "Device memory that is used outside the allocator, by contexts, libraries and other "
-            "processes");
+            "processes (default: 760MiB, and 0B with --memory)");
   verb.Text(
       "--batch", options.batch,
       "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "

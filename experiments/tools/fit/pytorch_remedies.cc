@@ -134,6 +134,13 @@ PyTorchRemedy AutocastToBfloat16() {
           "with torch.autocast(\"cuda\", torch.bfloat16): loss = forward()"};
 }
 
+PyTorchRemedy BuildElsewhere() {
+  return {"construction", "build in bf16 or on the CPU", "",
+          "torch.set_default_dtype(torch.bfloat16)\n"
+          "model = make()  # or on the CPU: model = make().bfloat16().cuda()\n"
+          "torch.set_default_dtype(torch.float32)"};
+}
+
 PyTorchRemedy EightBitOptimizer() {
   return {"8-bit optimizer", "8-bit AdamW (other numerics)", "",
           "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())"};

@@ -16,7 +16,7 @@ namespace spillway {
 
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
-  // "bf16", "autocast", "8-bit optimizer" or "offloaded optimizer"
+  // "construction", "combination", "bf16", "autocast", "8-bit optimizer" or "offloaded optimizer"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -40,6 +40,7 @@ PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source);
 PyTorchRemedy MicroBatches(int64_t batch, int64_t count);
 PyTorchRemedy Bfloat16();
 PyTorchRemedy AutocastToBfloat16();
+PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer();
 

@@ -125,13 +125,24 @@ FitRow Question::Predict(const std::string& change, const PolicyChoice& policy,
 void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
                                FitAllocator allocator, FitRow& row) const {
   const AllocationLog log = RequestsOfFirst(trace, kFirstIterations);
-  const auto replay = [&](Bytes capacity, Bytes& reserved) {
+  const auto replay_of = [&](const AllocationLog& requests, Bytes capacity, Bytes& reserved) {
     const auto made = MakeAllocator(TextOf(allocator), capacity, device().alignment);
-    const auto failure = Replay(log, *made);
+    const auto failure = Replay(requests, *made);
     reserved = made->Stats().reserved;
     return failure;
   };
+  const auto replay = [&](Bytes capacity, Bytes& reserved) {
+    return replay_of(log, capacity, reserved);
+  };
   Bytes reserved;
+  const AllocationLog construction = RequestsOfFirst(trace, 0);
+  if (replay_of(construction, row.available(), reserved)) {
+    replay_of(construction, Bytes::Unlimited(), row.construction);
+    row.status = FitStatus::kNot;
+    row.reason = fmt::format(
+        "its construction, before the first step, takes {} at once, of {} that there are",
+        FormatBytes(row.construction), FormatBytes(row.available()));
+  }
   replay(Bytes::Unlimited(), reserved);
   row.metrics.peak_reserved =
       policy.name() == PolicyOf(trace) ? reserved : std::max(row.metrics.peak_reserved, reserved);

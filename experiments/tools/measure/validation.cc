@@ -148,24 +148,25 @@ std::string SaveValidation(const ValidationResult& result,
                            const std::shared_ptr<const Trace>& given) {
   const auto& [workload, network, preset, batch, training, device, memory, memory_request, cost,
                arithmetic, attention, optimizer, precision, accumulate, clip_norm, loss_chunks,
-               policy] = static_cast<const RowCase&>(result);
+               file, policy] = static_cast<const RowCase&>(result);
   const auto& [predicted, measured, decisions, placements, violations] = result.validation;
   return Archive::Save(workload, network, preset, batch, training, device, memory, memory_request,
                        cost, arithmetic, attention, optimizer, precision, accumulate, clip_norm,
-                       loss_chunks, policy, result.allocator, result.failure, decisions, placements,
-                       violations, SaveOutcome(predicted, given), SaveOutcome(measured, given));
+                       loss_chunks, file, policy, result.allocator, result.failure, decisions,
+                       placements, violations, SaveOutcome(predicted, given),
+                       SaveOutcome(measured, given));
 }
 
 ValidationResult LoadValidation(std::string bytes, const std::shared_ptr<const Trace>& given) {
   ValidationResult result;
   auto& [workload, network, preset, batch, training, device, memory, memory_request, cost,
-         arithmetic, attention, optimizer, precision, accumulate, clip_norm, loss_chunks, policy] =
-      static_cast<RowCase&>(result);
+         arithmetic, attention, optimizer, precision, accumulate, clip_norm, loss_chunks, file,
+         policy] = static_cast<RowCase&>(result);
   Validation& validation = result.validation;
   std::string predicted, measured;
   Archive::Load(std::move(bytes), workload, network, preset, batch, training, device, memory,
                 memory_request, cost, arithmetic, attention, optimizer, precision, accumulate,
-                clip_norm, loss_chunks, policy, result.allocator, result.failure,
+                clip_norm, loss_chunks, file, policy, result.allocator, result.failure,
                 validation.decisions_equal, validation.placements_equal, validation.violations,
                 predicted, measured);
   validation.predicted = LoadOutcome(std::move(predicted), given);

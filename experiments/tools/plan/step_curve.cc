@@ -9,6 +9,7 @@
 
 #include "experiments/run/run.h"
 #include "policies/parts/forwarding_policy.h"
+#include "policies/parts/in_parallel.h"
 #include "policies/recorded/step_executor.h"
 #include "policies/recorded/step_search.h"
 #include "traces/base/error.h"
@@ -21,8 +22,9 @@ constexpr int64_t kMargin = 400;
 // The shares of the way from the floor to the memory without a plan, in hundredths, for which a
 // curve has plans. Time falls fastest near the floor.
 constexpr std::array<int64_t, 6> kShares{2, 7, 20, 40, 70, 100};
-// If no plan within the budget is found, plans with these percentages more are tried.
-constexpr std::array<int64_t, 4> kMore{1, 3, 8, 20};
+// A policy other than the default plans for so many budgets between the floor and the memory
+// without a plan, whatever budget is asked for; they lie closer near the floor.
+constexpr int64_t kLevels = 12;
 // The search of the default policy makes about so many trials of single ops, but no more for each
 // storage that autograd saves than this. A trial of 1,000 ops takes 2 ms.
 constexpr int64_t kTrialsOfOps = 800'000;
@@ -200,19 +202,28 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
   return planned;
 }
 
-PlannedStep StepPlanner::ByPolicy(Bytes memory) const {
-  PlannedStep planned = Tried(AimOf(memory));
-  for (size_t i = 0; !planned.fits() && i < kMore.size(); ++i) {
-    const PlannedStep more = Tried(memory + Bytes(memory.count() / 100 * kMore[i]));
-    if (!more.fits()) continue;
-    if (more.prediction.peak <= memory) {
-      planned = more;
-    } else {
-      planned.best = more.prediction.peak;
+std::vector<PlannedStep> StepPlanner::OfPolicy() const {
+  const int64_t range = (eager_.metrics.peak_allocated - floor_.size).count();
+  std::vector<PlannedStep> tried(kLevels);
+  InParallel(kLevels, [&](size_t i) {
+    const auto square = static_cast<int64_t>(i * i);
+    tried[i] = Tried(floor_.size + Bytes(range / (kLevels * kLevels) * square));
+  });
+  std::erase_if(tried, [](const PlannedStep& planned) { return !planned.fits(); });
+  return tried;
+}
+
+PlannedStep StepPlanner::FastestOf(std::span<const PlannedStep> tried, Bytes memory) const {
+  PlannedStep fastest{memory, {}, PredictionOf(eager_), eager_.metrics.peak_allocated};
+  for (const PlannedStep& planned : tried) {
+    const StepPrediction& prediction = planned.prediction;
+    if (prediction.peak > AimOf(memory)) {
+      if (!fastest.fits()) fastest.best = std::min(fastest.best, MemoryFor(prediction.peak));
+    } else if (!fastest.fits() || prediction.step < fastest.prediction.step) {
+      fastest = planned;
     }
-    break;
   }
-  return planned;
+  return fastest;
 }
 
 std::vector<StepRung> StepPlanner::RungsTo(Bytes memory) const {
@@ -232,10 +243,8 @@ PlannedStep StepPlanner::OnRung(std::span<const StepRung> rungs, Bytes memory) c
   const Bytes aim = AimOf(memory);
   const auto above = std::ranges::upper_bound(rungs, aim, {}, &StepRung::memory);
   const StepRung& rung = *std::prev(above);
-  PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
-  if (rung.fits) planned = Predicted(rung.plan, memory);
-  if (!rung.fits || planned.prediction.peak > memory) planned.best = rung.peak;
-  return planned;
+  if (rung.peak <= aim) return Predicted(rung.plan, memory);
+  return {memory, {}, PredictionOf(eager_), MemoryFor(rung.peak)};
 }
 
 Bytes StepPlanner::AimOf(Bytes memory) const {
@@ -244,16 +253,28 @@ Bytes StepPlanner::AimOf(Bytes memory) const {
   return std::max(floor_.size, memory - margin);
 }
 
+Bytes StepPlanner::MemoryFor(Bytes peak) const {
+  const Bytes memory = trace().recording->device == "CPU"
+                           ? peak
+                           : Bytes(peak.count() / (kMargin - 1) * kMargin + 2 * kMargin);
+  return std::min(memory, eager_.metrics.peak_allocated);
+}
+
 std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
   const Bytes eager = eager_.metrics.peak_allocated;
   const auto needs_plan = [&](Bytes memory) { return memory >= floor_.size && memory < eager; };
   std::vector<StepRung> rungs;
-  if (asked_.policy.name() == kDefault) {
-    Bytes most;
-    for (const Bytes memory : budgets) {
-      if (needs_plan(memory)) most = std::max(most, AimOf(memory));
+  std::vector<PlannedStep> tried;
+  Bytes most;
+  for (const Bytes memory : budgets) {
+    if (needs_plan(memory)) most = std::max(most, AimOf(memory));
+  }
+  if (most > Bytes(0)) {
+    if (asked_.policy.name() == kDefault) {
+      rungs = RungsTo(most);
+    } else {
+      tried = OfPolicy();
     }
-    if (most > Bytes(0)) rungs = RungsTo(most);
   }
   std::vector<PlannedStep> all;
   for (const Bytes memory : budgets) {
@@ -261,8 +282,7 @@ std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
         all.emplace_back(PlannedStep{memory, {}, PredictionOf(eager_), Bytes(0)});
     if (memory < floor_.size) planned.best = floor_.size;
     if (!needs_plan(memory)) continue;
-    planned = rungs.empty() ? ByPolicy(memory) : OnRung(rungs, memory);
-    if (planned.best > Bytes(0) && planned.best <= memory) planned.best = eager;
+    planned = rungs.empty() ? FastestOf(tried, memory) : OnRung(rungs, memory);
     planned.memory = memory;
   }
   return all;

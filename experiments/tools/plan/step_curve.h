@@ -55,7 +55,7 @@ class StepPlanner {
   // Returns the plan of `asked.policy` within `memory` bytes, or within each of the budgets. It
   // leaves a little of the memory free, because a GPU's allocator does not place the blocks of all
   // steps alike. If the budget suffices without a plan, the plan is empty. `joint` stands for
-  // `SearchSteps`: with more memory, it never has a slower plan, or none. Throws the errors of the
+  // `SearchSteps`. With more memory there is never a slower plan, or none. Throws the errors of the
   // policy.
   PlannedStep In(Bytes memory) const;
   std::vector<PlannedStep> In(std::span<const Bytes> budgets) const;
@@ -70,10 +70,14 @@ class StepPlanner {
  private:
   // Returns the part of a budget that a plan may take.
   Bytes AimOf(Bytes memory) const;
-  // Return what the policy decides with the memory; `ByPolicy` also tries a little more, whose plan
-  // may fit.
+  // Returns a memory, at most that of the step as it is, of which a plan with this peak may be.
+  Bytes MemoryFor(Bytes peak) const;
+  // Returns what the policy decides with the memory.
   PlannedStep Tried(Bytes memory) const;
-  PlannedStep ByPolicy(Bytes memory) const;
+  // Returns the plans of the policy for budgets that do not depend on the one that is asked for,
+  // and the fastest of them in `memory`. So more memory never has a slower plan, or none.
+  std::vector<PlannedStep> OfPolicy() const;
+  PlannedStep FastestOf(std::span<const PlannedStep> tried, Bytes memory) const;
   // Return the rungs of the search in at most `memory`, and what the highest of them in `memory`
   // has.
   std::vector<StepRung> RungsTo(Bytes memory) const;

@@ -162,8 +162,17 @@ std::string FormatTrials(const FailureAnalysis& failure, const std::vector<std::
 
 std::string FormatRemedies(const FailureAnalysis& failure) {
   if (failure.Fits(failure.NeededBy("pytorch")) == true) {
-    return fmt::format("In {} the request is served.\n",
-                       IfLimited(failure.memory) ? MiB(failure.memory) : "unlimited memory");
+    std::string text =
+        fmt::format("In {} the request is served.",
+                    IfLimited(failure.memory) ? MiB(failure.memory) : "unlimited memory");
+    if (failure.awaited()) {
+      text += fmt::format(
+          " It failed because a block of {} that the program had freed still waited for another "
+          "stream; the block was free directly afterwards, so that a second try works: catch "
+          "torch.cuda.OutOfMemoryError and request again, or synchronize with the stream before.",
+          MiB(failure.recorded.awaited));
+    }
+    return Wrap(text) + "\n";
   }
   if (failure.remedies.empty()) return "No remedy that was tried serves it.\n";
   std::string text = "What helps, the cheapest first, each verified by a replay:\n";
@@ -224,6 +233,10 @@ std::optional<RecordedFailure> ReadRecordedFailure(const MemoryLog& log) {
     if (event.kind == MemoryEvent::Kind::kSegmentAllocate) failure.reserved += event.size;
     if (event.kind == MemoryEvent::Kind::kSegmentFree) failure.reserved -= event.size;
     peak = std::max(peak, failure.reserved);
+    if (event.kind == MemoryEvent::Kind::kAllocate) failure.awaited = Bytes();
+    if (event.kind == MemoryEvent::Kind::kFree) {
+      failure.awaited = std::max(failure.awaited, event.size);
+    }
     if (event.kind != MemoryEvent::Kind::kFailed) return true;
     ++failure.failures;
     failure.event = event.index;
@@ -338,6 +351,8 @@ void PutFailure(JsonWriter& json, const FailureAnalysis& failure) {
   json.Put("reserved_bytes", recorded.reserved);
   json.Put("largest_free_bytes", stats ? std::optional(stats->largest_free) : std::nullopt);
   json.Put("device_free_bytes", recorded.device_free);
+  json.Put("awaited_block_bytes",
+           failure.awaited() ? std::optional(recorded.awaited) : std::nullopt);
   json.Put("process_limited", recorded.limited());
   json.Put("capacity_at_least_bytes", recorded.lower);
   json.Put("capacity_below_bytes", recorded.upper).Put("memory_bytes", IfLimited(failure.memory));

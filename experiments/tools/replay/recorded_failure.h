@@ -23,10 +23,13 @@ struct RecordedFailure {
   Bytes wanted;
   uint64_t failures = 0;             // the number of failed requests in the log; this is the last
   std::optional<Bytes> device_free;  // free device memory at the failure, if recorded
-  Bytes segment;                     // the size that the allocator requested from the driver
-  Bytes reserved;                    // reserved memory at the failure
-  Bytes lower;  // lower bound of the capacity: the most memory that was ever reserved
-  Bytes upper;  // the capacity was less than this: `reserved` + `segment`
+  // The largest of the blocks whose freeing was completed between the last allocation and the
+  // failure: that is when PyTorch waits for the streams that still use them.
+  Bytes awaited;
+  Bytes segment;   // the size that the allocator requested from the driver
+  Bytes reserved;  // reserved memory at the failure
+  Bytes lower;     // lower bound of the capacity: the most memory that was ever reserved
+  Bytes upper;     // the capacity was less than this: `reserved` + `segment`
 
   // Returns the memory that the recorded allocator certainly had, and in which the request failed.
   Bytes capacity() const { return std::min(lower, upper - Bytes(1)); }
@@ -55,6 +58,9 @@ struct FailureAnalysis {
   std::vector<Trial> trials;            // ascending by `needed`; nullopt last
   std::vector<FailureRemedy> remedies;  // empty if the recorded allocator serves the log
 
+  // Returns true iff the request failed only since a block was not free yet: the recorded allocator
+  // would have served it directly afterwards.
+  bool awaited() const { return recorded.awaited > Bytes() && Fits(NeededBy("pytorch")) == true; }
   // Returns a memory in which an allocator serves the log, or nullopt if it is not known.
   std::optional<Bytes> NeededBy(const std::string& allocator) const;
   // Returns true or false if an allocator that needs this memory fits or does not; nullopt if that

@@ -8,6 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "experiments/run/device_specification.h"
+
 namespace spillway {
 namespace {
 

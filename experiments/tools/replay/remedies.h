@@ -34,10 +34,6 @@ struct Card {
   Bytes memory;
 };
 
-// The memory of a card that contexts and libraries take outside the allocator: 760 MiB were
-// measured on an H200.
-constexpr Bytes kOutsideAllocator = Bytes::MiB(760);
-
 struct FailureRemedy {
   std::string_view kind;  // "limit", "setting", "device" or "operator"
   std::string text;       // a sentence for people

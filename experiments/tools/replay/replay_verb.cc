@@ -218,6 +218,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   const Bytes unit = ParseUnit(options.unit);
   for (const std::string& specification : specifications) Verify(specification, unit);
   const auto log = OpenMemoryLog(options.log, options.device);
+  if (const std::string remark = log->Remark(); !remark.empty()) session.Remark(remark);
   SkipPlan(*log, specifications, session);
 
   spillway::ReplayOptions replay;

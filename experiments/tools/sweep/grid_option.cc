@@ -121,7 +121,7 @@ std::string TitleOfCase(const ResultRow& row) {
   const std::string asked = text("memory_request");
   std::string built = fmt::format("{}, {}", text("preset"), text("mode"));
   for (const char* name :
-       {"attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks"}) {
+       {"attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks", "file"}) {
     if (text(name) != "-") built += fmt::format(", {} {}", name, text(name));
   }
   return fmt::format(

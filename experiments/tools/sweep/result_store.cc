@@ -141,7 +141,7 @@ const StoreKind& SweepKind() {
                    {"policy", "best", "fits", "iteration_ms", "slowdown", "peak_allocated_bytes",
                     "allocator", "offloaded_bytes", "stall_ms"},
                    {"workload", "device", "memory_request", "preset", "mode", "attention",
-                    "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks"}};
+                    "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks", "file"}};
     for (Column<ResultRow>& column : made.columns) {
       if (column.header.empty() && std::ranges::count(made.shown, column.name) +
                                            std::ranges::count(made.cases, column.name) >

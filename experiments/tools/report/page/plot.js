@@ -113,7 +113,8 @@ const QUANTITIES = ["iteration_ms", "slowdown", "samples_per_second", "peak_allo
                     "pinned_peak_bytes"];
 const IMPLIED = { memory_bytes: ["memory_request"], batch: ["workload"], depth: ["network", "workload"] };  // who knows the first knows the others
 // Of the settings that tell lines apart, the first of these gives each of its values axes.
-const FACETS = ["network", "family", "workload", "device", "mode", "memory_request", "memory_bytes", "preset", "backend", "allocator", "batch", "cost"];
+const FACETS = ["network", "family", "workload", "device", "mode", "memory_request", "memory_bytes", "preset", "backend", "allocator",
+                "file", ...OPTIONS, "batch", "cost"];
 
 // Adds up the numbers in the brackets of a network: resnet(3,4,6,3) is 16 deep, of the family resnet.
 function depth(row) {

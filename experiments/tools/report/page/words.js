@@ -75,8 +75,11 @@ function axisName(name) {
 
 // ---- the settings of a row
 
+// The options of a workload's text.
+const OPTIONS = ["attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks"];
 // Where a run takes place. A setting that follows from others stands behind them: memory_bytes from memory_request and batch.
-const PLACE = ["family", "network", "device", "preset", "mode", "backend", "memory_request", "batch", "workload", "depth", "memory_bytes", "cost"];
+const PLACE = ["family", "network", "device", "preset", "mode", "backend", "memory_request", "batch", "workload", "file", ...OPTIONS,
+               "depth", "memory_bytes", "cost"];
 const RIVAL = ["policy", "allocator", "compress", "deterministic", "charge_input"];  // the rivals in one place
 
 function valuesOf(rows, name) {
@@ -113,7 +116,8 @@ function tellingApart(rows, names, known = []) {
 
 // Returns the value of a setting as it stands in a sentence: with the words of its column where the value alone says nothing.
 function spoken(name, value) {
-  if (value === null || value === undefined) return `all ${wordsOf(name).words}`;
+  if (value === null || value === undefined) return `${OPTIONS.includes(name) ? "default" : "all"} ${wordsOf(name).words}`;
   if (name === "memory_bytes") return bytes(value);
-  return typeof value === "string" && !["preset", "mode", "compress"].includes(name) ? value : `${wordsOf(name).words} ${value}`;
+  if (name === "file") return value.split("/").pop();
+  return typeof value === "string" && !["preset", "mode", "compress", "accumulate", "clip_norm", "loss_chunks"].includes(name) ? value : `${wordsOf(name).words} ${value}`;
 }

@@ -200,7 +200,15 @@ TEST(OtherBatchTest, RecordingsOfOtherOpsAreNotInterpolated) {
   EXPECT_FALSE(
       changed([](Trace& trace) { std::swap(trace.ops[3].inputs[0], trace.ops[3].inputs[1]); }));
   EXPECT_FALSE(changed([](Trace& trace) { trace.recording->device = "another GPU"; }));
-  EXPECT_FALSE(changed([](Trace& trace) { trace.network = "another"; }));
+  // A name of its own does not make it another program, but other parameters do.
+  EXPECT_TRUE(changed([](Trace& trace) { trace.network = "another"; }));
+  EXPECT_FALSE(changed([](Trace& trace) {
+    trace.network = "another";
+    for (const Op& op : trace.ops) {
+      if (op.phase != Phase::kUpdate) continue;
+      for (const TensorId id : op.outputs) ++trace.tensors[Index(id)].shape[0];
+    }
+  }));
 }
 
 // Returns the recorded step with sequences of `tokens` tokens, and with a tensor of scores of each
