@@ -18,6 +18,9 @@ namespace {
 // The number of measured ops whose weighted mean counts.
 constexpr size_t kNeighbours = 6;
 
+// A kind of convolution needs so many measured ops to have a trend of its own.
+constexpr size_t kEnoughForTrend = 64;
+
 // Attributes that say how an op works. Ops that differ in one are as far apart as ops of which one
 // is this many times larger: 2^kOtherWay.
 constexpr std::array kWays = std::to_array<std::string_view>(
@@ -44,6 +47,14 @@ constexpr double kSmallWorkspace = 0.02;
 constexpr Duration kGap = Duration::Nanoseconds(1500);
 
 double Log2(double size) { return std::log2(1 + std::max(size, 0.0)); }
+
+// Libraries have kernels of their own for a convolution with one channel in each group, and with
+// several. Returns "" for other ops.
+std::string ConvolutionKind(const Op& op) {
+  const double groups = op.FindAttribute("groups").value_or(1);
+  if (groups <= 1) return "";
+  return op.FindAttribute("in_channels") == groups ? " depthwise" : " grouped";
+}
 
 std::string KindOf(const Op& op) {
   const Slot& slot = op.slots[0];
@@ -96,8 +107,12 @@ OperatorTable::OperatorTable(const Trace& measured, const Device& gpu)
     const double traffic = std::max(1.0, static_cast<double>(op.slots[0].traffic.count()));
     const Entry entry{PointOf(op), std::log(seconds / RooflineSeconds(op)),
                       static_cast<double>(op.recorded->workspace.count()) / traffic};
-    entries_[TypedKindOf(measured, op)].push_back(entry);
+    const std::string typed = TypedKindOf(measured, op);
+    entries_[typed].push_back(entry);
     entries_[KindOf(op)].push_back(entry);
+    if (const std::string kind = ConvolutionKind(op); !kind.empty()) {
+      entries_[typed + kind].push_back(entry);
+    }
   }
 }
 
@@ -124,7 +139,10 @@ double OperatorTable::RooflineSeconds(const Op& op) const {
 std::optional<OperatorTable::Entry> OperatorTable::EntryFor(const Trace& trace,
                                                             const Op& op) const {
   const std::string typed = TypedKindOf(trace, op);
-  std::pair key(entries_.contains(typed) ? typed : KindOf(op), PointOf(op));
+  const std::string kind = typed + ConvolutionKind(op);
+  const auto own = entries_.find(kind);
+  const bool enough = own != entries_.end() && own->second.size() >= kEnoughForTrend;
+  std::pair key(enough ? kind : entries_.contains(typed) ? typed : KindOf(op), PointOf(op));
   const std::lock_guard lock(mutex_);
   const auto [known, is_new] = known_.try_emplace(std::move(key));
   if (is_new) known->second = Near(known->first.first, known->first.second);

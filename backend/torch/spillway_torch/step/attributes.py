@@ -162,6 +162,9 @@ def _row(packet: str, named: Named, inputs: Tensors, outputs: Tensors) -> int | 
         return int(named["C"] // named["group"] * named["HxW"])
     if "batch_norm" in packet and first.dim() > 1:
         return first.numel() // max(first.shape[1], 1)
+    if outputs and first.numel() and outputs[0].numel() and ("upsample" in packet or "avg_pool" in packet):
+        sizes = first.numel(), outputs[0].numel()
+        return max(sizes) // min(sizes)
     if first.dim() and ("softmax" in packet or packet in _ALONG):
         return first.shape[named["dim"] if isinstance(named.get("dim"), int) else -1]
     return None
