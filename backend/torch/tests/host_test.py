@@ -17,7 +17,7 @@ from spillway_torch.__main__ import main
 from spillway_torch.step.host import HostTimes, calibrate_host, read_host, set_host_times
 
 GPU = "cuda:sm_90"
-SLOW = HostTimes(20e-6, 10e-6, 40e-6, 5e-6, 8e-6, 100e-6, 2e-6, "cpu")
+SLOW = HostTimes(30e-6, 40e-6, 8e-6, 100e-6, 2e-6, "cpu")
 
 
 class HostTest(unittest.TestCase):
@@ -26,7 +26,7 @@ class HostTest(unittest.TestCase):
         for name, seconds in dataclasses.asdict(times).items():
             if name != "device":
                 self.assertLess(seconds, 5e-3, name)
-        self.assertGreater(min(times.operator, times.backward, times.tensor), 2e-7)
+        self.assertGreater(min(times.forward, times.backward), 2e-7)
 
     def test_the_step_takes_what_its_operators_take(self):
         with pretend(GPU):
@@ -36,7 +36,7 @@ class HostTest(unittest.TestCase):
         set_host_times(recorded, SLOW)
         by_phase = {phase: [o.host_ns for o in recorded.operators if o.phase == phase] for phase in ("forward", "backward", "update")}
         self.assertEqual(set(by_phase["backward"]), {40000})
-        self.assertEqual(min(by_phase["forward"]), 30000)
+        self.assertEqual(set(by_phase["forward"]), {30000})
         self.assertEqual(max(by_phase["update"]), 100000 + 2000 * len(list(model.parameters())))
         with tempfile.TemporaryDirectory() as folder:
             SLOW.write(path := os.path.join(folder, "host.json"))
@@ -59,7 +59,7 @@ class HostTest(unittest.TestCase):
     def test_wrong_files(self):
         with tempfile.TemporaryDirectory() as folder:
             for text in ("", "[]", "{}", '{"format": "spillway-host", "version": 2}',
-                         '{"format": "spillway-host", "version": 1, "operator": 1.0}',
+                         '{"format": "spillway-host", "version": 1, "forward": 1.0}',
                          json.dumps({"format": "spillway-host", "version": 1, **dataclasses.asdict(SLOW), "tensor": -1.0})):
                 path = os.path.join(folder, "host.json")
                 with open(path, "w", encoding="utf-8") as file:
@@ -74,7 +74,7 @@ class HostTest(unittest.TestCase):
             path = os.path.join(folder, "host.json")
             self.assertEqual(main(["calibrate-host", "-o", path, "--device", "cpu"]), 0)
             self.assertEqual(read_host(path).device, "cpu")
-        self.assertRegex(out.getvalue(), r"operator +\d+\.\d us")
+        self.assertRegex(out.getvalue(), r"forward +\d+\.\d us")
 
 
 if __name__ == "__main__":

@@ -17,23 +17,23 @@ from torch.nn import functional as F
 
 from ..base.document import write_document
 from ..base.errors import SpillwayError
-from .data import StepData
+from ..base.target import parse_target
+from .data import Operator, StepData
+from .pretended import pretend
+from .recording import record_plainly
 
 FORMAT = "spillway-host"
-_ROUNDS = 7  # the median counts
-_OPERATORS = 200  # of a round
-_TENSORS = 300  # of an optimizer's step
+_ROUNDS = 40  # steps; the median counts, after a quarter of them
+_BLOCKS = (2, 12)  # of the models that are measured
 
 
 @dataclasses.dataclass(frozen=True)
 class HostTimes:
     """Seconds of the host for what a step does. The times are medians."""
 
-    operator: float  # one that autograd does not see
-    differentiated: float  # in addition, one that autograd records
+    forward: float  # an operator of forward, with the calls of modules around it
     backward: float  # an operator of backward, with autograd's own work
-    module: float  # the call of a module
-    autocast: float  # in addition, an operator that autocast wraps
+    autocast: float  # in addition, an operator of forward that autocast wraps
     update: float  # an operator of an optimizer's update over lists of tensors, without these
     tensor: float  # in addition, each tensor of such a list, with Python's work of the optimizer
     device: str = ""  # the device that was driven
@@ -59,96 +59,110 @@ def read_host(path: str | os.PathLike[str]) -> HostTimes:
 
 
 def calibrate_host(device: Optional[str] = None) -> HostTimes:
-    """Measures this machine's host with operators that do almost nothing, on its GPU or, if it has none, on the CPU.
+    """Measures this machine's host with training steps that compute almost nothing, on its GPU or, if it has none, on the CPU.
 
     Launching a kernel on a GPU takes the host longer than running a tiny operator on the CPU, so that times without a GPU are too
     short by a few microseconds for each operator.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    small, large = (_measured(blocks, device, False) for blocks in _BLOCKS)
+    half = _measured(_BLOCKS[1], device, True)
+    lists, tensors = large.lists, large.tensors - small.tensors
+    tensor = max(large.update - small.update, 0.0) / (lists * tensors)
+    return HostTimes(large.forward / large.operators, large.backward / large.gradients,
+                     max(half.forward - large.forward, 0.0) / half.wrapped,
+                     max(small.update / lists - small.tensors * tensor, 0.0), tensor,
+                     torch.cuda.get_device_name() if device == "cuda" else "cpu")
 
-    def wait() -> None:
+
+class _Block(nn.Module):
+    """A layer of a transformer, and one of a network for images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.read, self.project = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.wide, self.narrow, self.drop = nn.Linear(16, 32), nn.Linear(32, 16), nn.Dropout(0.1)
+        self.convolution, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.read(self.before(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        x = x + self.project(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        x = x + self.narrow(self.drop(F.gelu(self.wide(self.after(x)))))
+        plane: torch.Tensor = x.view(4, 4, 4, 16)
+        return (F.relu(self.norm(self.convolution(plane))) + plane).view_as(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """Seconds of the parts of a step, and the operators and tensors of each."""
+
+    forward: float
+    backward: float
+    update: float
+    operators: int
+    wrapped: int
+    gradients: int
+    lists: int
+    tensors: int
+
+
+def _measured(blocks: int, device: str, half: bool) -> _Measured:
+    def build(device: str) -> tuple[nn.Module, Callable[[], list[float]]]:
+        model = nn.Sequential(*(_Block() for _ in range(blocks))).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        x = torch.ones(4, 16, 16, device=device)
+
+        def step() -> list[float]:
+            moments = [time.perf_counter()]
+            with torch.autocast(device, torch.bfloat16, enabled=half):
+                loss = model(x).float().sum()
+            moments.append(time.perf_counter())
+            loss.backward()
+            moments.append(time.perf_counter())
+            optimizer.step()
+            optimizer.zero_grad()
+            moments.append(time.perf_counter())
+            return [after - before for before, after in zip(moments, moments[1:])]
+
+        return model, step
+
+    kind = "cuda" if device == "cuda" else "cpu"
+    target = "cuda:sm_90" if kind == "cuda" else "cpu:pretended"
+    with pretend(target):
+        _, step = build(kind)
+        operators = record_plainly(step, parse_target(target), None, "host", 1, 1).operators
+    _, step = build(device)
+    found = []
+    for _ in range(_ROUNDS):
         if device == "cuda":
             torch.cuda.synchronize()
-
-    def seconds(prepare: Callable[[], Any], run: Callable[[Any], Any], count: int) -> float:
-        found = []
-        for _ in range(_ROUNDS + 2):
-            given = prepare()
-            wait()
-            began = time.perf_counter()
-            run(given)
-            found.append((time.perf_counter() - began) / count)
-        return statistics.median(found[2:])
-
-    weight = torch.eye(8, device=device)
-    x = torch.ones(8, 8, device=device)
-    chain = _OPERATORS // 4
-
-    def operators(h: torch.Tensor) -> torch.Tensor:
-        for _ in range(chain):
-            h = torch.layer_norm(torch.mm(torch.tanh(h + x), weight), (8,))
-        return h
-
-    def learned() -> torch.Tensor:
-        return x.clone().requires_grad_()
-
-    def without(h: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return operators(h)
-
-    plain = seconds(learned, without, _OPERATORS)
-    recorded = seconds(learned, operators, _OPERATORS)
-    backward = seconds(lambda: operators(learned()).sum(), lambda loss: loss.backward(), _OPERATORS)
-    identity = nn.Sequential(*(nn.Identity() for _ in range(_OPERATORS)))
-    module = seconds(lambda: x, identity, _OPERATORS)
-    half = torch.eye(8, device=device, dtype=torch.bfloat16)
-
-    def products(h: torch.Tensor) -> torch.Tensor:
-        for _ in range(_OPERATORS):
-            h = F.linear(h, half)
-        return h
-
-    def cast(h: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16):
-            return products(h)
-
-    wrapped = seconds(lambda: half, cast, _OPERATORS) - seconds(lambda: half, products, _OPERATORS)
-
-    def update(count: int) -> tuple[float, int]:
-        parameters = [torch.ones(4, device=device, requires_grad=True) for _ in range(count)]
-        for parameter in parameters:
-            parameter.grad = torch.ones(4, device=device)
-        optimizer = torch.optim.AdamW(parameters, foreach=True)
-        lists = 12  # the operators over lists of one step
-        return seconds(lambda: None, lambda _: optimizer.step(), lists), lists
-
-    few, many = update(8)[0], update(_TENSORS)[0]
-    tensor = max(many - few, 0.0) / (_TENSORS - 8)
-    return HostTimes(plain, max(recorded - plain, 0.0), backward, module, max(wrapped, 0.0), max(few - 8 * tensor, 0.0), tensor,
-                     torch.cuda.get_device_name() if device == "cuda" else "cpu")
+        found.append(step())
+    forward, backward, update = (statistics.median(part) for part in zip(*found[_ROUNDS // 4:]))
+    lists = [op.attributes["tensors"] for op in operators if op.phase == "update" and "tensors" in op.attributes]
+    own = [op for op in operators if op.phase == "forward"]
+    return _Measured(forward, backward, update, len(own), sum(map(_is_wrapped, own)), sum(op.phase == "backward" for op in operators),
+                     len(lists), max(lists))
 
 
 # Operators that autocast wraps in most programs: products, convolutions and attention.
 _WRAPPED = ("mm", "conv", "attention", "linear")
 
 
+def _is_wrapped(op: Operator) -> bool:
+    return any(part in op.packet for part in _WRAPPED)
+
+
 def set_host_times(step: StepData, times: HostTimes) -> None:
     """Gives each operator of a step the time that the host takes for it, for `spillway run` and `spillway fit`."""
     half = any(o.dtype in (torch.bfloat16, torch.float16) for op in step.operators for o in op.inputs)
-    module = ""
     for op in step.operators:
-        seconds = times.operator
         if op.phase == "update" and "tensors" in op.attributes:
             seconds = times.update + times.tensor * op.attributes["tensors"]
         elif op.phase == "backward":
             seconds = times.backward
-        elif op.phase == "forward":
-            seconds += times.differentiated
-            if half and any(part in op.packet for part in _WRAPPED):
-                seconds += times.autocast
-            if op.module != module:
-                seconds += times.module * (1 + op.module.count(".") - os.path.commonprefix([module, op.module]).count("."))
-            module = op.module
+        else:
+            seconds = times.forward + times.autocast * (half and _is_wrapped(op))
         op.host_ns = max(round(seconds * 1e9), 1)
 
 
@@ -156,7 +170,7 @@ def main(arguments: list[str]) -> int:
     """`python3 -m spillway_torch calibrate-host`."""
     parser = argparse.ArgumentParser(
         prog="python3 -m spillway_torch calibrate-host",
-        description="Measures how long this machine's host takes for operators of each kind, in about twenty seconds. "
+        description="Measures how long this machine's host takes for operators of each kind, in a few seconds. "
                     "record(..., host=FILE), and --host FILE of `python3 -m spillway_torch`, take the file.")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file, for example host.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU, if PyTorch can use one")
