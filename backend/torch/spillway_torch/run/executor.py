@@ -142,7 +142,7 @@ class Executor:
                       [[numbers[s] for s in freed if s in numbers] for freed in _freed(tape, saved)] if chain else [])
             for pack in saved.packs:
                 table.enter(pack.position, index[saved.storage])
-        headroom = tape.headroom() if counts else [0] * len(tape.positions)
+        headroom = tape.headroom([s for s, action in plan.actions.items() if action == EVICT]) if counts else [0] * len(tape.positions)
         moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
         for at, bytes_ in enumerate(headroom):
             table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
