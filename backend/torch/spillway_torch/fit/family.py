@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
 import logging
 import math
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 from ..base.device import Device, Host
 from ..base.errors import NoPlanError, SpillwayError
@@ -25,6 +27,7 @@ GRID = 1.12  # a plan is made for sizes that are up to so many times as large as
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
+QUICK = "joint:effort=100"  # the policy for the first plan in the background: it takes a second, and the search for a better one many
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,6 +37,7 @@ class Rung:
     shapes: Shapes
     plan: Plan
     executor: Executor
+    quick: bool = False  # no better one was searched for
     checks: int = 0  # steps whose memory was compared with the budget
 
 
@@ -59,15 +63,25 @@ class Family:
         self._waits = device.type == "cpu"  # for plans; elsewhere they are made in the background, and the budget is guarded meanwhile
         self._host = HostMemory(hosts)
         self._refused: dict[Shapes, str] = {}  # why there is no plan
-        self._guard: Executor | None = None
-        self._worker: threading.Thread | None = None
-        self._made: tuple[Any, ...] | None = None  # by the worker: what `_add` takes, or shapes and an error
+        self._guards: dict[Shapes, Executor] = {}  # for steps without a plan
+        self._deviations: list[str] = []  # theirs
+        self._workers: dict[bool, float] = {}  # in the background, since when: one makes a first plan, one searches for a better one
+        self._renewed = 0  # how often all plans were made anew
+        self._made: collections.deque[tuple[bool, int, Callable[[], None]]] = collections.deque()  # by workers: which, then, what follows
 
     def close(self) -> None:
         """Gives the memory of the host back."""
         self.rungs.clear()
-        self._guard = None
+        self._guards.clear()
         self._host.close()
+
+    def lacks(self) -> str:
+        """Returns why steps run without a plan; empty if there is one."""
+        if self.rungs:
+            return ""
+        if True in self._workers:
+            return f"a plan has been searched for in the background for {time.perf_counter() - self._workers[True]:.1f} s"
+        return next(reversed(self._refused.values()), "none was searched for")
 
     def add_later(self, shapes: Shapes) -> None:
         """Notes the shapes that a step had after its begin; later steps are expected to have no larger ones."""
@@ -81,13 +95,15 @@ class Family:
         """
         if self._waits:
             began = time.perf_counter()
-            self._add(shapes, self._plan(shapes), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
-        elif self._worker is None or renew:
-            self._worker = threading.Thread(target=self._work, args=(shapes, why, renew), name="spillway plan", daemon=True)
-            self._worker.start()
+            self._add(shapes, self._plan(shapes, self._policy), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
+        elif True not in self._workers or renew:
+            if renew:
+                self._renewed += 1
+                self._workers.clear()
+            self._start(True, shapes, why, renew)
 
-    def run_for(self, shapes: Shapes) -> tuple[Rung | None, Executor, float]:
-        """Returns the plan for a step, its executor, and how many times as large the step is as the executor expects.
+    def run_for(self, shapes: Shapes) -> tuple[Rung | None, Executor]:
+        """Returns the plan for a step, and its executor.
 
         If there is no plan, the executor carries out the tightest one as far as it goes, and guards the budget. Raises `SpillwayError`
         if the recorded step does not fit.
@@ -96,27 +112,33 @@ class Family:
         rung = self._covering(shapes)
         if (rung is None or _ratio(rung.shapes, shapes) > FAR) and shapes not in self._refused and len(self.rungs) < MOST_RUNGS:
             wanted = self._rounded(shapes)
-            if (rung is None or _ratio(rung.shapes, wanted) > GRID) and (self._waits or self._worker is None):
+            if (rung is None or _ratio(rung.shapes, wanted) > GRID) and True not in self._workers:
                 if not self._keep_all(wanted):
                     self._try(*dict.fromkeys((wanted, shapes)))
                 rung = self._covering(shapes)
         if rung is not None:
-            return rung, rung.executor, 1.0
-        tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
-        if tightest is not None:
-            return None, tightest.executor, _ratio(shapes, tightest.shapes)
-        if self._guard is None:
-            self._guard = self._executor(Plan(self._budget, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape))
-        return None, self._guard, max(1.0, _ratio(shapes, self.shapes))
+            if rung.quick and False not in self._workers:
+                rung.quick = False
+                self._start(False, rung.shapes, "searched for longer", False)
+            return rung, rung.executor
+        wanted = self._rounded(shapes)
+        if wanted not in self._guards:
+            if len(self._guards) == MOST_RUNGS:
+                self._guards.clear()
+            tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
+            plan = tightest.plan if tightest is not None else Plan(self._budget, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape)
+            self._guards[wanted] = Executor(plan, self._device, self._host, self._scaled(wanted))
+            self._guards[wanted].deviations = self._deviations
+        return None, self._guards[wanted]
 
     def _covering(self, shapes: Shapes) -> Rung | None:
         """Returns the plan for the smallest inputs that are at least as large; None if there is none."""
         fitting = [rung for rung in self.rungs if _covers(rung.shapes, shapes)]
         return min(fitting, key=lambda rung: _ratio(rung.shapes, shapes), default=None)
 
-    def _plan(self, shapes: Shapes) -> Plan:
+    def _plan(self, shapes: Shapes, policy: str | None) -> Plan:
         tape = self._scaled(shapes)
-        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=self._policy, unforeseen=self.unforeseen)
+        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=policy, unforeseen=self.unforeseen)
         plan.add_update(self.update_seconds)
         return plan
 
@@ -128,11 +150,9 @@ class Family:
         tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]
         return tape
 
-    def _executor(self, plan: Plan) -> Executor:
-        return Executor(plan, self._device, self._host)
-
-    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str) -> None:
-        rung = Rung(shapes, plan, self._executor(plan))
+    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str, quick: bool = False) -> None:
+        rung = Rung(shapes, plan, Executor(plan, self._device, self._host), quick)
+        self._guards.clear()
         if renew:
             self.rungs.clear()
             self._refused.clear()
@@ -171,27 +191,44 @@ class Family:
                 self._refused[shapes] = str(error)
         self._warn(wanted[-1])
 
-    def _work(self, shapes: Shapes, why: str, renew: bool) -> None:
-        began = time.perf_counter()
+    def _start(self, first: bool, shapes: Shapes, why: str, renew: bool) -> None:
+        """Starts to plan in the background. A first plan is made quickly, if no policy was asked for."""
+        self._workers[first] = time.perf_counter()
+        threading.Thread(target=self._work, args=(first, shapes, why, renew, self._renewed), name="spillway plan", daemon=True).start()
+
+    def _work(self, first: bool, shapes: Shapes, why: str, renew: bool, renewed: int) -> None:
+        began, quick = time.perf_counter(), first and self._policy is None
         try:
-            plan = self._plan(shapes)
-        except SpillwayError as error:
-            self._made = shapes, error
-        else:
-            self._made = shapes, plan, renew, f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
+            try:
+                plan = self._plan(shapes, QUICK if quick else self._policy)
+            except NoPlanError:
+                if not quick:
+                    raise
+                quick, plan = False, self._plan(shapes, None)
+            why = f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
+            made = functools.partial(self._add if first else self._improve, shapes, plan, renew, why, quick)
+        except Exception as error:
+            made = functools.partial(self._refuse, shapes, error) if first else lambda: None  # there is the first plan
+        self._made.append((first, renewed, made))
 
     def _collect(self) -> None:
         """Takes over what was made in the background. Raises `SpillwayError` if the recorded step does not fit."""
-        made, self._made = self._made, None
-        if made is None:
-            return
-        self._worker = None
-        if len(made) == 4:
-            self._add(*made)
-            return
-        shapes, error = made
+        while self._made:
+            first, renewed, take = self._made.popleft()
+            if renewed == self._renewed:  # else it was made for less than exists now
+                del self._workers[first]
+                take()
+
+    def _improve(self, shapes: Shapes, plan: Plan, renew: bool, why: str, quick: bool) -> None:
+        """Takes a plan over if it is better than the one that there is."""
+        known = next((rung for rung in self.rungs if rung.shapes == shapes), None)
+        if known is None or plan.seconds < known.plan.seconds:
+            self._add(shapes, plan, renew, why, quick)
+
+    def _refuse(self, shapes: Shapes, error: Exception) -> None:
+        """Notes that there is no plan. Raises what no step can do without, and errors of the planner itself."""
         self._refused[shapes] = str(error)
-        if shapes == self.shapes and not self.rungs and not isinstance(error, NoPlanError):
+        if not isinstance(error, SpillwayError) or shapes == self.shapes and not self.rungs and not isinstance(error, NoPlanError):
             raise error
         self._warn(shapes)
 

@@ -31,6 +31,7 @@ log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
+SLOW = 10  # after so many steps without a plan, a line says why
 UPDATES = 2  # after so many updates of the model, the optimizer has its state
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 
@@ -93,6 +94,9 @@ class Planned:
 @dataclasses.dataclass
 class Removed:
     """Steps are ordinary ones for good."""
+
+
+WITHOUT = {Waiting: "no step was recorded yet", Recording: "a step is being recorded", Recorded: "the plan follows the next update"}
 
 
 class Fitted:
@@ -192,6 +196,10 @@ class Fitted:
         lines = [self._taken.line()]
         for family in self._structures.all():
             lines += [f"inputs of {text_of(rung.shapes)} and smaller ones: {rung.plan.summary()}" for rung in family.rungs]
+            if not family.rungs:
+                lines.append(f"inputs of {text_of(family.shapes)}: {family.lacks()}")
+        if isinstance(self._state, (Waiting, Recording, Recorded)):
+            lines.append(WITHOUT[type(self._state)])
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:
@@ -332,10 +340,12 @@ class Fitted:
         if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
-        state.rung, executor, scale = family.run_for((*shapes, *family.later))
+        state.rung, executor = family.run_for((*shapes, *family.later))
         state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
-        state.open = executor.begin(scale, stay, bool(self._verify) and self._taken.steps % self._verify == 0)
+        if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
+            log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
+        state.open = executor.begin(stay, bool(self._verify) and self._taken.steps % self._verify == 0)
 
     def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""

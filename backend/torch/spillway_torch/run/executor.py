@@ -102,10 +102,11 @@ class HostMemory:
 class Executor:
     """Runs steps under one plan."""
 
-    def __init__(self, plan: Plan, device: Device | None = None, host: HostMemory | None = None) -> None:
+    def __init__(self, plan: Plan, device: Device | None = None, host: HostMemory | None = None, like: Tape | None = None) -> None:
         """Raises `SpillwayError` if the plan asks for what its tape does not allow.
 
         host: memory that it shares with others; by default, it has memory of its own.
+        like: the plan's tape, with the sizes of the steps that are guarded, if those are others.
         """
         self.plan = dataclasses.replace(plan)  # a copy, because `EXECUTORS` holds an executor as long as its plan lives
         self.device = device if device is not None else device_of(plan.tape.device)
@@ -114,11 +115,11 @@ class Executor:
         self.host = host if host is not None else HostMemory()
         self._recipes = _recipes_of(plan)
         self._library = steps_library()
-        self._table = self._make_table()
+        self._table = self._make_table(like if like is not None else plan.tape)
         if plan.host_bytes and not self.host.spare:
             self.host.shared(self.device).reserve(plan.host_bytes)
 
-    def _make_table(self) -> Any:
+    def _make_table(self, like: Tape) -> Any:
         plan, tape, library, device = self.plan, self.plan.tape, self._library, self.device
         native = library.Gpu(device.index, *device.copy_streams) if type(device) is CudaDevice else library.PythonDevice(_Calls(device))
         chains = [saved.chain for saved, action in self._recipes if action == EVICT and saved.chain is not None]
@@ -142,7 +143,7 @@ class Executor:
                       [[numbers[s] for s in freed if s in numbers] for freed in _freed(tape, saved)] if chain else [])
             for pack in saved.packs:
                 table.enter(pack.position, index[saved.storage])
-        headroom = tape.headroom() if counts else [0] * len(tape.positions)
+        headroom = like.headroom([s for s, action in plan.actions.items() if action == EVICT]) if counts else [0] * len(tape.positions)
         moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
         for at, bytes_ in enumerate(headroom):
             table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
@@ -218,15 +219,15 @@ class Executor:
         finally:
             run.end()
 
-    def begin(self, scale: float = 1.0, stay: bool = False, verify: bool = False) -> _Run:
-        """Starts a step, whose tensors are so many times as large as those of the recorded one.
+    def begin(self, stay: bool = False, verify: bool = False) -> _Run:
+        """Starts a step.
 
         Its `end` ends it, or, if its hooks should `stay`, the backward that reads what it saved. If it should `verify`, its backward
         raises RuntimeError where a tensor is recomputed with other bits than autograd saved.
         """
         refuse_hooks()
         self.device.begin()
-        return _Run(self, self._library.Run, self._table, scale, stay, verify)
+        return _Run(self, self._library.Run, self._table, stay, verify)
 
 
 def _more_host(device: Device, pieces: list[Host], spare: list[Host], size: int) -> torch.Tensor:
@@ -284,12 +285,12 @@ def _freed(tape: Tape, saved: Saved) -> list[list[int]]:
 class _Run:
     """One step under a plan."""
 
-    def __init__(self, executor: Executor, make: Any, table: Any, scale: float, stay: bool, verify: bool) -> None:
+    def __init__(self, executor: Executor, make: Any, table: Any, stay: bool, verify: bool) -> None:
         self.deviation: str | None = None  # why the plan is not carried out for some storage
         self._executor = executor
         self._began, self._pieces = time.perf_counter(), len(executor.host.pieces)
         self._ended: float | None = None
-        saved = self.saved = make(table, self.deviate, scale, verify)
+        saved = self.saved = make(table, self.deviate, verify)
         hooks = without_compilation(*saved.hooks) if executor.plan.tape.compiled else saved.hooks
         self.hooks = Hooks(hooks, saved, stay, saved)
         self.hooks.enter()

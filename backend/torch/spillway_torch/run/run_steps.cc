@@ -66,12 +66,10 @@ class Locked {
 class Run {
  public:
   // deviate: takes the reason why the plan is not carried out for a storage.
-  // scale: how many times the headroom of the recorded step this one needs.
   // verify: whether what is recomputed is compared with what was saved.
-  Run(std::shared_ptr<const Table> table, py::object deviate, double scale, bool verify)
+  Run(std::shared_ptr<const Table> table, py::object deviate, bool verify)
       : table_(std::move(table)),
         watch_(table_->ops, *table_->device, [this](size_t storage) { BeforeWrite(storage); }),
-        scale_(scale),
         verify_(verify),
         slots_(table_->recipes.size()),
         deviate_(std::move(deviate)) {
@@ -275,7 +273,7 @@ class Run {
     for (size_t i = at - std::min(at, near); i <= at + near && i < positions.size(); ++i) {
       most = std::max(most, positions[i].headroom);
     }
-    return static_cast<int64_t>(scale_ * static_cast<double>(most));
+    return most;
   }
 
   // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
@@ -452,7 +450,6 @@ class Run {
 
   const std::shared_ptr<const Table> table_;
   Watch watch_;
-  const double scale_;
   const bool verify_;
   const std::thread::id thread_ = std::this_thread::get_id();
   const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
@@ -591,7 +588,7 @@ PYBIND11_MODULE(spillway_steps, module) {
       });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
-      .def(py::init<std::shared_ptr<Table>, py::object, double, bool>())
+      .def(py::init<std::shared_ptr<Table>, py::object, bool>())
       .def_property_readonly("hooks", &HooksOf)
       .def("pause", &Run::Pause)
       .def("resume", &Run::Resume)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Optional
 
 import torch
@@ -145,9 +145,13 @@ class Tape(Step):
         changes = any(at <= write < self.unpacks[-1].op for write in self.writes.get(storage, ()))
         return self.storages[storage].size <= SMALL if storage not in self.parameters else not changes
 
-    def headroom(self) -> list[int]:
-        """Returns, for each position, by how many bytes the step grows at most until the next one."""
-        alive, born = self._alive(self.storages.values())
+    def headroom(self, dropped: Collection[int] = ()) -> list[int]:
+        """Returns, for each position, by how many bytes the step grows at most until the next one, while autograd keeps what it saved.
+
+        dropped: saved storages that autograd does not keep.
+        """
+        own = {storage: self.storages[storage] for storage in dropped}
+        alive, born = self._alive(own.get(storage.number, storage) for storage in self.lives())
         ends = [*self.positions[1:], len(self.ops)]
         return [max(0, max((alive[at] + self.ops[at].scratch for at in range(begin, end)), default=0) - alive[begin] + born[begin])
                 for begin, end in zip(self.positions, ends)]

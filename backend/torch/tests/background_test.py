@@ -1,0 +1,149 @@
+"""Tests steps whose plans are made in the background, while a guard keeps the budget."""
+
+import contextlib
+import logging
+import threading
+import unittest
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+
+import cases
+from guard_test import Guarded, counted
+from spillway_torch import fit
+from spillway_torch.fit import family
+from stepping import different
+
+
+@contextlib.contextmanager
+def background():
+    """Within it, plans are made in the background, as for a GPU."""
+    plain = family.Family.__init__
+
+    def make(self, *given):
+        plain(self, *given)
+        self._waits = False
+
+    with mock.patch.object(family.Family, "__init__", make):
+        yield
+
+
+class Steps:
+    """Training steps of a Transformer, on a device that counts its memory."""
+
+    def __init__(self, budget=None):
+        torch.manual_seed(0)
+        self.model = cases.Transformer(dropout=0.0, layers=3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.fitted = fit(self.model, self.optimizer, memory=budget) if budget is not None else None
+
+    def run(self, device, length=23):
+        """Returns the most bytes of the device."""
+        device.peak = device.allocated
+        self.optimizer.zero_grad()
+        tokens = torch.randint(50, (5, length), generator=torch.Generator().manual_seed(length))
+        F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        self.optimizer.step()
+        return device.peak
+
+    def bits(self):
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+class BackgroundTest(unittest.TestCase):
+    def setUp(self):
+        self.released = threading.Event()
+        self.asked, self.made = [], threading.Semaphore(0)  # policies, and plans that were made
+        self.addCleanup(self.released.set)
+
+    def planning(self, waits):
+        """Makes plans wait for `released` if `waits` says so of their policy."""
+        plain = family.make_plan
+
+        def make_plan(*given, policy, **named):
+            self.asked.append(policy)
+            if waits(policy):
+                self.released.wait()
+            try:
+                return plain(*given, policy=policy, **named)
+            finally:
+                self.made.release()
+
+        return mock.patch.object(family, "make_plan", make_plan)
+
+    def eager(self, lengths):
+        """Returns the most bytes of steps without a budget, and the bits that they make."""
+        device = Guarded()
+        with counted(device):
+            steps = Steps()
+            peaks = [steps.run(device, length) for length in lengths]
+        return max(peaks), steps.bits()
+
+    def test_a_first_plan_is_made_quickly_and_a_better_one_is_searched_for(self):
+        most, want = self.eager([23] * 8)
+        device, budget = Guarded(), int(0.8 * most)
+        with background(), self.planning(lambda policy: policy is None), counted(device):
+            steps = Steps(budget)
+            peaks = [steps.run(device)]
+            self.made.acquire(timeout=60)
+            for _ in range(7):
+                peaks.append(steps.run(device))
+        self.assertLessEqual(max(peaks), budget)
+        self.assertEqual(different(want, steps.bits()), [])
+        self.assertEqual(self.asked, [family.QUICK, None])
+        self.assertGreater(steps.fitted.stats()["planned"], 4)
+        self.released.set()
+        self.made.acquire(timeout=60)
+        with counted(device):
+            steps.run(device)
+        self.assertEqual(len(steps.fitted.report().splitlines()), 2)
+        steps.fitted.remove()
+
+    def test_it_is_said_why_steps_have_no_plan(self):
+        most, want = self.eager([23] * 12)
+        device, budget = Guarded(), int(0.8 * most)
+        with background(), self.planning(lambda policy: True), counted(device):
+            steps = Steps(budget)
+            with self.assertLogs("spillway_torch", logging.WARNING) as logs:
+                peaks = [steps.run(device) for _ in range(12)]
+        self.assertLessEqual(max(peaks), budget)
+        self.assertEqual(different(want, steps.bits()), [])
+        self.assertRegex("\n".join(logs.output), r"10 steps ran without a plan: a plan has been searched for in the background for")
+        self.assertRegex(steps.fitted.report(), r"inputs of \[5, 23\]: a plan has been searched for in the background for")
+        steps.fitted.remove()
+
+    def test_an_error_of_the_planner_is_raised(self):
+        device = Guarded()
+        failed = threading.Event()
+
+        def make_plan(*_, **__):
+            failed.set()
+            raise KeyError("a fault")
+
+        with background(), mock.patch.object(family, "make_plan", make_plan), counted(device):
+            steps = Steps("1GiB")
+            steps.run(device)
+            failed.wait()
+            with self.assertRaisesRegex(KeyError, "a fault"):
+                for _ in range(100):
+                    steps.run(device)
+        steps.fitted.remove()
+
+    def test_guarded_steps_of_other_sizes_keep_the_budget(self):
+        lengths = [23, 40, 33, 9, 48, 26]
+        most, want = self.eager(lengths)
+        for share in 0.6, 0.8:
+            with self.subTest(share), background(), mock.patch.object(family.Family, "plan_for", lambda *_, **__: None):
+                device, budget = Guarded(), int(share * most)
+                with counted(device):
+                    steps = Steps(budget)
+                    peaks = [steps.run(device, length) for length in lengths]
+                self.assertLessEqual(max(peaks), budget)
+                self.assertGreater(steps.fitted.stats()["guarded_bytes"], 0)
+                self.assertEqual(different(want, steps.bits()), [])
+                steps.fitted.remove()
+
+
+if __name__ == "__main__":
+    unittest.main()
