@@ -100,6 +100,28 @@ class BackgroundTest(unittest.TestCase):
         self.assertEqual(len(steps.fitted.report().splitlines()), 2)
         steps.fitted.remove()
 
+    def test_a_plan_that_was_asked_for_before_all_were_made_anew_is_not_taken(self):
+        most, _ = self.eager([23])
+        device = Guarded()
+        with background(), self.planning(lambda policy: policy is None), counted(device):
+            steps = Steps(int(0.8 * most))
+            steps.run(device)
+            self.made.acquire(timeout=60)
+            steps.run(device)  # a search begins
+            plans = steps.fitted._state.family
+            plans._renewed += 1  # what was planned so far does not count
+            plans._workers.clear()
+            first = steps.fitted.plan
+            self.released.set()
+            self.made.acquire(timeout=60)
+            threads = [thread for thread in threading.enumerate() if thread.name == "spillway plan"]
+            for thread in threads:
+                thread.join()
+            steps.run(device)
+        self.assertIs(steps.fitted.plan, first)
+        self.assertEqual(list(plans._made), [])
+        steps.fitted.remove()
+
     def test_it_is_said_why_steps_have_no_plan(self):
         most, want = self.eager([23] * 12)
         device, budget = Guarded(), int(0.8 * most)
