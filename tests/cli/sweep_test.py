@@ -292,7 +292,7 @@ class ModelVersionTest(SweepTest):
     # new digits here.
     EXPECTED = {
         "caffe": "c2454d32",
-        "capuchin": "ca2c3e96",
+        "capuchin": "36760d1e",
         "checkmate": "e6970280",
         "dtr": "f5bb8abf",
         "liveness:algo=memory": "9468a078",

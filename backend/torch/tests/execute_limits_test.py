@@ -58,7 +58,7 @@ class LimitsTest(unittest.TestCase):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(made)
         x = torch.randn(4, 8, requires_grad=True)
-        with self.assertRaisesRegex(NotRecordableError, "on DTensor: tensors of special types are not recorded"):
+        with self.assertRaisesRegex(NotRecordableError, "on DTensor.*: tensors of special types are not recorded"):
             record_tape(lambda: torch.exp(distribute_tensor(x, mesh)).to_local().sum().backward(), "cpu")
 
     def test_a_distributed_tensor_in_a_planned_step(self):
