@@ -23,8 +23,8 @@ from .pretended import pretend
 from .recording import record_plainly
 
 FORMAT = "spillway-host"
-_ROUNDS = 40  # steps; the median counts, after a quarter of them
-_BLOCKS = (2, 12)  # of the models that are measured
+_ROUNDS = 20  # steps; the median counts, after a quarter of them
+_BLOCKS = (2, 8)  # of the models that are measured
 
 
 @dataclasses.dataclass(frozen=True)

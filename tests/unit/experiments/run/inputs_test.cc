@@ -100,9 +100,13 @@ TEST(HostTimesTest, OfARecordingWithTimes) {
 
 // Each op of a recording without a GPU is an operator for which the host takes its time.
 TEST(HostTimesTest, OfARecordingWithoutAGpu) {
-  const auto host = [](const HostTimes& times) {
-    return WithHostTimes(RecordedStep(""), times).ops[1].recorded->host;
+  Trace step = RecordedStep("");
+  const auto host = [&step](const HostTimes& times) {
+    return WithHostTimes(step, times).ops[1].recorded->host;
   };
+  step.ops[1].recorded->host = Duration::Microseconds(30);  // as calibrate-host measured it
+  EXPECT_EQ(host({}), Duration::Microseconds(30));
+  step.ops[1].recorded->host = Duration();
   EXPECT_EQ(host({}), Duration::Microseconds(7));
   EXPECT_EQ(host({HostTimes::Kind::kPlain, Duration::Microseconds(2)}), Duration::Microseconds(2));
   EXPECT_EQ(host({HostTimes::Kind::kNone}), Duration());
