@@ -73,6 +73,13 @@ class NumbersTest(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "can't convert cuda:0 device type tensor to numpy"):
             names_of(lambda: noise(4).numpy())
 
+    def test_other_errors_stay_as_they_are(self):
+        for kind, call in ((RuntimeError, lambda: noise(4, 4) @ noise(5)), (TypeError, lambda: torch.exp("x"))):
+            with self.assertRaises(kind) as caught:
+                names_of(call)
+            self.assertIs(type(caught.exception), kind)
+            self.assertIsNone(caught.exception.__cause__)
+
     def test_what_is_assumed(self):
         seen = []
 

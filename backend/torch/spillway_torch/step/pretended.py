@@ -178,7 +178,10 @@ class Names(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         except (RuntimeError, TypeError) as error:
-            raise self.recorder.translated(error, getattr(func, "__name__", str(func))) from error
+            translated = self.recorder.translated(error, getattr(func, "__name__", str(func)))
+            if translated is None:
+                raise
+            raise translated from error
 
 
 def _refused(name: str, reason: str) -> Any:

@@ -392,13 +392,13 @@ class Recorder(TorchDispatchMode):
         line = line_of_program()
         return in_module(self.modules.path()) + (f" ({line})" if line else "")
 
-    def translated(self, error: Exception, name: str) -> Exception:
-        """Returns the error to raise in place of one that PyTorch raised: tensors without data are no matter of the program."""
+    def translated(self, error: Exception, name: str) -> Exception | None:
+        """Returns the error to raise in place of one of PyTorch about tensors without data, which the program does not know of; None if
+        it is about something else."""
+        text = str(error)
         if isinstance(error, TypeError):
-            return TypeError(str(error).replace("meta device", f"{self.target.shown} device"))
-        if "meta tensor" not in str(error).lower():
-            return error
-        return needs(f"the result of {name}", self.place())
+            return TypeError(text.replace("meta device", f"{self.target.shown} device")) if "meta device" in text else None
+        return needs(f"the result of {name}", self.place()) if "meta tensor" in text.lower() else None
 
     @contextlib.contextmanager
     def adding_in_place(self) -> Iterator[None]:
