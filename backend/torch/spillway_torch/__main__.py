@@ -39,10 +39,10 @@ from .base.target import parse_target
 from .fit.record import record
 from .plan.curve import explain
 from .plan.files import write_step
+from .step.host_times import main as host_main
 from .step.modules import find_blocks
 from .step.pretended import pretend
 from .step.profile import gpu_query, profile
-from .step.host import main as host_main
 from .step.weights import main as weights_main
 
 

@@ -206,8 +206,8 @@ class Family:
                     raise
                 quick, plan = False, self._plan(shapes, None)
             why = f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
-            made = functools.partial(self._add if first else self._improve, shapes, plan, renew, why, quick)
-        except Exception as error:
+            made: Callable[[], None] = functools.partial(self._add if first else self._improve, shapes, plan, renew, why, quick)
+        except Exception as error:  # pylint: disable=broad-except
             made = functools.partial(self._refuse, shapes, error) if first else lambda: None  # there is the first plan
         self._made.append((first, renewed, made))
 

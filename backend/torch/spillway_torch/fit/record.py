@@ -10,7 +10,7 @@ import torch
 
 from ..base.errors import SpillwayError
 from ..base.target import parse_target
-from ..step.host import read_host, set_host_times
+from ..step.host_times import read_host, set_host_times
 from ..step.recording import record_plainly
 from ..step.step import Step
 from ..tape.tape_recorder import record_tape

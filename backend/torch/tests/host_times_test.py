@@ -14,7 +14,7 @@ import torch
 import cases
 from spillway_torch import SpillwayError, pretend, record
 from spillway_torch.__main__ import main
-from spillway_torch.step.host import HostTimes, calibrate_host, read_host, set_host_times
+from spillway_torch.step.host_times import HostTimes, calibrate_host, read_host, set_host_times
 
 GPU = "cuda:sm_90"
 SLOW = HostTimes(30e-6, 40e-6, 8e-6, 100e-6, 2e-6, "cpu")
