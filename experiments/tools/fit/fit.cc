@@ -8,8 +8,6 @@
 #include <limits>
 #include <utility>
 
-#include "experiments/changes/autocast_step.h"
-#include "experiments/changes/changed_op.h"
 #include "experiments/changes/changed_step.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 #include "traces/base/error.h"
@@ -100,48 +98,24 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 // optimizer, and of checkpoints around all or as few blocks as make it fit. Of the combinations
 // that keep the numerics, and of all, only the cheapest is returned.
 std::vector<FitRow> Combined(const Question& one, const std::vector<std::string>& blocks) {
-  struct Part {
-    PyTorchRemedy remedy;
-    bool exact = true;  // keeps the numerics
-    std::function<std::optional<Trace>(const Question&)> make;
-  };
-  std::string ignored;
-  const bool has_bf16 = one.device().matrix_flops_per_second.contains(Arithmetic::kBf16);
-  const std::optional<Part> kNumbers[] = {
-      std::nullopt,
-      Part{Bfloat16(), false,
-           [&](const Question& from) -> std::optional<Trace> {
-             if (!has_bf16 || HasUnfusedAttention(from.trace())) return std::nullopt;
-             return InBfloat16(from.trace(), from.device(), from.cost());
-           }},
-      Part{AutocastToBfloat16(), false, [&](const Question& from) -> std::optional<Trace> {
-             if (!has_bf16) return std::nullopt;
-             return UnderAutocast(from.trace(), from.device(), from.cost(), ignored);
-           }}};
-  const std::optional<Part> kUpdates[] = {
-      std::nullopt,
-      Part{EightBitOptimizer(), false,
-           [](const Question& from) { return With8BitOptimizer(from.trace(), from.device()); }},
-      Part{OffloadedOptimizer(), true, [](const Question& from) -> std::optional<Trace> {
-             auto made = WithOffloadedOptimizer(from.costed_trace(), from.cost());
-             if (!made || made->host > from.device().host_memory) return std::nullopt;
-             return std::move(made->trace);
-           }}};
+  std::string ignored;  // `FixedChanges` says why a change is not made
+  const std::vector<StepChange> numbers = ChangesOfNumbers(), updates = ChangesOfOptimizer();
   std::optional<FitRow> cheapest, exact;
   const auto better = [](const std::optional<FitRow>& best, const FitRow& row) {
     return !best || row.metrics.iteration < best->metrics.iteration;
   };
-  for (const std::optional<Part>& numbers : kNumbers) {
-    for (const std::optional<Part>& update : kUpdates) {
+  for (size_t i = 0; i <= numbers.size(); ++i) {  // after the last one, none
+    for (size_t j = 0; j <= updates.size(); ++j) {
       std::optional<Question> changed = one;
       std::vector<PyTorchRemedy> parts;
       bool keeps = true;
-      for (const std::optional<Part>& part : {numbers, update}) {
-        if (!part || !changed) continue;
-        std::optional<Trace> made = part->make(*changed);
+      for (const auto& [changes, at] : {std::pair(&numbers, i), std::pair(&updates, j)}) {
+        if (at == changes->size() || !changed) continue;
+        const StepChange& change = (*changes)[at];
+        std::optional<Trace> made = change.make(*changed, ignored);
         changed = made ? std::optional(changed->About(*std::move(made))) : std::nullopt;
-        parts.push_back(part->remedy);
-        keeps = keeps && part->exact;
+        parts.push_back(change.remedy);
+        keeps = keeps && change.exact;
       }
       if (!changed || parts.empty()) continue;
       const auto add = [&](FitRow row) {

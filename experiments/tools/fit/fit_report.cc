@@ -191,9 +191,7 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, 8-bit optimizer, offloaded optimizer, or "
-       "of policies of "
-       "research "
-       "policy, policy and allocator",
+       "of policies of research policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},

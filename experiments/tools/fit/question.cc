@@ -166,6 +166,49 @@ RunResult Question::RunIn(const std::string& memory, const PolicyChoice& policy,
   return RunForRow(asked, *loaded_.inputs, look, Certificate::kNone);
 }
 
+std::vector<StepChange> ChangesOfNumbers() {
+  const auto has_bf16 = [](const Question& one) {
+    return one.device().matrix_flops_per_second.contains(Arithmetic::kBf16);
+  };
+  return {{Bfloat16(), false,
+           [=](const Question& one, std::string& why_not) -> std::optional<Trace> {
+             if (!has_bf16(one)) return std::nullopt;
+             std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
+             if (!made || !HasUnfusedAttention(one.trace())) return made;
+             why_not = fmt::format("Weights in bf16 were not tried: {}.", kUnfusedAttention);
+             return std::nullopt;
+           }},
+          {AutocastToBfloat16(), false,
+           [=](const Question& one, std::string& why_not) -> std::optional<Trace> {
+             if (!has_bf16(one)) return std::nullopt;
+             return UnderAutocast(one.trace(), one.device(), one.cost(), why_not);
+           }}};
+}
+
+std::vector<StepChange> ChangesOfOptimizer() {
+  return {
+      {EightBitOptimizer(), false,
+       [](const Question& one, std::string& why_not) -> std::optional<Trace> {
+         std::optional<Trace> made = With8BitOptimizer(one.trace(), one.device());
+         if (!made) {
+           why_not =
+               "An 8-bit and an offloaded optimizer were not tried: the recorded update does not "
+               "hold two moments for each parameter, as that of Adam does.";
+         }
+         return made;
+       }},
+      {OffloadedOptimizer(), true,
+       [](const Question& one, std::string& why_not) -> std::optional<Trace> {
+         std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.costed_trace(), one.cost());
+         if (!made) return std::nullopt;
+         if (made->host <= one.device().host_memory) return std::move(made->trace);
+         why_not = fmt::format(
+             "An offloaded optimizer needs {} of host memory, of which {} has {}.",
+             FormatBytes(made->host), one.device().name, FormatBytes(one.device().host_memory));
+         return std::nullopt;
+       }}};
+}
+
 std::vector<FixedChange> FixedChanges(const Trace& trace) {
   using Row = std::optional<FitRow>;
   const auto not_tried = [](const char* sentence) -> FixedChange {
@@ -178,6 +221,15 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
     return [made](const Question& one, std::string&) -> Row { return one.Remedied(made); };
   };
   std::vector<FixedChange> changes{remedy(ExpandableSegments())};
+  const auto add = [&](const std::vector<StepChange>& others) {
+    for (const StepChange& change : others) {
+      changes.emplace_back([change](const Question& one, std::string& why_not) -> Row {
+        std::optional<Trace> made = change.make(one, why_not);
+        if (!made) return std::nullopt;
+        return one.About(*std::move(made)).Remedied(change.remedy);
+      });
+    }
+  };
   if (!trace.recording) {
     changes.push_back(not_tried(
         "Checkpoints, save_on_cpu, micro-batches, bf16 and other optimizers are predicted for "
@@ -185,22 +237,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
         "see spillway trace import."));
     return changes;
   }
-  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
-    if (!one.device().matrix_flops_per_second.contains(Arithmetic::kBf16)) return std::nullopt;
-    std::optional<Trace> made = InBfloat16(one.trace(), one.device(), one.cost());
-    if (!made) return std::nullopt;
-    if (HasUnfusedAttention(one.trace())) {
-      why_not = fmt::format("Weights in bf16 were not tried: {}.", kUnfusedAttention);
-      return std::nullopt;
-    }
-    return one.About(*std::move(made)).Remedied(Bfloat16());
-  });
-  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
-    if (!one.device().matrix_flops_per_second.contains(Arithmetic::kBf16)) return std::nullopt;
-    std::optional<Trace> made = UnderAutocast(one.trace(), one.device(), one.cost(), why_not);
-    if (!made) return std::nullopt;
-    return one.About(*std::move(made)).Remedied(AutocastToBfloat16());
-  });
+  add(ChangesOfNumbers());
   if (!trace.training) return changes;
   changes.push_back(remedy(SaveTensorsOnCpu()));
   if (const std::vector<std::string> blocks = BlocksInOrder(trace); !blocks.empty()) {
@@ -210,25 +247,7 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
         not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
                   "Record it with model=..., see python3 -m spillway_torch."));
   }
-  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
-    std::optional<Trace> made = With8BitOptimizer(one.trace(), one.device());
-    if (made) return one.About(*std::move(made)).Remedied(EightBitOptimizer());
-    why_not =
-        "An 8-bit and an offloaded optimizer were not tried: the recorded update does not hold two "
-        "moments for each parameter, as that of Adam does.";
-    return std::nullopt;
-  });
-  changes.emplace_back([](const Question& one, std::string& why_not) -> Row {
-    std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.costed_trace(), one.cost());
-    if (!made) return std::nullopt;
-    if (made->host <= one.device().host_memory) {
-      return one.About(std::move(made->trace)).Remedied(OffloadedOptimizer());
-    }
-    why_not = fmt::format("An offloaded optimizer needs {} of host memory, of which {} has {}.",
-                          FormatBytes(made->host), one.device().name,
-                          FormatBytes(one.device().host_memory));
-    return std::nullopt;
-  });
+  add(ChangesOfOptimizer());
   return changes;
 }
 

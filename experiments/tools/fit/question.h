@@ -65,6 +65,19 @@ class Question {
 // the change.
 using FixedChange = std::function<std::optional<FitRow>(const Question&, std::string& why_not)>;
 
+// A change of the program that makes another step, and that other changes can follow.
+struct StepChange {
+  PyTorchRemedy remedy;
+  bool exact;  // the step computes the same numbers
+  // Returns the changed step; as `FixedChange` if there is none.
+  std::function<std::optional<Trace>(const Question&, std::string& why_not)> make;
+};
+
+// Return the changes of a recorded step's types of numbers, and of its optimizer. At most one of
+// each can be made.
+std::vector<StepChange> ChangesOfNumbers();
+std::vector<StepChange> ChangesOfOptimizer();
+
 // Returns the changes to try for a workload with this trace, other than another batch,
 // micro-batches, and checkpoints around all or the first blocks.
 std::vector<FixedChange> FixedChanges(const Trace& trace);
