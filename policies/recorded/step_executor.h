@@ -42,8 +42,9 @@ class StepExecutor final : public Policy {
   std::vector<TensorId> late_;  // prefetches for which there was no room
 };
 
-// Returns a policy that makes a trial run of `policy` and carries its decisions out. A policy that
-// runs another trace than the given one throws `PolicyError`.
+// Returns a policy that makes a trial run of `policy` and carries its decisions out. A
+// `StepExecutor` does nothing else, and is returned as it is. A policy that runs another trace than
+// the given one throws `PolicyError`.
 std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy);
 
 }  // namespace spillway

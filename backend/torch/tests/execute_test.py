@@ -17,7 +17,6 @@ from spillway_torch import ProgramError, SpillwayError
 from spillway_torch.base.device import CpuDevice, block_of
 from spillway_torch.base.errors import NoPlanError
 from spillway_torch.fit.host import host_costs, measure_host
-from spillway_torch.plan import planner
 from spillway_torch.plan.plan import Moments
 from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan, predict
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
@@ -289,21 +288,6 @@ class PlanTest(unittest.TestCase):
                                                  f"{budget - 100:,}.: give a larger budget") as raised:
             make_plan(self.tape, budget, policy="dtr")
         self.assertGreaterEqual(raised.exception.best, budget)
-
-    def test_where_the_search_misses_a_plan_one_for_less_is_found(self):
-        budget, asked = (self.eager.floor.bytes + self.eager.peak) // 2, []
-
-        def ask(step, folder, *arguments):
-            asked.append(int(arguments[1].removesuffix("B")))
-            row, = planner_ask(step, folder, *arguments)
-            return [{**row, "status": "oom"}] if len(asked) == 1 else [row]
-
-        planner_ask = planner.ask
-        with mock.patch.object(planner, "ask", ask):
-            plan = make_plan(self.tape, budget)
-        self.assertEqual(asked, [budget, (budget + plan.floor.bytes) // 2])
-        self.assertLessEqual(plan.peak, asked[1])
-        self.assertEqual(plan.budget, budget)
 
     def test_a_program_that_is_missing_is_needed(self):
         with mock.patch.dict(os.environ, {"SPILLWAY": "/no/program"}), self.assertRaisesRegex(ProgramError, "SPILLWAY=/no/program is not"):

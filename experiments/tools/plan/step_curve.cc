@@ -193,12 +193,9 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
   PlannedStep planned{memory, {}, PredictionOf(eager_), Bytes(0)};
   if (eager_.metrics.peak_allocated <= memory) return planned;
   const Report report = Predict(RunOf(inputs_, asked_, memory), 1).report;
-  if (report.fits()) {
-    planned.plan = PlanFrom(report, places_, memory);
-    planned.prediction = PredictionOf(report);
-  } else {
-    planned.best = memory;
-  }
+  // The plan of a run need not make each of its moves at the same moment, so that it is run itself.
+  if (report.fits()) return Predicted(PlanFrom(report, places_, memory), memory);
+  planned.best = memory;
   return planned;
 }
 

@@ -19,7 +19,6 @@ from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_by
 from .planned_step import planned_step, step_name
 
 FORMAT = "spillway-step-plan"
-TRIES = 4  # searches for a plan
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
 
 
@@ -49,14 +48,8 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     budget = parse_bytes(memory)
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
-        step, chosen = planned_step(tape, movable_storages(tape, smallest), moves), ("--policy", policy) if policy is not None else ()
-        memory = budget - unforeseen
-        for _ in range(TRIES):
-            row = ask(step, folder, "--memory", _size(memory), "-o", path, *chosen)[0]
-            if row["status"] == "ok" or memory <= row["floor_bytes"]:
-                break
-            found = row["least_bytes"] or memory  # the search misses some plans, but a plan for less is one, too
-            memory = found if found < budget - unforeseen and found != memory else (memory + row["floor_bytes"]) // 2
+        arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
+        row = ask(planned_step(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
         floor = floor_of(tape, row, unforeseen)
         if budget < floor.bytes:
             raise SpillwayError(floor.sentence(budget))

@@ -108,6 +108,12 @@ TEST_F(StepPlanTest, ACopyStartsWhereAutogradSaves) {
             Carry(std::make_unique<StepExecutor>(plan, places_, trace_.ops.size())));
 }
 
+TEST_F(StepPlanTest, APlanIsCarriedOutAsItIs) {
+  auto executor = std::make_unique<StepExecutor>(StepPlan(), places_, trace_.ops.size());
+  const Policy* const plan = executor.get();
+  EXPECT_EQ(CarriedOut(std::move(executor)).get(), plan);
+}
+
 TEST_F(StepPlanTest, TheFirstLeaveDecidesHowAStorageComesBack) {
   const StepPlan plan = PlanOf([](ScriptedPolicy& policy) {
     policy.after = [](PolicyContext& context, const std::string& op) {
