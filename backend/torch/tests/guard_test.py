@@ -3,11 +3,14 @@
 import contextlib
 import logging
 import unittest
+import weakref
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from counting import Counting
+from spillway_torch.base.device import CpuDevice
 from spillway_torch.plan.planner import assemble
 from spillway_torch.run.executor import Executor
 from spillway_torch.tape.hooks import hooks_here
@@ -112,6 +115,30 @@ class GuardTest(unittest.TestCase):
         self.assertEqual(different(*gradients), [])
         self.assertLessEqual(peaks[1], 0.7 * peaks[0])
         self.assertGreater(moved, 0)
+
+    def test_what_backward_has_read_is_gone_before_gradients_are_summed(self):
+        model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16))
+        tape = record_tape(lambda: model(torch.ones(8, 16)).sum().backward(), "cpu")
+        for device, retain, gone in ((None, False, False), (Guarded(), False, True), (CpuDevice(), False, True), (Guarded(), True, False)):
+            with self.subTest(device=type(device).__name__, retain=retain):
+                alive, saved = [], []
+
+                class Sums(TorchDispatchMode):
+                    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                        if func._schema.name == "aten::sum" and saved:
+                            alive.append(saved[0]() is not None)
+                        return func(*args, **(kwargs or {}))
+
+                def note(_, inputs):
+                    saved.append(weakref.ref(inputs[0].untyped_storage()))
+
+                handle = model[2].register_forward_pre_hook(note)
+                with Executor(assemble(tape, {}, 1 << 40), device).step() if device is not None else contextlib.nullcontext():
+                    loss = model(torch.ones(8, 16)).sum()
+                with Sums():
+                    loss.backward(retain_graph=retain)
+                handle.remove()
+                self.assertEqual(alive[0], not gone)
 
     def test_nothing_moves_where_memory_is_enough(self):
         peak, budget, moved, (want, got) = self.steps(1.2)

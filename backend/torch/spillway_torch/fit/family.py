@@ -76,12 +76,10 @@ class Family:
         self._host.close()
 
     def lacks(self) -> str:
-        """Returns why steps run without a plan; empty if there is one."""
-        if self.rungs:
-            return ""
+        """Returns why steps run without a plan."""
         if True in self._workers:
             return f"a plan has been searched for in the background for {time.perf_counter() - self._workers[True]:.1f} s"
-        return next(reversed(self._refused.values()), "none was searched for")
+        return next(reversed(self._refused.values()), "those that there are were for smaller inputs" if self.rungs else "none was searched for")
 
     def add_later(self, shapes: Shapes) -> None:
         """Notes the shapes that a step had after its begin; later steps are expected to have no larger ones."""

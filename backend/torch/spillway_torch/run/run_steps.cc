@@ -20,6 +20,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <typeinfo>
@@ -45,6 +46,17 @@ uint64_t Mix(uint64_t before, const Tensor& tensor) {
     before ^= before >> 29;
   }
   return before;
+}
+
+// Returns whether what the node of autograd that runs reads now is not read again through it: nodes
+// that PyTorch generates read what they saved once, at the beginning.
+//
+// Otherwise the node would keep it until its gradients are reduced to the sizes of its inputs.
+bool IsReadForGood() {
+  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  return node != nullptr && !torch::autograd::get_current_graph_task_keep_graph() &&
+         std::string_view(typeid(*node).name()).find("8autograd9generated") !=
+             std::string_view::npos;
 }
 
 // Waits for a lock without Python's lock, which the owner may need.
@@ -86,7 +98,7 @@ class Run {
     return capsule;
   }
 
-  Tensor Unpack(const Packed& packed) {
+  Tensor Unpack(Packed& packed) {
     const Locked lock(mutex_);
     if (!packed.counted || torch::autograd::get_current_graph_task_id() == -1)
       return Read(packed);  // or the program looks at a node's tensor
@@ -103,6 +115,10 @@ class Run {
     most_ = kUnknown;  // what came back took memory
     MakeRoom(Headroom(at));
     if (packed.slot != nullptr && packed.slot->recipe == nullptr) Prefetch(*packed.slot, at);
+    if (IsReadForGood()) {
+      packed.slot = nullptr;
+      packed.tensor.reset();
+    }
     return tensor;
   }
 
@@ -341,6 +357,8 @@ class Run {
 
   Tensor Read(const Packed& packed, const Numbers& passed = {}) {
     if (packed.slot == nullptr) {
+      if (!packed.tensor.defined())
+        throw std::runtime_error("backward has read this tensor already");
       if (VersionOf(packed.tensor) != packed.version)
         table_->changed(packed.tensor, packed.version);
       return packed.tensor;
@@ -480,9 +498,9 @@ PyObject* PackHook(PyObject* self, PyObject* tensor) {
 
 PyObject* UnpackHook(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
-  const void* packed = PyCapsule_GetPointer(object, kPacked);
+  void* packed = PyCapsule_GetPointer(object, kPacked);
   if (packed == nullptr) return nullptr;
-  return THPVariable_Wrap(RunOf(self).Unpack(*static_cast<const Packed*>(packed)));
+  return THPVariable_Wrap(RunOf(self).Unpack(*static_cast<Packed*>(packed)));
   END_HANDLE_TH_ERRORS
 }
 
