@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..base.device import Device, Host
 from ..base.errors import NoPlanError, SpillwayError
-from ..plan.plan import Plan, useful_moves
+from ..plan.plan import Plan, in_unit, useful_moves
 from ..plan.planner import make_plan
 from ..run.executor import Executor, HostMemory
 from ..tape.scaled import Shapes, scaled
@@ -54,6 +54,7 @@ class Family:
         self.tape.costs = host_costs(device.type)
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
+        self.unguarded = 0  # bytes over the budget that steps without a plan took
         self.corrections = 0
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too
@@ -85,6 +86,12 @@ class Family:
         """Notes the shapes that a step had after its begin; later steps are expected to have no larger ones."""
         if list(map(len, shapes)) == list(map(len, self.later)):
             self.later = tuple(tuple(map(max, one, other)) for one, other in zip(shapes, self.later))
+
+    def leave_out(self, over: int) -> None:
+        """Guards steps without a plan for less, because one took so many bytes too many."""
+        self.unguarded += over
+        self._guards.clear()
+        log.info("spillway: a step without a plan took %s over the budget, which are left out now", in_unit(over, self._budget))
 
     def plan_for(self, shapes: Shapes, why: str, renew: bool = False) -> None:
         """Makes a plan, which replaces the one for the same shapes, or all if it should `renew` them.
@@ -124,7 +131,8 @@ class Family:
             if len(self._guards) == MOST_RUNGS:
                 self._guards.clear()
             tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
-            plan = tightest.plan if tightest is not None else Plan(self._budget, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape)
+            plan = tightest.plan if tightest is not None else Plan(0, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape)
+            plan = dataclasses.replace(plan, budget=self._budget - self.unguarded)
             self._guards[wanted] = Executor(plan, self._device, self._host, self._scaled(wanted))
             self._guards[wanted].deviations = self._deviations
         return None, self._guards[wanted]

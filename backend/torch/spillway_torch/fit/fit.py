@@ -403,7 +403,11 @@ class Fitted:
         self._settle()
         state = self._state
         if isinstance(state, Planned):
-            self._taken.most = max(self._taken.most, state.device.peak_bytes())
+            most = state.device.peak_bytes()
+            if state.rung is None and most > self._budget:
+                state.family.leave_out(most - self._budget)
+                state.device.memory()  # which forgets the most
+            self._taken.most = max(self._taken.most, most)
             if state.last is not None and not state.last.waits() and not state.counted:
                 self._taken.end(state.last)
                 state.counted = True
