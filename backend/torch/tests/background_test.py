@@ -54,19 +54,19 @@ class Steps:
 class BackgroundTest(unittest.TestCase):
     def setUp(self):
         self.released = threading.Event()
-        self.asked, self.made = [], threading.Semaphore(0)  # policies, and plans that were made
+        self.asked, self.made = 0, threading.Semaphore(0)  # plans that were asked for, and that were made
         self.addCleanup(self.released.set)
 
     def planning(self, waits):
-        """Makes plans wait for `released` if `waits` says so of their policy."""
+        """Makes plans wait for `released` from the one of this number on."""
         plain = family.make_plan
 
-        def make_plan(*given, policy, **named):
-            self.asked.append(policy)
-            if waits(policy):
+        def make_plan(*given, **named):
+            self.asked += 1
+            if self.asked > waits:
                 self.released.wait()
             try:
-                return plain(*given, policy=policy, **named)
+                return plain(*given, **named)
             finally:
                 self.made.release()
 
@@ -80,10 +80,10 @@ class BackgroundTest(unittest.TestCase):
             peaks = [steps.run(device, length) for length in lengths]
         return max(peaks), steps.bits()
 
-    def test_a_first_plan_is_made_quickly_and_a_better_one_is_searched_for(self):
+    def test_steps_are_guarded_until_there_is_a_plan(self):
         most, want = self.eager([23] * 8)
         device, budget = Guarded(), int(0.8 * most)
-        with background(), self.planning(lambda policy: policy is None), counted(device):
+        with background(), self.planning(1), counted(device):
             steps = Steps(budget)
             peaks = [steps.run(device)]
             self.made.acquire(timeout=60)
@@ -91,41 +91,37 @@ class BackgroundTest(unittest.TestCase):
                 peaks.append(steps.run(device))
         self.assertLessEqual(max(peaks), budget)
         self.assertEqual(different(want, steps.bits()), [])
-        self.assertEqual(self.asked, [family.QUICK, None])
+        self.assertEqual(self.asked, 1)
         self.assertGreater(steps.fitted.stats()["planned"], 4)
-        self.released.set()
-        self.made.acquire(timeout=60)
-        with counted(device):
-            steps.run(device)
         self.assertEqual(len(steps.fitted.report().splitlines()), 2)
         steps.fitted.remove()
 
     def test_a_plan_that_was_asked_for_before_all_were_made_anew_is_not_taken(self):
         most, _ = self.eager([23])
         device = Guarded()
-        with background(), self.planning(lambda policy: policy is None), counted(device):
+        with background(), self.planning(1), counted(device):
             steps = Steps(int(0.8 * most))
             steps.run(device)
             self.made.acquire(timeout=60)
-            steps.run(device)  # a search begins
+            steps.run(device, 40)  # another plan is searched for
             plans = steps.fitted._state.family
             plans._renewed += 1  # what was planned so far does not count
-            plans._workers.clear()
-            first = steps.fitted.plan
+            plans._since = None
+            known = list(plans.rungs)
             self.released.set()
             self.made.acquire(timeout=60)
             threads = [thread for thread in threading.enumerate() if thread.name == "spillway plan"]
             for thread in threads:
                 thread.join()
             steps.run(device)
-        self.assertIs(steps.fitted.plan, first)
+        self.assertEqual(plans.rungs, known)
         self.assertEqual(list(plans._made), [])
         steps.fitted.remove()
 
     def test_it_is_said_why_steps_have_no_plan(self):
         most, want = self.eager([23] * 12)
         device, budget = Guarded(), int(0.8 * most)
-        with background(), self.planning(lambda policy: True), counted(device):
+        with background(), self.planning(0), counted(device):
             steps = Steps(budget)
             with self.assertLogs("spillway_torch", logging.WARNING) as logs:
                 peaks = [steps.run(device) for _ in range(12)]

@@ -27,7 +27,6 @@ GRID = 1.12  # a plan is made for sizes that are up to so many times as large as
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
-QUICK = "joint:effort=100"  # the policy for the first plan in the background: it takes a second, and the search for a better one many
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +36,6 @@ class Rung:
     shapes: Shapes
     plan: Plan
     executor: Executor
-    quick: bool = False  # no better one was searched for
     checks: int = 0  # steps whose memory was compared with the budget
 
 
@@ -66,9 +64,9 @@ class Family:
         self._refused: dict[Shapes, str] = {}  # why there is no plan
         self._guards: dict[Shapes, Executor] = {}  # for steps without a plan
         self._deviations: list[str] = []  # theirs
-        self._workers: dict[bool, float] = {}  # in the background, since when: one makes a first plan, one searches for a better one
+        self._since: float | None = None  # when a plan that is made in the background was begun
         self._renewed = 0  # how often all plans were made anew
-        self._made: collections.deque[tuple[bool, int, Callable[[], None]]] = collections.deque()  # by workers: which, then, what follows
+        self._made: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()  # in the background: then, and what follows
 
     def close(self) -> None:
         """Gives the memory of the host back."""
@@ -78,8 +76,8 @@ class Family:
 
     def lacks(self) -> str:
         """Returns why steps run without a plan."""
-        if True in self._workers:
-            return f"a plan has been searched for in the background for {time.perf_counter() - self._workers[True]:.1f} s"
+        if self._since is not None:
+            return f"a plan has been searched for in the background for {time.perf_counter() - self._since:.1f} s"
         return next(reversed(self._refused.values()), "those that there are were for smaller inputs" if self.rungs else "none was searched for")
 
     def add_later(self, shapes: Shapes) -> None:
@@ -100,12 +98,11 @@ class Family:
         """
         if self._waits:
             began = time.perf_counter()
-            self._add(shapes, self._plan(shapes, self._policy), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
-        elif True not in self._workers or renew:
-            if renew:
-                self._renewed += 1
-                self._workers.clear()
-            self._start(True, shapes, why, renew)
+            self._add(shapes, self._plan(shapes), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
+        elif self._since is None or renew:
+            self._renewed += renew
+            self._since = time.perf_counter()
+            threading.Thread(target=self._work, args=(shapes, why, renew, self._renewed), name="spillway plan", daemon=True).start()
 
     def run_for(self, shapes: Shapes) -> tuple[Rung | None, Executor]:
         """Returns the plan for a step, and its executor.
@@ -117,14 +114,11 @@ class Family:
         rung = self._covering(shapes)
         if (rung is None or _ratio(rung.shapes, shapes) > FAR) and shapes not in self._refused and len(self.rungs) < MOST_RUNGS:
             wanted = self._rounded(shapes)
-            if (rung is None or _ratio(rung.shapes, wanted) > GRID) and True not in self._workers:
+            if (rung is None or _ratio(rung.shapes, wanted) > GRID) and self._since is None:
                 if not self._keep_all(wanted):
                     self._try(*dict.fromkeys((wanted, shapes)))
                 rung = self._covering(shapes)
         if rung is not None:
-            if rung.quick and False not in self._workers:
-                rung.quick = False
-                self._start(False, rung.shapes, "searched for longer", False)
             return rung, rung.executor
         wanted = self._rounded(shapes)
         if wanted not in self._guards:
@@ -142,9 +136,9 @@ class Family:
         fitting = [rung for rung in self.rungs if _covers(rung.shapes, shapes)]
         return min(fitting, key=lambda rung: _ratio(rung.shapes, shapes), default=None)
 
-    def _plan(self, shapes: Shapes, policy: str | None) -> Plan:
+    def _plan(self, shapes: Shapes) -> Plan:
         tape = self._scaled(shapes)
-        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=policy, unforeseen=self.unforeseen)
+        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=self._policy, unforeseen=self.unforeseen)
         plan.add_update(self.update_seconds)
         return plan
 
@@ -156,8 +150,8 @@ class Family:
         tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]
         return tape
 
-    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str, quick: bool = False) -> None:
-        rung = Rung(shapes, plan, Executor(plan, self._device, self._host), quick)
+    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str) -> None:
+        rung = Rung(shapes, plan, Executor(plan, self._device, self._host))
         self._guards.clear()
         if renew:
             self.rungs.clear()
@@ -197,39 +191,24 @@ class Family:
                 self._refused[shapes] = str(error)
         self._warn(wanted[-1])
 
-    def _start(self, first: bool, shapes: Shapes, why: str, renew: bool) -> None:
-        """Starts to plan in the background. A first plan is made quickly, if no policy was asked for."""
-        self._workers[first] = time.perf_counter()
-        threading.Thread(target=self._work, args=(first, shapes, why, renew, self._renewed), name="spillway plan", daemon=True).start()
-
-    def _work(self, first: bool, shapes: Shapes, why: str, renew: bool, renewed: int) -> None:
-        began, quick = time.perf_counter(), first and self._policy is None
+    def _work(self, shapes: Shapes, why: str, renew: bool, renewed: int) -> None:
+        """Plans in the background."""
+        began = time.perf_counter()
         try:
-            try:
-                plan = self._plan(shapes, QUICK if quick else self._policy)
-            except NoPlanError:
-                if not quick:
-                    raise
-                quick, plan = False, self._plan(shapes, None)
+            plan = self._plan(shapes)
             why = f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
-            made: Callable[[], None] = functools.partial(self._add if first else self._improve, shapes, plan, renew, why, quick)
+            made = functools.partial(self._add, shapes, plan, renew, why)
         except Exception as error:  # pylint: disable=broad-except
-            made = functools.partial(self._refuse, shapes, error) if first else lambda: None  # there is the first plan
-        self._made.append((first, renewed, made))
+            made = functools.partial(self._refuse, shapes, error)
+        self._made.append((renewed, made))
 
     def _collect(self) -> None:
         """Takes over what was made in the background. Raises `SpillwayError` if the recorded step does not fit."""
         while self._made:
-            first, renewed, take = self._made.popleft()
+            renewed, take = self._made.popleft()
             if renewed == self._renewed:  # else it was made for less than exists now
-                del self._workers[first]
+                self._since = None
                 take()
-
-    def _improve(self, shapes: Shapes, plan: Plan, renew: bool, why: str, quick: bool) -> None:
-        """Takes a plan over if it is better than the one that there is."""
-        known = next((rung for rung in self.rungs if rung.shapes == shapes), None)
-        if known is None or plan.seconds < known.plan.seconds:
-            self._add(shapes, plan, renew, why, quick)
 
     def _refuse(self, shapes: Shapes, error: Exception) -> None:
         """Notes that there is no plan. Raises what no step can do without, and errors of the planner itself."""
