@@ -37,6 +37,7 @@ StepMemory::StepMemory(const Trace& trace, const CostModel& cost, const StepPlac
     const auto id = static_cast<TensorId>(i);
     if (liveness_.Root(id) == id && !index_[i]) AddFixed(id);
   }
+  AddLinks();
 }
 
 void StepMemory::AddMoments() {
@@ -82,13 +83,23 @@ void StepMemory::AddFixed(TensorId id) {
   for (size_t moment = begin; moment < end; ++moment) fixed_[moment] += tensor.size.count();
 }
 
-void StepMemory::Add(StepProfile& profile, size_t begin, size_t end, int64_t bytes) const {
-  for (size_t moment = first_[begin]; moment < first_[end]; ++moment) profile[moment] += bytes;
+void StepMemory::AddLinks() {
+  for (const Op& op : trace_.ops) {
+    const auto& recorded = *op.recorded;
+    Link& link = links_.emplace_back();
+    link.recomputable = op.recomputable;
+    link.seconds = Seconds(recorded.again ? recorded.again->time : recorded.time);
+    for (const TensorId input : op.inputs) {
+      const TensorId id = liveness_.Root(input);
+      const TensorKind kind = trace_.tensor(id).kind;
+      if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
+      link.inputs.push_back({id, index_[Index(id)], Index(*liveness_.LastUse(id))});
+    }
+  }
 }
 
-Duration StepMemory::AgainTime(OpId op) const {
-  const auto& recorded = *trace_.op(op).recorded;
-  return recorded.again ? recorded.again->time : recorded.time;
+void StepMemory::Add(StepProfile& profile, size_t begin, size_t end, int64_t bytes) const {
+  for (size_t moment = first_[begin]; moment < first_[end]; ++moment) profile[moment] += bytes;
 }
 
 size_t StepMemory::LeavesAt(size_t movable, StepFate fate) const {
@@ -100,8 +111,15 @@ void StepMemory::FindChain(size_t movable, size_t at, const StepFates& fates, Ch
                            const std::vector<size_t>* until) const {
   chain.ops.clear();
   chain.sources.clear();
-  chain.made = {movables_[movable].times->storage};
+  chain.places.resize(trace_.tensors.size());
+  for (const TensorId id : chain.made) chain.places[Index(id)] = 0;
+  chain.made.clear();
   chain.seconds = 0;
+  const auto make = [&](TensorId id) {
+    chain.made.push_back(id);
+    chain.places[Index(id)] = chain.made.size();
+  };
+  make(movables_[movable].times->storage);
   const auto is_there = [&](size_t i) {
     if (fates[i] != StepFate::kEvict) return true;
     if (until != nullptr) return (*until)[i] >= at;
@@ -114,19 +132,16 @@ void StepMemory::FindChain(size_t movable, size_t at, const StepFates& fates, Ch
     if (writers.empty() || chain.made.size() > kLongestChain) chain.seconds = kNever;
     for (const OpId writer : writers) {
       if (Index(writer) >= at) break;
-      if (!trace_.op(writer).recomputable) chain.seconds = kNever;
+      const Link& link = links_[Index(writer)];
+      if (!link.recomputable) chain.seconds = kNever;
       if (chain.seconds == kNever) return;
       chain.ops.push_back(writer);
-      chain.seconds += Seconds(AgainTime(writer));
-      for (const TensorId input : trace_.op(writer).inputs) {
-        const TensorId id = liveness_.Root(input);
-        if (std::ranges::find(chain.made, id) != chain.made.end()) continue;
-        const TensorKind kind = trace_.tensor(id).kind;
-        if (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) continue;
-        const auto source = index_[Index(id)];
-        if (source) chain.sources.push_back(*source);
-        const bool gone = source && !is_there(*source);
-        if (gone || Index(*liveness_.LastUse(id)) < at) chain.made.push_back(id);
+      chain.seconds += link.seconds;
+      for (const Link::Input& input : link.inputs) {
+        if (chain.places[Index(input.storage)] > 0) continue;
+        if (input.movable) chain.sources.push_back(*input.movable);
+        const bool gone = input.movable && !is_there(*input.movable);
+        if (gone || input.last < at) make(input.storage);
       }
     }
   }
@@ -135,20 +150,29 @@ void StepMemory::FindChain(size_t movable, size_t at, const StepFates& fates, Ch
 int64_t StepMemory::BytesOf(Chain& chain, std::span<const TensorId> stays) const {
   std::ranges::sort(chain.ops);
   chain.ops.erase(std::ranges::unique(chain.ops).begin(), chain.ops.end());
-  std::vector<int64_t> bytes(chain.ops.size() + 1);  // their changes, by op of the chain
-  for (const TensorId id : chain.made) {
-    const bool ends = id != chain.made.front() && std::ranges::find(stays, id) == stays.end();
-    std::optional<size_t> first;
-    size_t last = chain.ops.size() - 1;
-    for (size_t i = 0; i < chain.ops.size(); ++i) {
-      const auto storages = liveness_.Storages(chain.ops[i]);
-      if (std::ranges::find(storages, id) == storages.end()) continue;
-      if (!first) first = i;
-      if (ends) last = i;
+  constexpr size_t kNone = std::numeric_limits<size_t>::max();
+  // By storage that is made: the first op of the chain with it, and the last one that needs it.
+  std::vector<std::pair<size_t, size_t>> there(chain.made.size(), {kNone, 0});
+  for (size_t i = 0; i < chain.ops.size(); ++i) {
+    for (const TensorId id : liveness_.Storages(chain.ops[i])) {
+      const size_t place = chain.places[Index(id)];
+      if (place == 0) continue;
+      auto& [first, last] = there[place - 1];
+      first = std::min(first, i);
+      last = i;
     }
-    if (!first) continue;
-    bytes[*first] += trace_.tensor(id).size.count();
-    bytes[last + 1] -= trace_.tensor(id).size.count();
+  }
+  there.front().second = chain.ops.size() - 1;
+  for (const TensorId id : stays) {
+    const size_t place = chain.places[Index(id)];
+    if (place > 0) there[place - 1].second = chain.ops.size() - 1;
+  }
+  std::vector<int64_t> bytes(chain.ops.size() + 1);  // their changes, by op of the chain
+  for (size_t i = 0; i < there.size(); ++i) {
+    const auto& [first, last] = there[i];
+    if (first == kNone) continue;
+    bytes[first] += trace_.tensor(chain.made[i]).size.count();
+    bytes[last + 1] -= trace_.tensor(chain.made[i]).size.count();
   }
   int64_t most = 0, now = 0;
   for (size_t i = 0; i < chain.ops.size(); ++i) {
@@ -219,9 +243,8 @@ StepProfile StepMemory::ProfileOf(const StepFates& fates, const Needs& needs) co
 }
 
 int64_t StepMemory::RecomputedBefore(size_t op, const StepFates& fates,
-                                     std::span<const size_t> there) const {
+                                     std::span<const size_t> there, Chain& chain) const {
   int64_t made = 0, most = 0;
-  Chain chain;
   for (const Taken& taken : taken_[op]) {
     const size_t i = taken.movable;
     if (fates[i] != StepFate::kEvict || std::ranges::find(there, i) != there.end()) continue;
@@ -234,7 +257,10 @@ int64_t StepMemory::RecomputedBefore(size_t op, const StepFates& fates,
 
 std::vector<int64_t> StepMemory::RecomputedBefore(const StepFates& fates) const {
   std::vector<int64_t> bytes;
-  for (size_t op = 0; op < taken_.size(); ++op) bytes.push_back(RecomputedBefore(op, fates, {}));
+  Chain chain;
+  for (size_t op = 0; op < taken_.size(); ++op) {
+    bytes.push_back(RecomputedBefore(op, fates, {}, chain));
+  }
   return bytes;
 }
 

@@ -68,6 +68,7 @@ class StepMemory {
     std::vector<TensorId> made;   // the storages that they make, the movable itself first
     std::vector<size_t> sources;  // the movables that they read, some of them repeatedly
     double seconds = 0;           // of the ops, or infinity if the movable cannot be recomputed
+    std::vector<size_t> places;   // by tensor: its place in `made`, counted from 1, or 0
   };
   // Sets `chain` to what runs again before the op `at`, where a movable is recomputed. What is
   // evicted is there up to the ops `until`, by movable; without them, only when backward reads it.
@@ -86,8 +87,10 @@ class StepMemory {
   StepProfile ProfileOf(const StepFates& fates, const Needs& needs) const;
   // Returns, by op, the most bytes of what is recomputed before it.
   std::vector<int64_t> RecomputedBefore(const StepFates& fates) const;
-  // Returns these bytes for the evicted movables that are taken before the op, without `there`.
-  int64_t RecomputedBefore(size_t op, const StepFates& fates, std::span<const size_t> there) const;
+  // Returns these bytes for the evicted movables that are taken before the op, without `there`. It
+  // uses the memory of `chain`.
+  int64_t RecomputedBefore(size_t op, const StepFates& fates, std::span<const size_t> there,
+                           Chain& chain) const;
   // The movables that backward takes before an op, and the number of the read.
   struct Taken {
     size_t movable, read;
@@ -95,10 +98,22 @@ class StepMemory {
   const std::vector<Taken>& TakenBefore(size_t op) const { return taken_[op]; }
 
  private:
+  // An op as a part of chains.
+  struct Link {
+    struct Input {
+      TensorId storage{};
+      std::optional<size_t> movable;
+      size_t last = 0;  // the last op that uses it
+    };
+    bool recomputable = false;
+    double seconds = 0;
+    std::vector<Input> inputs;  // without parameters and optimizer state
+  };
+
   void AddMoments();
+  void AddLinks();
   void AddMovable(const StepPlaces::Times& times, const CostModel& cost);
   void AddFixed(TensorId id);
-  Duration AgainTime(OpId op) const;
 
   const Trace& trace_;
   const Liveness liveness_;
@@ -106,6 +121,7 @@ class StepMemory {
   std::vector<Movable> movables_;
   std::vector<std::optional<size_t>> index_;  // by tensor
   std::vector<std::vector<Taken>> taken_;     // by op
+  std::vector<Link> links_;                   // by op
   std::vector<Duration> starts_;              // by op
   std::vector<size_t> first_;                 // by op
   std::vector<size_t> ops_;                   // by moment

@@ -145,7 +145,7 @@ class Scheduling {
       for (const StepMemory::Taken& other : memory_.TakenBefore(taken)) {
         if (until_[other.movable] >= taken) there.push_back(other.movable);
       }
-      const int64_t later = memory_.RecomputedBefore(taken, fates_, there);
+      const int64_t later = memory_.RecomputedBefore(taken, fates_, there, chain_);
       const bool is_target = until_[i] >= op;
       const size_t from = is_target ? memory_.FirstOf(until_[i] + 1) : memory_.LastOf(op);
       const size_t to = memory_.FirstOf(taken);
@@ -312,6 +312,7 @@ class Scheduling {
   std::vector<Stretch> returns_;  // of offloaded storages that come back at their ends
   std::vector<size_t> leave_;     // by movable
   std::vector<std::vector<size_t>> prefetches_;
+  StepMemory::Chain chain_;  // the last one of what is recomputed later
 };
 
 }  // namespace
