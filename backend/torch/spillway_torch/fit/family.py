@@ -26,6 +26,7 @@ log = logging.getLogger("spillway_torch")
 GRID = 1.12  # a plan is made for sizes that are up to so many times as large as those of the step that needs it
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
+UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
 MOST_RUNGS = 12
 
 
@@ -126,7 +127,7 @@ class Family:
                 self._guards.clear()
             tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
             plan = tightest.plan if tightest is not None else Plan(0, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape)
-            plan = dataclasses.replace(plan, budget=self._budget - self.unguarded)
+            plan = dataclasses.replace(plan, budget=int(UNPLANNED * self._budget) - self.unguarded)
             self._guards[wanted] = Executor(plan, self._device, self._host, self._scaled(wanted))
             self._guards[wanted].deviations = self._deviations
         return None, self._guards[wanted]

@@ -341,7 +341,7 @@ class Fitted:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
-        state.checking = state.rung is not None and state.rung.checks < CHECKED and state.device.memory() is not None
+        state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
             log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
@@ -354,7 +354,11 @@ class Fitted:
         state.checking = False
         family, rung, memory = state.family, state.rung, state.device.memory()
         self._taken.most = max(self._taken.most, memory.most if memory is not None else 0)
-        if memory is None or rung is None or state.last is None or state.last.deviation is not None:
+        if memory is None or state.last is None:
+            return
+        if rung is None and memory.most > self._budget:
+            family.leave_out(memory.most - self._budget)
+        if rung is None or state.last.deviation is not None:
             return
         rung.checks += 1
         if family.corrections >= MOST_CORRECTIONS:
@@ -403,11 +407,7 @@ class Fitted:
         self._settle()
         state = self._state
         if isinstance(state, Planned):
-            most = state.device.peak_bytes()
-            if state.rung is None and most > self._budget:
-                state.family.leave_out(most - self._budget)
-                state.device.memory()  # which forgets the most
-            self._taken.most = max(self._taken.most, most)
+            self._taken.most = max(self._taken.most, state.device.peak_bytes())
             if state.last is not None and not state.last.waits() and not state.counted:
                 self._taken.end(state.last)
                 state.counted = True

@@ -79,9 +79,11 @@ class _Planned:
         self._add_operators()
         by_number = dict(zip(self.numbers, self.operators))  # of two for one operator, the second
         self._hold(by_number)
-        for unpack in tape.unpacks:  # backward takes it before the next operator
+        for unpack in tape.unpacks:  # backward takes it before the next operator, and may hold it until others have run
             if unpack.pack.value[0] in self.movable and unpack.op <= self.numbers[-1]:
-                self._read(self.operators[self._place(unpack.op)], unpack.pack.value[0])
+                taken = self._place(unpack.op)
+                self._read(self.operators[taken], unpack.pack.value[0])
+                self._read(self.operators[max(taken, self._place(unpack.last) - 1)], unpack.pack.value[0])
         rest = self._rest()
         unused = min(rest[at] for at in by_number)
         for at, op in by_number.items():

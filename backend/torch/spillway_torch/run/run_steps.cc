@@ -104,7 +104,7 @@ class Run {
       return Read(packed);  // or the program looks at a node's tensor
     if (!at::GradMode::is_enabled()) read = true;
     differs_ |= packs < table_->packed;
-    const size_t at = BeginPosition();
+    const size_t at = BeginPosition(/*saves=*/false);
     const bool known = at < table_->positions.size();
     Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
     if (known) {
@@ -152,7 +152,10 @@ class Run {
 
  private:
   // Carries out the releases and prefetches of the next position, and returns its number.
-  size_t BeginPosition() {
+  //
+  // Where autograd saves a tensor, the function that the program calls still holds its own ones, so
+  // that prefetches wait for the next position.
+  size_t BeginPosition(bool saves) {
     const size_t at = position_++;
     watch_.Reach(position_);
     if (at >= table_->positions.size()) return at;
@@ -160,14 +163,21 @@ class Run {
     for (const size_t recipe : position.releases) {
       if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
     }
-    for (const size_t recipe : position.prefetches) {
-      const auto slot = slots_[recipe].lock();
-      if (slot != nullptr && !slot->tensor.defined() && slot->host.defined()) {
-        const Guards guards;
-        slot->BringBack();
-      }
-    }
+    if (saves_) BringBackAll(table_->positions[at - 1].prefetches);
+    if (!saves) BringBackAll(position.prefetches);
+    saves_ = saves;
     return at;
+  }
+
+  // Starts copies from the host, as far as there is memory for them.
+  void BringBackAll(const Numbers& recipes) {
+    for (const size_t recipe : recipes) {
+      const auto slot = slots_[recipe].lock();
+      if (slot == nullptr || slot->tensor.defined() || !slot->host.defined()) continue;
+      if (table_->device->InUse() + slot->size > table_->budget) return;
+      const Guards guards;
+      slot->BringBack();
+    }
   }
 
   // ---- Saving ----
@@ -182,7 +192,7 @@ class Run {
     if (backward) return SaveInBackward(tensor);
     if (std::this_thread::get_id() != thread_) return Plain(tensor, false);
     const Unwatched unwatched;
-    const size_t at = BeginPosition();
+    const size_t at = BeginPosition(/*saves=*/true);
     if (++packs > table_->packed && table_->packed > 0) Deviate("it saves more tensors");
     signature = Mix(signature, tensor);
     differs_ |= at < table_->positions.size() && table_->positions[at].signature != 0 &&
@@ -414,7 +424,7 @@ class Run {
   Tensor Bring(Slot& slot) {
     if (!slot.tensor.defined()) {
       most_ = kUnknown;
-      if (slot.recipe == nullptr) MakeRoom(slot.size);
+      MakeRoom(slot.size);
       slot.BringBack();
     }
     slot.CheckUnchanged();
@@ -475,6 +485,7 @@ class Run {
   bool deviated_ = false;
   bool differs_ = false;  // other functions made or saved tensors than in the recorded step
   size_t position_ = 0;
+  bool saves_ = false;       // the last position is one at which autograd saved a tensor
   size_t first_ = 0;         // of `others_` that may be here
   int64_t most_ = kUnknown;  // bytes that may be in use
   std::recursive_mutex mutex_;
