@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,13 +27,15 @@ namespace {
 
 constexpr double kReachedBandwidth = 0.875;  // the share of a data sheet's bandwidth, as on an H200
 constexpr double kReachedDuplex = 0.918;     // the share of both directions' sum, as on an H200
+constexpr const char* kUsualLike = "h200";
 
 struct NewDeviceOptions {
   std::string name, description, gpu, capability;
   std::string memory, flops, bandwidth;
   std::array<std::string, kArithmeticNames.size()> rates;  // by arithmetic; empty: no units for it
-  std::string h2d = "25GB/s", d2h = "25GB/s";
-  std::string like = "h200", source = "data sheet", output;
+  std::string h2d, d2h;
+  std::string like;  // empty: `kUsualLike`, but for the link
+  std::string source = "data sheet", output;
 };
 
 // Throws `UsageError` unless `text`, the value of `option`, is a quantity of at least `least`.
@@ -80,6 +83,7 @@ void Check(const NewDeviceOptions& options) {
   for (const auto& [option, text] : {std::pair{"--bandwidth", &options.bandwidth},
                                      {"--h2d", &options.h2d},
                                      {"--d2h", &options.d2h}}) {
+    if (text->empty() && text != &options.bandwidth) continue;
     CheckQuantity(option, *text, ParseBandwidth, Device::kLeastBandwidth, "1 MB/s");
   }
 }
@@ -91,9 +95,10 @@ std::string Quoted(const std::string& text) {
   return quoted;
 }
 
-// Returns the lines of the sections [host], [driver] and [efficiency] of a device file, each number
-// marked as an estimate.
-std::string SectionsOf(std::string_view file, const std::string& like) {
+// Returns the lines of the sections of a device file whose headers begin with one of `sections`,
+// each number marked as an estimate.
+std::string SectionsOf(std::string_view file, std::span<const std::string_view> sections,
+                       const std::string& like) {
   std::string text;
   bool copies = false;
   while (!file.empty()) {
@@ -101,26 +106,66 @@ std::string SectionsOf(std::string_view file, const std::string& like) {
     std::string_view line = file.substr(0, end);
     file.remove_prefix(std::min(end + 1, file.size()));
     if (line.starts_with('[')) {
-      copies = line.starts_with("[host]") || line.starts_with("[driver]") ||
-               line.starts_with("[efficiency");
+      copies = std::ranges::any_of(
+          sections, [&](std::string_view section) { return line.starts_with(section); });
       if (copies) text += fmt::format("\n{}\n", line);
     } else if (copies && line.find('=') < line.find('#')) {
-      line = line.substr(0, line.find('#'));
-      line = line.substr(0, line.find_last_not_of(' ') + 1);
-      text += fmt::format("{}  # estimate: as in {}.toml\n", line, like);
+      const auto trimmed = [](std::string_view part) {
+        part = part.substr(std::min(part.size(), part.find_first_not_of(" \t")));
+        return part.substr(0, part.find_last_not_of(" \t\r") + 1);
+      };
+      const size_t equals = line.find('=');
+      text += fmt::format("{} = {}  # estimate: as in {}.toml\n", trimmed(line.substr(0, equals)),
+                          trimmed(line.substr(equals + 1, line.find('#') - equals - 1)), like);
     }
   }
   return text;
 }
 
+std::string RateText(double bytes_per_second) {
+  return bytes_per_second < 1e8 ? fmt::format("{:.1f}MB/s", bytes_per_second / 1e6)
+                                : fmt::format("{:.1f}GB/s", bytes_per_second / 1e9);
+}
+
+double BytesPerSecond(const std::string& text) {
+  return static_cast<double>(ParseBandwidth(text).bytes_per_second);
+}
+
+// Returns the section [link] with the rates that were given: that of the device of --like, or
+// without one that of a usual slot, which is slower than an H200's.
+std::string LinkOf(const NewDeviceOptions& options, std::string_view file) {
+  constexpr std::string_view kLink[] = {"[link]"};
+  constexpr std::string_view kUsual =
+      "\n[link]\n"
+      "h2d = \"25GB/s\"  # estimate: usual for pinned copies, unless it was measured\n"
+      "h2d_latency = \"5us\"  # estimate: usual for a cudaMemcpyAsync of a few bytes\n"
+      "d2h = \"25GB/s\"  # estimate: as h2d\n"
+      "d2h_latency = \"5us\"  # estimate: as h2d_latency\n"
+      "duplex = \"45.9GB/s\"  # estimate: 0.918 of the sum of both, as on an H200\n";
+  std::string text =
+      options.like.empty() ? std::string(kUsual) : SectionsOf(file, kLink, options.like);
+  const auto set = [&](std::string_view key, const std::string& value, const std::string& source) {
+    const size_t begin = text.find(fmt::format("\n{} = ", key)) + 1;
+    text.replace(begin, text.find('\n', begin) - begin,
+                 fmt::format("{} = \"{}\"  # {}", key, value, source));
+  };
+  const auto rate = [&](std::string_view key) {
+    const size_t begin = text.find('"', text.find(fmt::format("\n{} = ", key))) + 1;
+    return BytesPerSecond(text.substr(begin, text.find('"', begin) - begin));
+  };
+  const std::string source = fmt::format("source: {}", options.source);
+  if (!options.h2d.empty()) set("h2d", options.h2d, source);
+  if (!options.d2h.empty()) set("d2h", options.d2h, source);
+  if (!options.h2d.empty() || !options.d2h.empty()) {
+    set("duplex", RateText(kReachedDuplex * (rate("h2d") + rate("d2h"))),
+        fmt::format("estimate: {} of the sum of both, as on an H200", kReachedDuplex));
+  }
+  return text;
+}
+
 std::string FileOf(const NewDeviceOptions& options) {
-  const auto rate = [](double bytes_per_second) {
-    return bytes_per_second < 1e8 ? fmt::format("{:.1f}MB/s", bytes_per_second / 1e6)
-                                  : fmt::format("{:.1f}GB/s", bytes_per_second / 1e9);
-  };
-  const auto parsed = [](const std::string& text) {
-    return static_cast<double>(ParseBandwidth(text).bytes_per_second);
-  };
+  const std::string like = options.like.empty() ? kUsualLike : options.like;
+  const std::string file = ReadFile(DevicePath(like));
   std::string text = fmt::format(
       "# {0}.\n"
       "# Written by spillway new-device. Each number has its source beside it; \"estimate\" marks "
@@ -128,7 +173,7 @@ std::string FileOf(const NewDeviceOptions& options) {
       "# number that the source does not give.\n\n"
       "description = {1}\n"
       "library = \"cuDNN 9\"  # estimate: the library of {2}.toml\n",
-      options.description, Quoted(options.description), options.like);
+      options.description, Quoted(options.description), like);
   if (!options.gpu.empty()) text += fmt::format("gpus = [{}]\n", Quoted(options.gpu));
   if (!options.capability.empty()) {
     text += fmt::format("compute_capability = {}\n", Quoted(options.capability));
@@ -142,23 +187,15 @@ std::string FileOf(const NewDeviceOptions& options) {
       "flops = \"{}\"  # source: {}, fp32 without tensor cores\n"
       "dram = \"{}\"  # estimate: {} of {} ({}), as on an H200\n",
       options.memory, options.source, options.flops, options.source,
-      rate(kReachedBandwidth * parsed(options.bandwidth)), kReachedBandwidth, options.bandwidth,
-      options.source);
+      RateText(kReachedBandwidth * BytesPerSecond(options.bandwidth)), kReachedBandwidth,
+      options.bandwidth, options.source);
   for (size_t i = 0; i < options.rates.size(); ++i) {
     if (options.rates[i].empty()) continue;
     text += fmt::format("{} = \"{}\"  # source: {}, dense, sums in fp32\n", kArithmeticNames[i],
                         options.rates[i], options.source);
   }
-  text += fmt::format(
-      "\n[link]\n"
-      "h2d = \"{}\"  # estimate: usual for pinned copies, unless it was measured\n"
-      "h2d_latency = \"5us\"  # estimate: usual for a cudaMemcpyAsync of a few bytes\n"
-      "d2h = \"{}\"  # estimate: as h2d\n"
-      "d2h_latency = \"5us\"  # estimate: as h2d_latency\n"
-      "duplex = \"{}\"  # estimate: {} of the sum of both, as on an H200\n",
-      options.h2d, options.d2h, rate(kReachedDuplex * (parsed(options.h2d) + parsed(options.d2h))),
-      kReachedDuplex);
-  return text + SectionsOf(ReadFile(DevicePath(options.like)), options.like);
+  constexpr std::string_view kCosts[] = {"[host]", "[driver]", "[efficiency"};
+  return text + LinkOf(options, file) + SectionsOf(file, kCosts, like);
 }
 
 int Execute(const NewDeviceOptions& given, Session& session) {
@@ -206,13 +243,16 @@ void AddNewDevice(Command& program, Session& session) {
                           "sheet says with sparsity",
                           Name(arithmetic)));
   }
-  verb.Text("--h2d", options.h2d, "Copies from pinned host memory to the GPU");
-  verb.Text("--d2h", options.d2h, "Copies from the GPU to pinned host memory");
+  verb.Text("--h2d", options.h2d,
+            "Copies from pinned host memory to the GPU (default: as --like; without it 25GB/s)");
+  verb.Text("--d2h", options.d2h,
+            "Copies from the GPU to pinned host memory (default: as --like; without it 25GB/s)");
   verb.Text("--gpu", options.gpu, "The GPU as its driver calls it (NVIDIA GeForce RTX 4090)");
   verb.Text("--capability", options.capability, "Compute capability (8.9)");
   verb.Text("--description", options.description, "A title (default: the name of the GPU)");
   verb.Text("--like", options.like,
-            "A device from which the costs of host, driver and kernels are taken");
+            "A device from which the link and the costs of host, driver and kernels are taken "
+            "(default: h200, but for the link)");
   verb.Text("--source", options.source, "Where the numbers come from, for the comments");
   verb.File("-o,--output", options.output, "The file to write (default: NAME.toml)");
 }
