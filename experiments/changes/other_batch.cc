@@ -441,7 +441,9 @@ StepFamily::StepFamily(StepQuantity quantity, std::shared_ptr<const Trace> one,
   if (!other_) {
     if (quantity == StepQuantity::kBatch) return;
     throw UsageError(fmt::format(
-        "vary: the length varies between two recordings of one program, and '{}' is one", name));
+        "vary: the length varies between two recordings of one program, and '{}' is one; a network "
+        "of the program such as gpt2:8 needs none",
+        name));
   }
   if (!AreOfOneProgram(*one_, *other_)) {
     throw UsageError(
@@ -478,6 +480,7 @@ StepFamily::StepFamily(StepQuantity quantity, std::shared_ptr<const Trace> one,
 }
 
 BatchTrace StepFamily::At(int64_t value) const {
+  if (at_) return at_(value);
   if (quantity_ == StepQuantity::kBatch) {
     std::vector<std::shared_ptr<const Trace>> others;
     if (other_) others.push_back(other_);

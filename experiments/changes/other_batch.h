@@ -1,13 +1,15 @@
-// The trace of a workload at another batch, or of recordings of it at another length of its data.
+// The trace of a workload at another batch, or at another length of its data.
 
 #ifndef SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_
 #define SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "traces/trace.h"
 
@@ -70,6 +72,10 @@ class StepFamily {
   StepFamily(StepQuantity quantity, std::shared_ptr<const Trace> one, std::string_view name,
              std::shared_ptr<const Trace> other = nullptr, std::string_view other_name = {});
 
+  // Returns the family of the steps that `at` returns, which is called with positive values.
+  StepFamily(StepQuantity quantity, int64_t value, std::function<BatchTrace(int64_t)> at)
+      : quantity_(quantity), at_(std::move(at)), at_one_(value) {}
+
   StepQuantity quantity() const { return quantity_; }
   int64_t value() const { return at_one_; }  // of the first trace
   // Returns the step with the value. Between and beyond two lengths, a tensor has the product of
@@ -79,6 +85,7 @@ class StepFamily {
 
  private:
   StepQuantity quantity_;
+  std::function<BatchTrace(int64_t)> at_;  // empty: from the traces
   std::shared_ptr<const Trace> one_, other_;
   int64_t at_one_ = 0, at_other_ = 0;
 };

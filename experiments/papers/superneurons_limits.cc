@@ -26,7 +26,8 @@ double LimitOf(const WorkloadFamily& family, const Framework& framework, Case as
   const int64_t largest = FindLimit(search, framework.policy, [](int64_t) {}).limit.largest;
   if (largest == 0) return 0;
   const Workload workload = family.At(largest);
-  return static_cast<double>(family.deepens() ? *ResNetDepth(workload.network) : workload.batch);
+  return static_cast<double>(
+      family.quantity() == LimitQuantity::kDepth ? *ResNetDepth(workload.network) : workload.batch);
 }
 
 // A limit that two items need. The first item that asks for it computes it.

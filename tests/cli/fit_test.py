@@ -270,7 +270,22 @@ class FitTest(CommandTest):
             self.ok("replay-run", f"{output}.manifest.json")
             self.fails(2, "have the same batch of 4", "fit", *pair, "--vary", "batch")
             self.fails(2, "are of one network; expected two", "fit", *pair, pair[0], "--vary", "length")
-        for message, *args in (("neither batch nor length", GPT2, "--vary", "depth"), ("no quantity", GPT2, "--vary", ""),
+        # A network of the program has any length and any batch, with the options of its text.
+        text = "gpt(64,2,4,100)@{}:{},optimizer=adamw"
+        for vary, value in (("length", lambda n: text.format(n, 4)), ("batch", lambda n: text.format(16, n))):
+            devices = ("gtx_970:memory=64MiB", "k40c:memory=32MiB")
+            rows = self.varied(text.format(16, 4), "--vary", vary, "--device", ",".join(devices), "--outside", "0B")
+            self.assertEqual([row["device"] for row in rows if row["change"] == "none"], list(devices))
+            for row in rows:
+                self.assertEqual((row["vary"], row["limit"] + 1, row["batch_source"]), (vary, row["next"], "lowered"))
+                if row["change"] != "none":
+                    continue
+                for number, code in ((row["limit"], 0), (row["next"], 1)):
+                    (alone, *_) = self.rows(value(number), "--device", row["device"], "--outside", "0B", *QUICK[:2], code=code)
+                    if not code:
+                        self.assertEqual(alone["peak_reserved_bytes"], row["peak_reserved_bytes"])
+        for message, *args in (("neither batch nor length", GPT2, "--vary", "depth"),
+                               ("'vgg16' reads images", "vgg16:2", "--vary", "length"), ("no quantity", GPT2, "--vary", ""),
                                ("two recordings of one program", GPT2, "--vary", "length"),
                                ("have the same length", GPT2, GPT2, "--vary", "length"),
                                ("combined with --batch", GPT2, "--vary", "batch", "--batch", "8"),

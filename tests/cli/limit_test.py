@@ -38,6 +38,25 @@ class LimitTest(CommandTest):
         self.assertEqual(row["depth"], 3 * (3 + row["limit"]) + 2)
         self.assertEqual(row["scanned_to"], row["limit"] + 2)
 
+    def test_length_on_several_devices(self):
+        args = ("limit", "gpt(64,2,4,100)@7:2,optimizer=adamw", "--vary", "length", "--device", "gtx_970:memory=64MiB,k40c:memory=32MiB",
+                "--policy", "liveness,vdnn-all")
+        rows = self.rows(*args)
+        self.assertEqual([(row["device"], row["policy"]) for row in rows],
+                         [(device, policy) for device in ("gtx_970:memory=64MiB", "k40c:memory=32MiB")
+                          for policy in ("liveness", "vdnn-all")])
+        for row in rows:
+            self.assertEqual((row["vary"], row["status"], row["workload"]), ("length", "ok", f"gpt(64,2,4,100)@{row['limit']}:2"))
+            for length, code in ((row["limit"], 0), (row["next"], 1), (row["scanned_to"], 1)):
+                self.ok("run", f"gpt(64,2,4,100)@{length}:2,optimizer=adamw", "--device", row["device"], "--cost", "roofline",
+                        "--policy", row["policy"], code=code)
+        table = self.ok(*args)
+        self.assertIn("the largest length that fits", table)
+        for row in rows:
+            self.assertRegex(table, rf"{row['device']} .*{row['policy']} .* {row['limit']} ")
+            self.assertIn(f"{row['policy']} on {row['device']} at {row['next']}: ", table)
+        self.fails(2, "'vgg16' reads images", "limit", "vgg16:8", "--vary", "length")
+
     def test_any_number_of_jobs_gives_the_same_bytes(self):
         args = (*ALEXNET, "--format", "csv")
         self.assertEqual(self.ok(*args, "--jobs", "1"), self.ok(*args, "--jobs", "4"))

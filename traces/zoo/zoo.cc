@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kLargestImage = 4096;
 
 // Limits of transformers.
-constexpr int64_t kLongestSequence = 1 << 20;
 constexpr int64_t kMostFeatures = 1 << 20;  // also of heads, and of words in a vocabulary
 constexpr int64_t kPatternLength = 64;      // gpt(...) and llama(...) may say another length
 
@@ -417,6 +416,20 @@ Network BuildNetwork(std::string_view text, AttentionKind kind) {
   const int64_t extent = parsed.extent.value_or(entry.extent);
   if (entry.build != nullptr) return entry.build(std::move(name), extent);
   return entry.build_transformer(std::move(name), extent, kind);
+}
+
+int64_t LengthOf(std::string_view network) {
+  const NetworkName parsed = Parse(network);
+  if (parsed.on_images()) {
+    throw UsageError(fmt::format(
+        "'{}' reads images, and has no length: expected GPT, BERT or Llama, such as gpt2@1024",
+        network));
+  }
+  return parsed.extent.value_or(parsed.entry ? parsed.entry->extent : kPatternLength);
+}
+
+std::string WithLength(std::string_view network, int64_t length) {
+  return fmt::format("{}@{}", network.substr(0, network.find('@')), length);
 }
 
 std::string Workload::Name() const { return fmt::format("{}:{}", network, batch); }

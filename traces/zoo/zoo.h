@@ -17,6 +17,8 @@ namespace spillway {
 // The largest batch of a workload, and the largest number of blocks of a stage or of repetitions.
 inline constexpr int64_t kLargestBatch = 65536;
 inline constexpr int64_t kMostBlocks = 10'000;
+// The longest sequence of a network.
+inline constexpr int64_t kLongestSequence = 1 << 20;
 
 // An entry has one of the two builders, which fits its kind.
 struct ZooEntry {
@@ -44,6 +46,13 @@ const std::vector<std::pair<std::string, std::string>>& ZooPatterns();
 // unknown, throws a `UsageError` with a suggestion and the valid names. Throws an `InputError` that
 // names a layer if the network cannot be built for the image size, or has heads of no whole width.
 Network BuildNetwork(std::string_view name, AttentionKind kind = AttentionKind::kFused);
+
+// Returns the number of tokens in the sequences of a network: 1024 for "gpt2". Throws `UsageError`
+// if the network is unknown, or reads images.
+int64_t LengthOf(std::string_view network);
+// Returns the name of a network for sequences of another length: "gpt2@512" for "gpt2" or
+// "gpt2@64". REQUIRES: `network` has a length, and `length` is in [1, kLongestSequence].
+std::string WithLength(std::string_view network, int64_t length);
 
 // A network and a batch size: "vgg19:256".
 struct Workload {

@@ -53,7 +53,7 @@ std::vector<FitRow> WithSmallerBatch(const Question& one,
   const int64_t batch = one.trace().batch;
   if (batch == 1) return {};
   const auto row_of = [&](int64_t smaller) {
-    const BatchTrace at = AtBatch(one.workload().given, others, smaller);
+    const BatchTrace at = AtBatch(one.workload(), others, smaller);
     return one.About(at).Remedied(SmallerBatch(smaller, at.source));
   };
   const auto less = LeastThat(1, static_cast<size_t>(batch) - 1, [&](size_t samples_less) {
@@ -74,7 +74,7 @@ std::vector<FitRow> WithMicroBatches(const Question& one,
   }
   if (counts.empty()) return {};
   const auto row_of = [&](size_t i) {
-    return Accumulated(one, AtBatch(one.workload().given, others, batch / counts[i]));
+    return Accumulated(one, AtBatch(one.workload(), others, batch / counts[i]));
   };
   const size_t fewest = LeastThat(0, counts.size() - 1, [&](size_t i) {
     const auto row = row_of(i);

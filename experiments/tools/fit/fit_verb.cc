@@ -113,7 +113,7 @@ void SetBatch(const std::string& text, std::vector<FitWorkload>& workloads) {
   std::vector<std::shared_ptr<const Trace>> given;
   for (const FitWorkload& workload : workloads) given.push_back(workload.given);
   for (FitWorkload& workload : workloads) {
-    const BatchTrace at = AtBatch(workload.given, given, ParseBatch(text, workload.given->batch));
+    const BatchTrace at = AtBatch(workload, given, ParseBatch(text, workload.given->batch));
     workload.trace = at.trace;
     workload.batch_source = at.source;
   }
@@ -135,10 +135,15 @@ std::vector<std::pair<FitWorkload, StepFamily>> FamiliesOf(
   for (size_t i = 0; i < workloads.size(); ++i) {
     if (seen[i]) continue;
     const FitWorkload& one = workloads[i];
+    if (!IsTraceFile(one.asked.workload)) {
+      families.emplace_back(one, FamilyOfNetwork(quantity, one));
+      continue;
+    }
     const FitWorkload* other = nullptr;
     for (size_t j = i + 1; j < workloads.size(); ++j) {
-      if (workloads[j].given->network != one.given->network &&
-          !AreOfOneProgram(*one.given, *workloads[j].given)) {
+      if (!IsTraceFile(workloads[j].asked.workload) ||
+          (workloads[j].given->network != one.given->network &&
+           !AreOfOneProgram(*one.given, *workloads[j].given))) {
         continue;
       }
       if (other) {
@@ -265,7 +270,8 @@ void AddFit(Command& program, Session& session) {
                               "Tell if a workload fits under PyTorch's allocator, and which "
                               "changes make it fit; exit code 1 if no unchanged workload fits "
                               "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB"};
+  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB",
+                   "fit gpt2:8 --vary length --device h100,h200"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              std::string(CaseKeyOf("workload").help) +
@@ -289,10 +295,12 @@ void AddFit(Command& program, Session& session) {
       "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
       "are lowered at that batch. A recording is interpolated if two of different batches are "
       "given, else all sizes and times that are proportional to the batch are scaled");
-  verb.Text("--vary", options.vary,
-            "Answer for the largest value with which a workload fits, as it is and with each "
-            "change in PyTorch: batch, or length. Two recordings of one program that differ in it "
-            "alone are one workload. For a length, two are needed")
+  verb.Text(
+          "--vary", options.vary,
+          "Answer for the largest value with which a workload fits, as it is and with each "
+          "change in PyTorch: batch, or length. Two recordings of one program that differ in it "
+          "alone are one workload. For the length of a recording, two are needed; a network of the "
+          "program for text needs its batch alone (gpt2:8)")
       .NotEmpty("no quantity is given");
   options.format.Add(verb);
   options.format.AddPivot(verb);

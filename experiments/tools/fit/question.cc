@@ -12,6 +12,7 @@
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
+#include "traces/zoo/zoo.h"
 
 namespace spillway {
 namespace {
@@ -26,7 +27,38 @@ const char* TextOf(FitAllocator allocator) { return kAllocators[static_cast<size
 // Returns the policy that runs the workload unchanged.
 std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded" : "liveness"; }
 
+// Returns the trace of the network of the case at another batch, or length. Throws `InputError` if
+// the batch is larger than that of any workload.
+BatchTrace Lowered(Case asked, const Workload& workload) {
+  if (workload.batch > kLargestBatch) {
+    throw InputError(fmt::format("a batch has at most {} samples", kLargestBatch));
+  }
+  asked.workload = workload.Name();
+  return {std::make_shared<const Trace>(LoadTrace(asked)), BatchSource::kLowered};
+}
+
 }  // namespace
+
+BatchTrace AtBatch(const FitWorkload& workload,
+                   std::span<const std::shared_ptr<const Trace>> others, int64_t batch) {
+  const Case& asked = workload.asked;
+  const int64_t passes = asked.accumulate.value_or(1);
+  if (batch == workload.given->batch || IsTraceFile(asked.workload) || batch % passes != 0) {
+    return AtBatch(workload.given, others, batch);
+  }
+  return Lowered(asked, {ParseWorkload(asked.workload).network, batch / passes});
+}
+
+StepFamily FamilyOfNetwork(StepQuantity quantity, const FitWorkload& workload) {
+  if (quantity == StepQuantity::kBatch) {
+    return {quantity, workload.given->batch,
+            [workload](int64_t batch) { return AtBatch(workload, {}, batch); }};
+  }
+  const Workload given = ParseWorkload(workload.asked.workload);
+  return {quantity, LengthOf(given.network), [workload, given](int64_t length) {
+            return Lowered(workload.asked, {WithLength(given.network, length), given.batch});
+          }};
+}
 
 Question::Question(const FitWorkload& workload, const std::string& device, Bytes outside)
     : workload_(workload), loaded_{workload.asked, nullptr} {

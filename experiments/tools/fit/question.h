@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@
 #include "experiments/tools/fit/pytorch_remedies.h"
 
 namespace spillway {
+
+// Returns the workload at another batch, as the function of other_batch.h does; a network of the
+// program keeps the options of its text.
+BatchTrace AtBatch(const FitWorkload& workload,
+                   std::span<const std::shared_ptr<const Trace>> others, int64_t batch);
+// Returns the steps of a network of the program that differ in the quantity. Throws `UsageError` if
+// the length is to vary of a network without one.
+StepFamily FamilyOfNetwork(StepQuantity quantity, const FitWorkload& workload);
 
 // The allocators that are tried: PyTorch's, and PyTorch's with expandable segments.
 enum class FitAllocator : uint8_t { kUsual, kExpandable };

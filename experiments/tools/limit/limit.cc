@@ -73,6 +73,11 @@ LimitResult Search(const LimitSearch& search, const PolicyChoice& policy,
 
 }  // namespace
 
+std::string_view Name(LimitQuantity quantity) {
+  constexpr std::string_view kNames[] = {"batch", "depth", "length"};
+  return kNames[static_cast<size_t>(quantity)];
+}
+
 WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
   if (network.ends_with(".json") || network.ends_with(".zst")) {
     throw UsageError(fmt::format(
@@ -83,10 +88,11 @@ WorkloadFamily WorkloadFamily::OfBatches(std::string_view network) {
   if (const size_t colon = network.rfind(':'); colon != std::string_view::npos) {
     throw UsageError(fmt::format(
         "'{}' has a batch, but limit searches for the largest batch: expected a network "
-        "alone, '{}'; --vary depth searches for the largest depth",
+        "alone, '{}'; --vary depth and --vary length search for the deepest network and the "
+        "longest sequence",
         network, network.substr(0, colon)));
   }
-  WorkloadFamily family(network, network, 0, kLargestBatch);
+  WorkloadFamily family(LimitQuantity::kBatch, network, network, 0, kLargestBatch);
   ParseWorkload(family.At(1).Name());
   return family;
 }
@@ -111,14 +117,22 @@ WorkloadFamily WorkloadFamily::OfDepths(std::string_view workload) {
   // A number in place of the name lets `ParseWorkload` check the network and its batch.
   const Workload least =
       ParseWorkload(fmt::format("{}1{}", workload.substr(0, begin), workload.substr(end)));
-  WorkloadFamily family(workload, workload.substr(0, begin), least.batch, kMostBlocks);
+  WorkloadFamily family(LimitQuantity::kDepth, workload, workload.substr(0, begin), least.batch,
+                        kMostBlocks);
   family.after_ = workload.substr(end, colon - end);
   return family;
 }
 
+WorkloadFamily WorkloadFamily::OfLengths(std::string_view workload) {
+  const Workload given = ParseWorkload(workload);
+  LengthOf(given.network);
+  return {LimitQuantity::kLength, workload, given.network, given.batch, kLongestSequence};
+}
+
 Workload WorkloadFamily::At(int64_t value) const {
   SPILLWAY_CHECK(value >= 1 && value <= most_);
-  if (!deepens()) return {before_, value};
+  if (quantity_ == LimitQuantity::kBatch) return {before_, value};
+  if (quantity_ == LimitQuantity::kLength) return {WithLength(before_, value), batch_};
   return {fmt::format("{}{}{}", before_, value, after_), batch_};
 }
 
@@ -184,13 +198,14 @@ LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
     result.at = Load(search, policy, 1);
     result.next_reason = result.next_brief = error.what();
   }
+  result.search = &search;
   result.policy = policy.name();
   return result;
 }
 
-Columns<LimitResult> LimitColumns(const LimitSearch& search) {
-  const auto bounded = [most = search.family.most()](const LimitResult& result) {
-    return result.limit.largest == most;
+Columns<LimitResult> LimitColumns(LimitQuantity quantity) {
+  const auto bounded = [](const LimitResult& result) {
+    return result.limit.largest == result.search->family.most();
   };
   const auto if_any = [](auto get) {
     return [get](const LimitResult& result) { return When(result.limit.largest > 0, get(result)); };
@@ -199,20 +214,20 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
     return if_any(
         [member](const LimitResult& result) { return result.metrics.value_or(Metrics()).*member; });
   };
-  const auto workload = [&search](const LimitResult& result) {
-    return search.family.At(std::max<int64_t>(result.limit.largest, 1));
+  const auto workload = [](const LimitResult& result) {
+    return result.search->family.At(std::max<int64_t>(result.limit.largest, 1));
   };
   return {
-      {"network", "", "as given", [&](auto&) { return search.family.text(); }},
-      {"vary", "", "batch or depth",
-       [&](auto&) { return search.family.deepens() ? "depth" : "batch"; }},
+      {"network", "", "as given", [](auto& r) { return r.search->family.text(); }},
+      {"vary", "", "batch, depth or length",
+       [](auto& r) { return Name(r.search->family.quantity()); }},
       {"preset", "", "how memory is counted",
-       [&](auto&) { return search.asked.preset.value_or("torch"); }},
+       [](auto& r) { return r.search->asked.preset.value_or("torch"); }},
       {"mode", "", "training or inference",
-       [&](auto&) { return search.asked.training.value_or(true) ? "training" : "inference"; }},
-      {"device", "", "name of the GPU", [&](auto&) { return search.device.name; }},
-      {"memory_bytes", "B", "device memory", [&](auto&) { return search.memory(); }},
-      {"allocator", "", "as given", [&](auto&) { return search.asked.allocator.name(); }},
+       [](auto& r) { return r.search->asked.training.value_or(true) ? "training" : "inference"; }},
+      {"device", "", "name of the GPU", [](auto& r) { return r.search->device.name; }},
+      {"memory_bytes", "B", "device memory", [](auto& r) { return r.search->memory(); }},
+      {"allocator", "", "as given", [](auto& r) { return r.search->asked.allocator.name(); }},
       {"policy", "", "as given", &LimitResult::policy, "policy"},
       {"status", "",
        "ok, none (nothing fits), bounded (all that was allowed fits) or failed (the policy broke "
@@ -223,7 +238,7 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
        "status"},
       {"limit", "1", "the largest that was seen to fit",
        if_any([](auto& r) { return r.limit.largest; }),
-       search.family.deepens() ? "limit" : "batch"},
+       quantity == LimitQuantity::kDepth ? "limit" : Name(quantity)},
       {"workload", "", "it as a workload", if_any([=](auto& r) { return workload(r).Name(); })},
       {"depth", "1", "of a residual network, in layers",
        [=](auto& r) {
@@ -244,7 +259,8 @@ Columns<LimitResult> LimitColumns(const LimitSearch& search) {
          return misfits.empty() ? std::nullopt : std::optional(misfits.front());
        }},
       {"trials", "1", "runs", [](auto& r) { return r.limit.trials; }, "trials"},
-      {"checked", "", "with the independent checker", [&](auto&) { return search.asked.check; }},
+      {"checked", "", "with the independent checker",
+       [](auto& r) { return r.search->asked.check; }},
       {"iteration_ms", "ms", "at the limit, as are the next ones", metric(&Metrics::iteration),
        "time ms"},
       {"peak_requested_bytes", "B", "most bytes asked for at once",

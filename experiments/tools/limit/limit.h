@@ -1,4 +1,5 @@
-// Searches for the largest batch, or the deepest network, that fits under a policy.
+// Searches for the largest batch, the deepest network or the longest sequence that fits under a
+// policy.
 //
 // Fitting is not monotone: a larger tensor may find a better place in a fragmented pool, or make a
 // policy decide differently. A `Limit` is therefore a value that fits in a run, while no value from
@@ -20,7 +21,12 @@
 
 namespace spillway {
 
-// A `WorkloadFamily` is a set of workloads that differ in one number: the batch or the depth.
+// The number in which the workloads of a family differ.
+enum class LimitQuantity : uint8_t { kBatch, kDepth, kLength };
+// Returns "batch", "depth" or "length".
+std::string_view Name(LimitQuantity quantity);
+
+// A `WorkloadFamily` is a set of workloads that differ in one number.
 class WorkloadFamily {
  public:
   // Returns the family of all batches of a network, for example "vgg16". Throws `UsageError` if
@@ -31,19 +37,25 @@ class WorkloadFamily {
   // to 9. Throws `UsageError` if there is not exactly one name, or if there is no batch.
   static WorkloadFamily OfDepths(std::string_view workload);
 
-  // Returns the workload whose batch or depth is `value`. REQUIRES: value is in [1, most()].
+  // Returns the family of all lengths of a network on sequences, with its batch: "gpt2:8", or
+  // "gpt2@1024:8", whose length does not matter. Throws `UsageError` if the network reads images,
+  // or if there is no batch.
+  static WorkloadFamily OfLengths(std::string_view workload);
+
+  // Returns the workload with the number. REQUIRES: value is in [1, most()].
   Workload At(int64_t value) const;
   // Returns the largest value of the family.
   int64_t most() const { return most_; }
   // Returns the text that the family was made from: "vgg16", "resnet(6,32,n3,6):16".
   const std::string& text() const { return text_; }
-  // Returns true iff the depth varies; otherwise the batch varies.
-  bool deepens() const { return batch_ > 0; }
+  LimitQuantity quantity() const { return quantity_; }
 
  private:
-  WorkloadFamily(std::string_view text, std::string_view network, int64_t batch, int64_t most)
-      : text_(text), before_(network), batch_(batch), most_(most) {}
+  WorkloadFamily(LimitQuantity quantity, std::string_view text, std::string_view network,
+                 int64_t batch, int64_t most)
+      : quantity_(quantity), text_(text), before_(network), batch_(batch), most_(most) {}
 
+  LimitQuantity quantity_;
   std::string text_;
   std::string before_, after_;  // the network's name before and after the number that varies
   int64_t batch_;               // 0 if the batch varies
@@ -84,6 +96,7 @@ struct LimitSearch {
 };
 
 struct LimitResult {
+  const LimitSearch* search = nullptr;  // outlives the result
   std::string policy;
   LoadedCase at;  // the case at the limit, or at 1 if nothing fits
   Limit limit;
@@ -93,15 +106,14 @@ struct LimitResult {
   bool failed = false;             // true if the policy failed; then `limit` is empty
 };
 
-// Returns the limit of one policy. Calls `progress` with each value before it is tried. If
-// `search.asked.check` is set, verifies the runs at the limit and at the next value. If
-// the policy fails or a check finds a violation, the result has `failed`. Throws all errors of
-// `Inputs` and `Run` but `PolicyError`. Safe to call from several threads.
+// Returns the limit of one policy. REQUIRES: `search` outlives the result. Calls `progress` with
+// each value before it is tried. If `search.asked.check` is set, verifies the runs at the limit and
+// at the next value. If the policy fails or a check finds a violation, the result has `failed`.
+// Throws all errors of `Inputs` and `Run` but `PolicyError`. Safe to call from several threads.
 LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
                       const std::function<void(int64_t value)>& progress);
 
-// Returns the columns of a result. REQUIRES: `search` outlives the columns.
-Columns<LimitResult> LimitColumns(const LimitSearch& search);
+Columns<LimitResult> LimitColumns(LimitQuantity quantity);
 
 }  // namespace spillway
 

@@ -84,7 +84,7 @@ TEST(WorkloadFamilyTest, VariesTheBatch) {
   const WorkloadFamily family = WorkloadFamily::OfBatches("vgg16@227");
   EXPECT_EQ(family.At(48).Name(), "vgg16@227:48");
   EXPECT_EQ(family.most(), 65'536);
-  EXPECT_FALSE(family.deepens());
+  EXPECT_EQ(family.quantity(), LimitQuantity::kBatch);
   EXPECT_EQ(ResNetDepth(family.At(1).network), std::nullopt);
   for (const char* bad : {"vgg", "vgg16:32", "", "resnet(6,32,n3,6)", "vgg16@0"}) {
     EXPECT_THROW(WorkloadFamily::OfBatches(bad), UsageError) << bad;
@@ -95,7 +95,7 @@ TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
   const WorkloadFamily resnet = WorkloadFamily::OfDepths("resnet(6,32,n3,6)@227:16");
   EXPECT_EQ(resnet.At(788).Name(), "resnet(6,32,788,6)@227:16");
   EXPECT_EQ(ResNetDepth(resnet.At(788).network), 2498);  // printed by SuperNeurons as "2500"
-  EXPECT_TRUE(resnet.deepens());
+  EXPECT_EQ(resnet.quantity(), LimitQuantity::kDepth);
   EXPECT_EQ(WorkloadFamily::OfDepths("resnet(n,1,1,1):2").At(9).Name(), "resnet(9,1,1,1):2");
   EXPECT_EQ(WorkloadFamily::OfDepths("resnet(1,1,1,n4):2").At(9).Name(), "resnet(1,1,1,9):2");
   EXPECT_EQ(WorkloadFamily::OfDepths("constructed(n):2").At(9).Name(), "constructed(9):2");
@@ -105,6 +105,18 @@ TEST(WorkloadFamilyTest, VariesTheNumberThatHasAName) {
                           "resnet(6,32,x,6):16", "resnet(6,32,n3,6):0", "resnet(6,32,n33,6):16",
                           "densenet(6,k=n):2", "n:2", "(n):2", ":", "", "resnet(6,32:n,6)"}) {
     EXPECT_THROW(WorkloadFamily::OfDepths(bad), UsageError) << bad;
+  }
+}
+
+TEST(WorkloadFamilyTest, VariesTheLength) {
+  const WorkloadFamily family = WorkloadFamily::OfLengths("gpt2@64:8");
+  EXPECT_EQ(family.quantity(), LimitQuantity::kLength);
+  EXPECT_EQ(family.At(9).Name(), "gpt2@9:8");
+  EXPECT_EQ(family.most(), kLongestSequence);
+  EXPECT_EQ(WorkloadFamily::OfLengths("gpt(64,2,4,100):2").At(9).Name(), "gpt(64,2,4,100)@9:2");
+  for (const char* bad :
+       {"gpt2", "gpt2@64", "gpt3:8", "vgg16:8", "vit@224:8", "resnet(1,1,1,1):8"}) {
+    EXPECT_THROW(WorkloadFamily::OfLengths(bad), UsageError) << bad;
   }
 }
 
@@ -126,7 +138,7 @@ TEST(LimitTest, OfPolicies) {
   EXPECT_GE(vdnn.limit.largest, liveness.limit.largest);
 
   const auto value = [&](std::string_view name) {
-    for (const auto& column : LimitColumns(search)) {
+    for (const auto& column : LimitColumns(LimitQuantity::kBatch)) {
       if (column.name == name) return column.get(liveness);
     }
     return Value();
