@@ -8,7 +8,8 @@ usage: scripts/plot.py STORE --x COLUMN --y COLUMN [--kind line|bar|frontier] [-
 STORE is a store that `spillway sweep -o STORE` wrote, or a CSV file with the columns of `spillway list columns`.
 Each combination of settings that is left has a line of its own. A cell that does not fit is a gap, and a cross of the
 line's colour above the axes. One picture has at most eight lines: beyond them it gets one facet for each network,
-device or memory, or says how to choose. A frontier shows for each memory the policy that is fastest in it.
+device or memory, or says how to choose. It has at most 24 facets; those of the same work on several devices have the
+same axes. A frontier shows for each memory the policy that is fastest in it.
 
 examples:
   scripts/plot.py r.sqlite --x batch --y iteration_ms --where memory_request=50% -o r.pdf
@@ -29,6 +30,7 @@ import sys
 
 ENDINGS = (".pdf", ".png", ".svg")
 MOST_LINES = 8  # as many as there are colours
+MOST_FACETS = 24  # as many as a printed page holds
 # The settings of a cell. Lines are told apart by these columns, and facets are made of them in this order.
 SETTINGS = ("network", "batch", "device", "memory_request", "preset", "mode", "allocator", "backend", "compress",
             "attention", "optimizer", "precision", "accumulate", "clip_norm", "loss_chunks", "file", "deterministic",
@@ -36,6 +38,8 @@ SETTINGS = ("network", "batch", "device", "memory_request", "preset", "mode", "a
 FACETS = ("network", "file", "device", "mode", "memory_request", "preset", "backend", "compress", "allocator",
           "precision", "optimizer", "attention", "accumulate", "clip_norm", "loss_chunks", "batch")
 # Columns that follow from others: who draws over the first varies the second with it.
+# Columns that say what work a cell does. Facets of the same work have the same axes.
+WORK = ("workload", "network", "file", "batch", "mode", "accumulate", "precision")
 IMPLIED = {"workload": ("network", "batch"), "memory_bytes": ("memory_request",), "network": ("workload",),
            "memory_request": ("memory_bytes",)}
 # Axes whose unit does not follow from the ending of the column's name.
@@ -157,7 +161,8 @@ def quantity(value):
 class Axis:
     """How the values of one column become places on an axis: as numbers with a unit, or as names in a row."""
 
-    def __init__(self, column, values, labels, ranks, names_only=False):
+    def __init__(self, column, values, labels, ranks, names_only=False, all_values=()):
+        """`all_values` are those of all axes of the column, which have one unit."""
         quantities = {value: quantity(value) for value in values if value is not None}
         units = {found and found[1] for found in quantities.values()}
         self.names = None
@@ -172,7 +177,7 @@ class Axis:
         unit = next(iter(units), "")
         scale = 1
         if unit == "bytes" or column.endswith("_bytes"):
-            unit = "GiB" if max(found[0] for found in quantities.values()) >= SIZES["GiB"] else "MiB"
+            unit = "GiB" if max(found[0] for found in map(quantity, [*quantities, *all_values]) if found) >= SIZES["GiB"] else "MiB"
             scale = SIZES[unit]
         self.places = {value: found[0] / scale for value, found in quantities.items()}
         self.label = axis_name(column, labels, unit)
@@ -291,10 +296,29 @@ def frontier_lines(rows, args, labels):
 
 
 def facets_of(rows, args, labels, ranks):
-    """Returns title and rows of each facet; if there are no facets, one with an empty title."""
-    ordered = sorted(by_facet(rows, args).items(), key=lambda group: [ranks.get(str(value), len(ranks)) for value in group[0]])
-    return [(", ".join(labels.get(str(value), spoken(name, value)) for name, value in zip(args.facet, key)), group)
-            for key, group in ordered]
+    """Returns title, rows and work of each facet; if there are no facets, one with an empty title.
+
+    The values of each column have one order: that of --order, then that of the rows.
+    """
+    seen = [{value: place for place, value in enumerate(values_of(rows, name))} for name in args.facet]
+    ordered = sorted(by_facet(rows, args).items(), key=lambda group: [
+        (ranks.get(str(value), len(ranks)), places[value]) for value, places in zip(group[0], seen)])
+    if len(ordered) > MOST_FACETS:
+        name = max(args.facet, key=lambda column: len(values_of(rows, column)))
+        some = ",".join(str(value) for value in values_of(rows, name)[:3])
+        raise BadArgument(f"{len(ordered)} facets in one picture, of at most {MOST_FACETS}: choose with --where {name}={some}")
+    return [(", ".join(labels.get(str(value), spoken(name, value)) for name, value in zip(args.facet, key)), group,
+             tuple(value for name, value in zip(args.facet, key) if name in WORK)) for key, group in ordered]
+
+
+def share_axes(grid, works):
+    """Gives the axes of one work the same limits."""
+    for work in dict.fromkeys(works):
+        same = [axes for axes, other in zip(grid, works) if other == work]
+        for limits, set_limits in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")):
+            ends = [getattr(axes, limits)() for axes in same]
+            for axes in same:
+                getattr(axes, set_limits)(min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def rows_of_crosses(drawn, args):
@@ -373,9 +397,9 @@ def draw(rows, args, columns):
     choose_facets(rows, columns, args)
     facets = facets_of(rows, args, labels, ranks)
     if args.kind == "frontier":
-        drawn = [frontier_lines(group, args, labels) for _, group in facets]
+        drawn = [frontier_lines(group, args, labels) for _, group, _ in facets]
     else:
-        drawn = [lines(group, args, labels) for _, group in facets]
+        drawn = [lines(group, args, labels) for _, group, _ in facets]
     names = sorted(dict.fromkeys(name for facet in drawn for name in facet),
                    key=lambda name: ranks.get(name, len(ranks)))
     if len(names) > MOST_LINES:
@@ -385,13 +409,13 @@ def draw(rows, args, columns):
               for i, name in enumerate(names)}
 
     y = Axis(args.y, [row[args.y] for row in rows], labels, {})
-    xs = [Axis(args.x, values_of(group, args.x), labels, ranks, names_only=args.kind == "bar") for _, group in facets]
+    xs = [Axis(args.x, values_of(group, args.x), labels, ranks, args.kind == "bar", values_of(rows, args.x)) for _, group, _ in facets]
     above = CROSSES * args.size[1] * max(rows_of_crosses(facet, args) for facet in drawn)
     fig, grid = figstyle.grid(len(facets), *args.size, above, max((x.names or [] for x in xs), key=len))
     painter = {"bar": draw_bars, "line": draw_lines, "frontier": draw_frontier}[args.kind]
-    for each in zip(grid, drawn, xs, (group for _, group in facets)):
+    for each in zip(grid, drawn, xs, (group for _, group, _ in facets)):
         painter(*each, y, args, styles)
-    for axes, (title, _), x in zip(grid, facets, xs):
+    for axes, (title, _, _), x in zip(grid, facets, xs):
         for axis in args.log:
             (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
         if "y" not in args.log:
@@ -399,6 +423,8 @@ def draw(rows, args, columns):
         axes.set_xlabel(x.label)
         axes.set_ylabel(y.label)
         axes.set_title(title, fontsize=8, pad=6 + 72 * above)
+    if all(x.names is None for x in xs):
+        share_axes(grid, [work for _, _, work in facets])
     failed = any(row[args.y] is None and row.get("status") == "failed" for row in rows)
     missing = "does not fit, or its policy failed" if failed else "does not fit"
     extra = {missing: {"marker": "x", "color": "#000000"}} if above else {}

@@ -125,7 +125,7 @@ class DrawnSweeps(CommandTest):
             rows = drawn_sweep(random.Random(1), network=3, batch=3, device=1, memory_request=2, policy=2)
             by = arguments("--x", x, "--y", "iteration_ms")
             plot.choose_facets(rows, list(rows[0]), by)
-            for _, group in plot.facets_of(rows, by, {}, {}):
+            for _, group, _ in plot.facets_of(rows, by, {}, {}):
                 for line in plot.lines(group, by, {}).values():
                     self.assertEqual(len({(row["network"], row["policy"]) for row in line.values()}), 1)
 
@@ -159,6 +159,22 @@ class DrawnSweeps(CommandTest):
                 (other["memory_bytes"] < row["memory_bytes"] and other["iteration_ms"] <= row["iteration_ms"])
                 for other in there)}
             self.assertEqual({tuple(row.values()) for row in plot.frontier(rows, args)}, unbeaten)
+
+    def test_facets_have_one_unit_one_order_and_one_scale_for_each_work(self):
+        rows = [{"network": network, "batch": 8, "device": device, "memory_bytes": gib * 2**30 // 4, "policy": "p",
+                 "iteration_ms": time / gib}
+                for network, devices in (("a", (("small", 900), ("large", 90))), ("b", (("large", 5), ("small", 50))))
+                for device, time in devices for gib in ((1, 2, 3) if device == "small" else (8, 16))]
+        fig = figure_of(rows, "--kind", "frontier")
+        self.check(fig)
+        self.assertEqual([axes.get_title() for axes in fig.axes], ["a, small", "a, large", "b, small", "b, large"])
+        self.assertEqual({axes.get_xlabel() for axes in fig.axes}, {"memory (GiB)"})
+        limits = [(axes.get_xlim(), axes.get_ylim()) for axes in fig.axes]
+        self.assertEqual((limits[0], limits[2]), (limits[1], limits[3]))
+        self.assertNotEqual(limits[0][1], limits[2][1])
+        many = [{**row, "network": f"n{i}"} for i in range(13) for row in rows[:5]]
+        with self.assertRaisesRegex(plot.BadArgument, "26 facets in one picture, of at most 24: choose with --where network=n0,n1,n2"):
+            figure_of(many, "--kind", "frontier")
 
     def test_units_follow_from_the_names_of_the_columns(self):
         for column in json.loads(self.ok("list", "columns", "--format", "json"))["rows"]:
@@ -212,7 +228,7 @@ class PlotTest(DirectoryTest):
         parsed = arguments(*args)
         rows = plot.select(rows, columns, parsed.where)
         plot.choose_facets(rows, columns, parsed)
-        return {(title, name) for title, group in plot.facets_of(rows, parsed, {}, {})
+        return {(title, name) for title, group, _ in plot.facets_of(rows, parsed, {}, {})
                 for name in plot.lines(group, parsed, {})}
 
     def test_options_of_workloads_are_told_apart(self):
