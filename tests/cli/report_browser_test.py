@@ -302,6 +302,37 @@ class ReportBrowserTest(CommandTest):
         return self.js("const place = document.createElement('div'); summary(place, arguments[0]);"
                        "return place.textContent", rows)
 
+    def test_changes_of_fit_with_their_code(self):
+        rows, gpt2 = self.directory / "fit.json", ROOT / "traces" / "recorded" / "pytorch" / "gpt2-h200.json.zst"
+        self.ok("fit", gpt2, "--device", "gtx_970", "--policy", "mxnet", "-o", rows, "--quiet", code=1)
+        found = json.loads(rows.read_text("utf-8"))["rows"]
+        page = self.report(rows)
+        self.check(page)  # ends on paper
+        for media in ("print", ""):
+            heads = [head for head in self.all("th", "textContent")]
+            for head in ("change", "status", "margin", "time ms", "slowdown"):
+                self.assertTrue(any(name.startswith(head) for name in heads), (head, heads))
+            self.assertEqual(self.all("td.code", "textContent"), [row["python"] for row in found if row["python"]])
+            self.assertTrue(all(self.all("td.code", "checkVisibility()")))
+            text = self.text("table")
+            self.assertTrue(all((row["remedy"] or "as it is") in text for row in found if row["remedy"] or row["change"] == "none"))
+            self.assertEqual("reclaims" in text, any("gives cached memory back" in meaning for meaning in self.all("dd", "textContent")))
+            self.show(page)
+
+    def test_a_batch_counts_sequences_or_images(self):
+        for networks, unit in ((("gpt2@64",), "sequences"), (("vgg16",), "images"), (("gpt2@64", "vgg16"), "samples")):
+            rows = [{**row, "network": networks[i % len(networks)], "workload": None}
+                    for i, row in enumerate(drawn_sweep(random.Random(2), 1, 4, 1, 2, failing=0, holes=0))]
+            self.show(self.report_of(rows))
+            self.assertIn(f"batch ({unit})", self.all(".dygraph-xlabel", "textContent"))
+
+    def test_two_timelines_stand_on_a_printed_page(self):
+        self.show(self.report("alexnet:64", "--memory", "80%", "--policy", "vdnn-all,mxnet"), 700, media="print")
+        self.js("dispatchEvent(new Event('beforeprint'))")
+        heights = self.all("[data-kind=timeline]", "getBoundingClientRect().height")
+        self.assertTrue(heights)
+        self.assertLess(max(heights), 965 / 2)  # pixels of a sheet of letter paper without its margins
+
     def test_other_documents(self):
         decisions, replay = self.directory / "d.json", self.directory / "replay.json"
         self.ok("run", "alexnet:16", "--export", f"decisions:{decisions}", "--quiet")

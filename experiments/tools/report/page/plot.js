@@ -145,7 +145,7 @@ function drawSweep(place, rows, x, y, { by, facet }) {
     }
     return { title: facet.map((setting) => spoken(setting, group[0][setting])).join(", "), lines };
   });
-  panels(place, [axisName(x), axisName(y)], drawn, `does not fit${rows.some((row) => row.status === "failed") ? ", or its policy failed" : ""}`);
+  panels(place, [axisName(x, rows), axisName(y, rows)], drawn, `does not fit${rows.some((row) => row.status === "failed") ? ", or its policy failed" : ""}`);
 }
 
 function sweepPlots(section, results) {
@@ -156,7 +156,7 @@ function sweepPlots(section, results) {
     if (quantities.length === 0 || ![...groupsOf(rows, [...how.by, ...how.facet]).values()].some((line) => valuesOf(line, x).length > 1)) continue;
     element(section, "h3", {}, `${wordsOf("iteration_ms").words} against ${wordsOf(x).words}`.replace(/^./, (letter) => letter.toUpperCase()));
     const controls = element(section, "div", { class: "controls" });
-    const shown = choice(controls, "shown", quantities, axisName), picks = [];
+    const shown = choice(controls, "shown", quantities, (name) => axisName(name, rows)), picks = [];
     while (groupsOf(rows, how.facet).size > MOST_FACETS) {
       const name = how.facet.shift();
       picks.push([name, choice(controls, wordsOf(name).words, valuesOf(rows, name), (value) => spoken(name, value))]);

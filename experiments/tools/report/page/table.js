@@ -4,6 +4,8 @@ const SHOWN = 500;  // rows that are shown at once
 const LONG = 60;  // rows from which on a table scrolls
 const MATTER = ["network", "batch", "workload", "device", "memory_request", "policy", "status", "iteration_ms", "predicted_iteration_ms",
                 "measured_iteration_ms", "error", "slowdown", "samples_per_second", "peak_allocated_bytes", "offloaded_bytes", "recompute_ms", "stall_ms"];
+// The columns of fit that matter. Its rows have the code of a change below them.
+const FIT = ["workload", "batch", "device", "remedy", "limit", "next", "status", "margin_bytes", "iteration_ms", "slowdown", "peak_reserved_bytes"];
 const FEW = 10;  // columns that are shown first in a table that has none of these
 const explained = new Set();  // the columns and policies that the page shows and the glossary knows
 
@@ -14,6 +16,7 @@ function missing(row) {
 
 function statusOf(row) {
   if (row.status === "ok") return "fits";
+  if (row.status === "no") return row.margin_bytes < 0 ? `misses by ${bytes(-row.margin_bytes)}` : "does not fit";
   if (row.status !== "oom") return row.status;
   return missing(row) === null ? "does not fit" : `misses by ${bytes(missing(row))}`;
 }
@@ -67,7 +70,9 @@ class Table {
     this.results = results;
     this.all = [...new Set([...(results ? MATTER : []), ...rows.flatMap((row) => Object.keys(row))])]
       .filter((name) => rows.some((row) => (row[name] ?? null) !== null));
-    this.few = results ? this.mattering(rows.length > 0 ? shared(parent, rows) : []) : this.all.slice(0, FEW);
+    this.fits = rows.length > 0 && ["change", "margin_bytes"].every((name) => name in rows[0]);
+    const told = (results || this.fits) && rows.length > 0 ? shared(parent, rows) : [];
+    this.few = this.fits ? FIT.filter((name) => this.all.includes(name) && !told.includes(name)) : results ? this.mattering(told) : this.all.slice(0, FEW);
     this.whole = false;
     this.numeric = new Set(this.all.filter((name) => rows.some((row) => typeof row[name] === "number")));
     const largest = (name) => extent(rows.map((row) => row[name]).filter((value) => typeof value === "number"))[1];
@@ -85,6 +90,7 @@ class Table {
     this.body = element(this.table, "tbody");
     this.fill();
     if (this.few.length < this.all.length) this.addSwitch(parent);
+    if (this.fits) for (const name of [...this.few, ...valuesOf(rows, "status").filter((name) => name === "reclaims")]) explained.add(name);
     if (!results) return;
     for (const name of [...this.few, ...valuesOf(rows, "policy").map((policy) => String(policy).split(":")[0])]) explained.add(name);
   }
@@ -148,8 +154,11 @@ class Table {
   // The reason of a failure stands in place of the values that the row lacks, or below the row if many columns stand before them.
   addRow(row) {
     const kind = `${row.status ?? ""} ${this.best.has(row) ? "best" : ""}`, line = element(this.body, "tr", { class: kind });
-    const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason, below = known > 3;
+    const known = this.names.indexOf("status") + 1, reason = !this.whole && known > 0 && row.reason, below = known > 3 || this.fits;
     for (const name of reason && !below ? this.names.slice(0, known) : this.names) this.addCell(line, row, name);
+    if (!this.whole && this.fits && row.python) {
+      element(element(this.body, "tr", { class: kind }), "td", { class: "code", colspan: this.names.length }, row.python);
+    }
     if (!reason) return;
     const place = below ? element(this.body, "tr", { class: kind }) : line, free = this.names.length - (below ? 0 : known);
     const [sentence] = reason.split(/\. (?=[A-Z])/);
@@ -157,7 +166,9 @@ class Table {
   }
 
   addCell(line, row, name) {
-    const text = this.results && name === "status" ? statusOf(row) : cell(row[name], this.meaning.get(name).size);
+    const text = (this.results || this.fits) && name === "status" ? statusOf(row)
+      : this.fits && name === "remedy" ? row.remedy ?? (row.change === "none" ? "as it is" : row.policy)
+      : cell(row[name], this.meaning.get(name).size);
     const made = element(line, "td", { class: this.classOf(name) });
     // Names such as vdnn-all:algo=memory break between their parts.
     text.split(/(?<=[:=,/])/).forEach((part) => made.append(part, document.createElement("wbr")));

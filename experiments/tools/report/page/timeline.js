@@ -7,7 +7,9 @@ const STALL_COLOUR = "#C00000";
 const TENSOR_COLOURS = ["#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#7F5FBF", "#B8A000", "#888888"];
 const OPACITY = 0.65;  // of blocks, so that names are legible
 const WHOLE = 2 ** 32;  // ticks per iteration
-const PHASES = 18, MAP = 250, LANE = 34;  // pixels of height
+const PHASES = 18;  // pixels of height
+// Pixels of height of the map of addresses, and of a stream. On paper, two timelines stand on a page, with their texts.
+const SCREEN = { map: 250, lane: 34 }, PAPER = { map: 105, lane: 30 };
 const timelines = [];
 
 function unpack(text, Type) {
@@ -57,6 +59,7 @@ class Timeline {
     this.top = 1.06 * (this.limit ?? this.reach) || 1;
     this.ms = data.iteration_ms / WHOLE;
     this.chosen = null;
+    this.size = SCREEN;
     this.together = true;
     timelines.push(this);
     element(section, "p", { class: "summary" }, this.sentence());
@@ -71,21 +74,27 @@ class Timeline {
 
   // Draws the timeline for the first time. All timelines are known.
   start() {
-    const height = PHASES + MAP + this.used.length * LANE;
-    this.box.style.height = `${height + 40}px`;
+    this.box.style.height = `${this.height + 40}px`;
     this.end = Math.max(...timelines.map((timeline) => timeline.data.iteration_ms));
     const top = this.top / this.unit[1];
-    const ticks = (from, to, pixels, option, graph) => Dygraph.numericTicks(0, top, MAP, option, graph)
-      .filter(({ v }) => v <= top).map(({ v, label }) => ({ v: height - PHASES - MAP + (v / top) * MAP, label }));
+    const ticks = (from, to, pixels, option, graph) => Dygraph.numericTicks(0, top, this.size.map, option, graph)
+      .filter(({ v }) => v <= top).map(({ v, label }) => ({ v: this.height - PHASES - this.size.map + (v / top) * this.size.map, label }));
     this.graph = new Dygraph(this.box, [[0, 0], [this.end, 0]], {
       labels: ["time", "nothing"], xlabel: "time (ms)", legend: "never", strokeWidth: 0, highlightCircleSize: 0, axisLabelFontSize: 12,
-      interactionModel: {}, valueRange: [0, height], dateWindow: [0, this.end],
+      interactionModel: {}, valueRange: [0, this.height], dateWindow: [0, this.end],
       axes: { x: { axisLabelFormatter: tickLabel }, y: { ticker: ticks, axisLabelFormatter: tickLabel, axisLabelWidth: 40, drawGrid: false } },
       underlayCallback: (context, area, graph) => this.draw(context, area, graph), ...axisColours(),
     });
     this.listen();
-    redraws.push(() => refit(this.graph));
+    redraws.push((paper) => {
+      this.size = paper ? PAPER : SCREEN;
+      this.box.style.height = `${this.height + 40}px`;
+      this.graph.updateOptions({ valueRange: [0, this.height] }, true);
+      refit(this.graph);
+    });
   }
+
+  get height() { return PHASES + this.size.map + this.used.length * this.size.lane; }
 
   // The name of a unit of addresses, and its size in KiB.
   get unit() { return this.top >= 2 ** 20 ? ["GiB", 2 ** 20] : ["MiB", 2 ** 10]; }
@@ -238,8 +247,8 @@ class Timeline {
   // Returns the block or event at a place in pixels of the plot, or null.
   at(x, y) {
     const area = this.graph.getArea(), time = this.graph.toDataXCoord(x) / this.ms, row = y - area.y - PHASES;
-    if (row < MAP) {
-      const address = (1 - row / MAP) * this.top, b = this.blocks;
+    if (row < this.size.map) {
+      const address = (1 - row / this.size.map) * this.top, b = this.blocks;
       let found = null;
       for (let i = 0; i < b.start.length; ++i) {
         if (b.start[i] > time || b.start[i] + b.length[i] < time || b.offset[i] > address || b.offset[i] + b.size[i] <= address) continue;
@@ -247,7 +256,7 @@ class Timeline {
       }
       return found === null ? null : { block: found };
     }
-    const lane = this.lanes[this.used[Math.floor((row - MAP) / LANE)]], slack = (2 / area.w) * (this.view.span / this.ms);
+    const lane = this.lanes[this.used[Math.floor((row - this.size.map) / this.size.lane)]], slack = (2 / area.w) * (this.view.span / this.ms);
     if (!lane) return null;
     const i = this.firstAfter(lane, time - slack);
     return i < lane.length && this.events.start[lane[i]] <= time + slack ? { event: lane[i] } : null;
@@ -280,7 +289,7 @@ class Timeline {
     context.clip();
     context.font = "11px system-ui, sans-serif";
     this.drawMap(context, area, x);
-    this.used.forEach((s, row) => this.drawLane(context, area, s, area.y + PHASES + MAP + row * LANE, x, scale, from / this.ms));
+    this.used.forEach((s, row) => this.drawLane(context, area, s, area.y + PHASES + this.size.map + row * this.size.lane, x, scale, from / this.ms));
     this.drawPhases(context, area, x);
     context.restore();
   }
@@ -306,9 +315,9 @@ class Timeline {
   }
 
   drawMap(context, area, x) {
-    const b = this.blocks, unit = MAP / this.top, bottom = area.y + PHASES + MAP, right = area.x + area.w;
+    const b = this.blocks, unit = this.size.map / this.top, bottom = area.y + PHASES + this.size.map, right = area.x + area.w;
     context.fillStyle = ink("--panel");
-    context.fillRect(area.x, bottom - MAP, Math.min(x(WHOLE), right) - area.x, MAP);
+    context.fillRect(area.x, bottom - this.size.map, Math.min(x(WHOLE), right) - area.x, this.size.map);
     for (let i = 0; i < b.start.length; ++i) {
       const left = x(b.start[i]), end = x(b.start[i] + b.length[i]), tall = b.size[i] * unit;
       if (end < area.x || left > right || (end - left < 0.3 && tall < 0.5) || tall < 0.05) continue;
@@ -331,7 +340,7 @@ class Timeline {
   drawLimit(context, area, bottom, unit) {
     if (this.data.capacity === null) return;
     const text = `memory limit ${bytes(this.data.capacity)}${this.limit === null ? ", above this picture" : ""}`;
-    const y = this.limit === null ? bottom - MAP + 14 : bottom - this.limit * unit;
+    const y = this.limit === null ? bottom - this.size.map + 14 : bottom - this.limit * unit;
     context.fillStyle = context.strokeStyle = ink("--warn");
     this.write(context, text, area.x + area.w - context.measureText(text).width - 4, y - 3, area.w);
     if (this.limit === null) return;

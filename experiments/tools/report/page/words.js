@@ -8,6 +8,13 @@ GLOSSARY.columns.cost.header = "kernel times";
 GLOSSARY.columns.memory_request.header = "memory";
 GLOSSARY.columns.policy.help = "the rules by which tensors leave the device memory, come back, or are recomputed";
 GLOSSARY.columns.status.help = "whether the workload fits into the memory, or by how much it misses at the first request that fails";
+// Columns of fit.
+Object.assign(GLOSSARY.columns, {
+  remedy: { header: "change", help: "as it is, a change that a user of PyTorch can make, or a policy of research" },
+  margin_bytes: { header: "margin", help: "what is left of the memory; negative if it is short" },
+  limit: { header: "largest", help: "the largest value that fits" },
+  reclaims: { help: "more is reserved than there is, by the negative margin; it fits because the allocator then gives cached memory back, which takes time" },
+});
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F5FBF", "#888888"];
 const redraws = [];  // functions that redraw a part whose colours or width have changed, with true for paper
 
@@ -66,11 +73,17 @@ function wordsOf(name, largest = 2 ** 30) {
   return { words: header.replace(/ (GiB|ms)$/, ""), unit, size };
 }
 
-const UNITS = { slowdown: "x", batch: "images", samples_per_second: "samples/s", depth: "blocks" };  // of columns whose names do not end with their unit
+const UNITS = { slowdown: "x", samples_per_second: "samples/s", depth: "blocks" };  // of columns whose names do not end with their unit
 
-function axisName(name) {
-  const { words, unit } = wordsOf(name);
-  return unit || UNITS[name] ? `${words} (${unit || UNITS[name]})` : words;
+// Returns what a batch counts: sequences of language models, images, or samples where both or recorded steps are shown.
+function samplesOf(rows) {
+  const kinds = new Set(rows.map((row) => (row.file ? "samples" : /^(gpt|bert|llama)/.test(row.network ?? row.workload ?? "") ? "sequences" : "images")));
+  return kinds.size === 1 ? [...kinds][0] : "samples";
+}
+
+function axisName(name, rows) {
+  const { words, unit: own } = wordsOf(name), unit = name === "batch" ? samplesOf(rows) : own || UNITS[name];
+  return unit ? `${words} (${unit})` : words;
 }
 
 // ---- the settings of a row
