@@ -8,6 +8,7 @@
 #include "experiments/changes/autocast_step.h"
 #include "experiments/changes/changed_op.h"
 #include "experiments/changes/changed_step.h"
+#include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_batch.h"
 #include "traces/base/error.h"
 #include "traces/base/units.h"
@@ -74,6 +75,13 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
   }
   if (changes.update == Update::k8Bit) step = WithUpdate({step, nullptr}, changes.update, device);
   if (changes.update == Update::kOffloaded) step = WithUpdate(costed(step), changes.update, device);
+  if (changes.loss_chunks.value_or(1) > 1) {
+    step =
+        Made(WithLossInChunks(*step, device, *changes.loss_chunks), "loss-chunks",
+             fmt::format("the step has no cross-entropy of {} tokens or more behind a product, or "
+                         "uses its logits for something else",
+                         *changes.loss_chunks));
+  }
   if (changes.passes.value_or(1) > 1) {
     const BatchTrace whole = AtBatch(given, {}, batch * *changes.passes);
     step = Made(InMicroBatches(*whole.trace, *step, device, *changes.passes), "accumulate",

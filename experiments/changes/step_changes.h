@@ -29,7 +29,8 @@ struct StepChanges {
   std::optional<int64_t> batch;
   Numbers numbers = Numbers::kRecorded;
   Update update = Update::kRecorded;
-  std::optional<int64_t> passes;  // micro-batches of the batch, before one update
+  std::optional<int64_t> loss_chunks;  // `WithLossInChunks`
+  std::optional<int64_t> passes;       // micro-batches of the batch, before one update
 
   bool operator==(const StepChanges&) const = default;
   bool any() const { return *this != StepChanges(); }

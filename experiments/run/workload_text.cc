@@ -79,6 +79,10 @@ void SetAccumulate(Case& asked, const std::string& text) {
   const int64_t count = ReadCount("accumulate", text);
   (IsTraceFile(asked.workload) ? asked.changes.passes : asked.accumulate) = count;
 }
+void SetLossChunks(Case& asked, const std::string& text) {
+  const int64_t count = ReadCount("loss-chunks", text);
+  (IsTraceFile(asked.workload) ? asked.changes.loss_chunks : asked.loss_chunks) = count;
+}
 
 void SetHost(Case& asked, const std::string& text) {
   std::vector<std::string> names;
@@ -151,11 +155,13 @@ constexpr WorkloadOption kOptions[] = {
      "Scale all gradients before the update so that their norm is at most this number",
      [](Case& c, const std::string& text) { c.clip_norm = ReadNorm(text); },
      [](const Case& c) { return c.clip_norm ? fmt::format("{}", *c.clip_norm) : ""; }},
-    {"loss-chunks", "", "", nullptr,
+    {"loss-chunks", "", "", "",
      "Number of parts of a batch's tokens for which language models compute logits, loss and their "
      "gradients one after the other",
-     [](Case& c, const std::string& text) { c.loss_chunks = ReadCount("loss-chunks", text); },
-     [](const Case& c) { return CountText(c.loss_chunks); }},
+     SetLossChunks,
+     [](const Case& c) {
+       return CountText(c.loss_chunks ? c.loss_chunks : c.changes.loss_chunks);
+     }},
     {"host", "plain", nullptr, "",
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "

@@ -68,7 +68,7 @@ class FitTest(CommandTest):
         remedies = [row for row in others if row["remedy"] and row["status"] != "no"]
         self.assertEqual({row["change"] for row in remedies}, {
             "checkpoint", "selective checkpoint", "save_on_cpu", "batch", "micro-batches", "8-bit optimizer",
-            "offloaded optimizer"})
+            "offloaded optimizer", "loss chunks"})
         for row in remedies:
             compile(row["python"], "remedy", "exec")
             self.assertLess(row["peak_reserved_bytes"], first["peak_reserved_bytes"])
@@ -96,7 +96,7 @@ class FitTest(CommandTest):
     def test_a_workloads_text_asks_for_the_same_changes(self):
         rows = {row["change"]: row for row in self.rows(GPT2, *SMALL, *QUICK, code=1)}
         for change, text in (("8-bit optimizer", "optimizer=8bit"), ("offloaded optimizer", "optimizer=offloaded"),
-                             ("batch", "batch=3"), ("micro-batches", "batch=2,accumulate=2")):
+                             ("loss chunks", "loss-chunks=8"), ("batch", "batch=3"), ("micro-batches", "batch=2,accumulate=2")):
             run = self.run_row(f"{GPT2},{text}", rows[change], "unlimited")
             for key in ("workload", "batch", "iteration_ms", "peak_requested_bytes"):
                 self.assertEqual(rows[change][key], run[key] if key != "workload" else str(GPT2), (change, key))
@@ -199,7 +199,8 @@ class FitTest(CommandTest):
         first = rows[0]
         self.assertEqual((first["change"], first["remedy"], first["batch"]), ("none", None, first["limit"]))
         self.assertEqual({row["change"] for row in rows[1:]}, {
-            "allocator", "bf16", "checkpoint", "selective checkpoint", "save_on_cpu", "8-bit optimizer", "offloaded optimizer"})
+            "allocator", "bf16", "checkpoint", "selective checkpoint", "save_on_cpu", "8-bit optimizer", "offloaded optimizer",
+            "loss chunks"})
         self.assertEqual([row["limit"] for row in rows[1:]], sorted((row["limit"] for row in rows[1:]), reverse=True))
         for row in rows:
             self.assertEqual((row["next"], row["batch_source"]), (row["limit"] + 1, "scaled"))
@@ -292,11 +293,21 @@ class FitTest(CommandTest):
                                ("combined with --policy", GPT2, "--vary", "batch", *QUICK[:2])):
             self.fails(2, message, "fit", *args)
 
+    def test_a_network_with_its_loss_in_chunks(self):
+        text = "gpt(64,2,4,5000)@64:8,optimizer=adamw"
+        rows = {row["change"]: row for row in self.rows(text, "--device", "gtx_970:memory=24MiB", "--outside", "0B", *QUICK[:2], code=1)}
+        run = self.run_row(f"{text},loss-chunks=8", rows["loss chunks"], "unlimited")
+        self.assertEqual(rows["loss chunks"]["iteration_ms"], run["iteration_ms"])
+        self.assertLess(rows["loss chunks"]["peak_reserved_bytes"], 0.65 * rows["none"]["peak_reserved_bytes"])
+        self.assertNotIn("loss chunks", {row["change"] for row in self.rows(f"{text},loss-chunks=2", "--device", "gtx_970:memory=24MiB",
+                                                                            "--outside", "0B", *QUICK[:2], code=1)})
+
     def test_the_cheapest_combination_fits_where_no_change_alone_does(self):
         first, *others = self.rows(GPT2, "--memory", "1800MiB", *QUICK[:2], code=1)
         fitting = [row for row in others if row["remedy"] and row["status"] != "no"]
-        self.assertEqual([row["change"] for row in fitting], ["combination"])
-        self.assertEqual(fitting[0]["remedy"].count(" + "), 2)
+        self.assertEqual({row["change"] for row in fitting}, {"combination"})
+        self.assertLessEqual(len(fitting), 2)  # the cheapest, and the cheapest that keeps the numerics
+        self.assertGreaterEqual(fitting[0]["remedy"].count(" + "), 1)
         self.assertLessEqual(fitting[0]["peak_reserved_bytes"], first["memory_bytes"])
         for part in fitting[0]["remedy"].split(" + "):
             self.assertIn(f"# {part}\n", fitting[0]["python"])

@@ -95,50 +95,51 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 }
 
 // Returns the results of combinations of changes with which it fits: of the numbers, of the
-// optimizer, and of checkpoints around all or as few blocks as make it fit. Of the combinations
-// that keep the numerics, and of all, only the cheapest is returned.
+// optimizer, of the loss, and of checkpoints around all or as few blocks as make it fit. Of the
+// combinations that keep the numerics, and of all, only the cheapest is returned.
 std::vector<FitRow> Combined(const Question& one, const std::vector<std::string>& blocks) {
-  std::string ignored;  // `FixedChanges` says why a change is not made
-  const std::vector<StepChange> numbers = ChangesOfNumbers(), updates = ChangesOfOptimizer();
+  struct Made {
+    Question changed;
+    std::vector<StepChange> parts;
+  };
+  std::vector<Made> all{{one, {}}};
+  for (const auto& changes : {ChangesOfNumbers(), ChangesOfOptimizer(), ChangesOfLoss()}) {
+    const size_t before = all.size();
+    for (size_t i = 0; i < before; ++i) {
+      for (const StepChange& change : changes) {
+        std::string ignored;  // `FixedChanges` says why a change is not made
+        std::optional<Trace> made = change.make(all[i].changed, ignored);
+        if (!made) continue;
+        Made next{all[i].changed.About(*std::move(made)), all[i].parts};
+        next.parts.push_back(change);
+        all.push_back(std::move(next));
+      }
+    }
+  }
   std::optional<FitRow> cheapest, exact;
   const auto better = [](const std::optional<FitRow>& best, const FitRow& row) {
     return !best || row.metrics.iteration < best->metrics.iteration;
   };
-  for (size_t i = 0; i <= numbers.size(); ++i) {  // after the last one, none
-    for (size_t j = 0; j <= updates.size(); ++j) {
-      std::optional<Question> changed = one;
-      std::vector<PyTorchRemedy> parts;
-      bool keeps = true;
-      for (const auto& [changes, at] : {std::pair(&numbers, i), std::pair(&updates, j)}) {
-        if (at == changes->size() || !changed) continue;
-        const StepChange& change = (*changes)[at];
-        std::optional<Trace> made = change.make(*changed, ignored);
-        changed = made ? std::optional(changed->About(*std::move(made))) : std::nullopt;
-        parts.push_back(change.remedy);
-        keeps = keeps && change.exact;
+  for (const auto& [changed, parts] : all) {
+    if (parts.empty()) continue;
+    const auto add = [&](FitRow row) {
+      if (row.status != FitStatus::kFits) return;
+      std::vector<PyTorchRemedy> remedies;
+      for (const StepChange& part : parts) remedies.push_back(part.remedy);
+      if (!row.remedy.empty()) remedies.push_back({"", row.remedy, "", row.python});
+      row.change = "combination";
+      row.remedy = row.python = "";
+      for (const PyTorchRemedy& part : remedies) {
+        row.remedy += fmt::format("{}{}", row.remedy.empty() ? "" : " + ", part.text);
+        row.python +=
+            fmt::format("{}# {}\n{}", row.python.empty() ? "" : "\n", part.text, part.python);
       }
-      if (!changed || parts.empty()) continue;
-      const auto add = [&](FitRow row) {
-        if (row.status != FitStatus::kFits) return;
-        std::vector<PyTorchRemedy> all = parts;
-        if (!row.remedy.empty()) all.push_back({"", row.remedy, "", row.python});
-        row.change = "combination";
-        row.remedy = row.python = "";
-        for (const PyTorchRemedy& part : all) {
-          row.remedy += fmt::format("{}{}", row.remedy.empty() ? "" : " + ", part.text);
-          row.python +=
-              fmt::format("{}# {}\n{}", row.python.empty() ? "" : "\n", part.text, part.python);
-        }
-        if (better(cheapest, row)) cheapest = row;
-        if (keeps && better(exact, row)) exact = row;
-      };
-      if (parts.size() > 1) {
-        FitRow row = changed->Remedied({"combination", "", "", ""});
-        add(std::move(row));
-      }
-      if (blocks.empty() || !one.trace().training) continue;
-      for (FitRow& row : Checkpointed(*changed, blocks)) add(std::move(row));
-    }
+      if (better(cheapest, row)) cheapest = row;
+      if (std::ranges::all_of(parts, &StepChange::exact) && better(exact, row)) exact = row;
+    };
+    if (parts.size() > 1) add(changed.Remedied({"combination", "", "", ""}));
+    if (blocks.empty() || !one.trace().training) continue;
+    for (FitRow& row : Checkpointed(changed, blocks)) add(std::move(row));
   }
   std::vector<FitRow> rows;
   if (cheapest) rows.push_back(*cheapest);

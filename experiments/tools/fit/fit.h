@@ -24,7 +24,8 @@ struct Fit {
   std::vector<FitRow> changes;   // least slowdown first; empty if the unchanged workload fits
   std::vector<FitRow> misses;    // changes in PyTorch that help, and with which it does not fit
   std::vector<FitRow> failures;  // policies of research that failed
-  std::vector<std::string> not_tried;  // sentences on changes that could not be predicted
+  // Sentences on changes that could not be predicted, and on what changes do besides.
+  std::vector<std::string> not_tried;
 };
 
 // Returns one `Fit` for each question; all are about one device. A smaller batch of the same

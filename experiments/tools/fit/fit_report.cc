@@ -80,6 +80,15 @@ std::string FormatRemedies(std::vector<FitRow> rows) {
   return text;
 }
 
+// Returns a sentence that explains "reclaims", if one of the rows says so.
+std::string ExplainReclaims(std::span<const FitRow> rows) {
+  if (std::ranges::count(rows, FitStatus::kReclaims, &FitRow::status) == 0) return {};
+  return Wrapped(
+      "What reclaims would reserve more than there is, by its negative margin; it fits because the "
+      "allocator then gives cached memory back to the driver and takes it again, which costs time "
+      "that is not predicted.");
+}
+
 // Returns sentences that explain the code and the numbers of the changes.
 std::string FormatRemarks(std::span<const FitRow> rows) {
   const auto any = [&](const auto& holds) { return std::ranges::any_of(rows, holds); };
@@ -90,22 +99,25 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
         "torch.utils.checkpoint. Times hold if the host keeps up with the GPU.");
   }
   struct Remark {
-    std::string_view change, text;
+    std::string_view part, text;  // of `FitRow::remedy`, which names all changes of a combination
   };
   constexpr Remark kRemarks[] = {
       {"micro-batches",
        "forward returns the mean loss of a part of the batch. Batch normalization sees the parts "
        "only."},
-      {"bf16",
+      {"bf16 weights",
        "bf16 weights change the numerics. The prediction has the log-softmax of the loss in fp32. "
        "Memory of other values that the program casts to fp32 comes in addition."},
-      {"8-bit optimizer", "8-bit moments change the numerics, by bitsandbytes from 0.45 on."},
-      {"offloaded optimizer",
+      {"chunks of tokens",
+       "body is the model without its head, which makes the logits of rows of tokens; "
+       "cross_entropy is in torch.nn.functional."},
+      {"8-bit AdamW", "8-bit moments change the numerics, by bitsandbytes from 0.45 on."},
+      {"optimizer on host",
        "With the optimizer on the host, the time assumes that the host reads and writes 100 GB/s "
        "to update parameters."},
   };
   for (const Remark& remark : kRemarks) {
-    if (any([&](const FitRow& row) { return row.change == remark.change; })) {
+    if (any([&](const FitRow& row) { return row.remedy.find(remark.part) != row.remedy.npos; })) {
       text += Wrapped(std::string(remark.text));
     }
   }
@@ -114,12 +126,7 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
         "A scaled batch is an estimate from one recording. Give a second recording of another "
         "batch to interpolate.");
   }
-  if (any([](const FitRow& row) { return row.status == FitStatus::kReclaims; })) {
-    text += Wrapped(
-        "A change that reclaims reserves more than there is, by its negative margin; it fits "
-        "because the allocator then gives cached memory back to the driver, which takes time.");
-  }
-  return text;
+  return text + ExplainReclaims(rows);
 }
 
 // Returns the changes in PyTorch with which the workload does not fit, and those that were not
@@ -190,8 +197,8 @@ Columns<FitRow> FitColumns() {
       {"outside_bytes", "B", "of that, held beside the allocator", &FitRow::outside, "outside"},
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
-       "micro-batches, construction, combination, bf16, 8-bit optimizer, offloaded optimizer, or "
-       "of policies of research policy, policy and allocator",
+       "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
+       "optimizer, loss chunks, or of policies of research policy, policy and allocator",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},
@@ -282,7 +289,8 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   };
   std::string text =
       "Sizes are in GiB.\n\n" +
-      FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width);
+      FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width) +
+      ExplainReclaims(verdicts);
   for (const Fit& fit : fits) {
     if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
   }

@@ -152,4 +152,16 @@ PyTorchRemedy OffloadedOptimizer() {
           "offload_gradients=True)"};
 }
 
+PyTorchRemedy LossInChunks(int64_t chunks) {
+  return {"loss chunks", fmt::format("loss in {} chunks of tokens", chunks), "",
+          fmt::format("rows, labels = body(batch)\n"
+                      "grad = torch.empty_like(rows)\n"
+                      "for x, y, g in zip(*(t.detach().chunk({}) for t in (rows, labels, grad))):\n"
+                      "    loss = cross_entropy(head(x.requires_grad_()), y, reduction=\"sum\")\n"
+                      "    (loss / len(labels)).backward()\n"
+                      "    g.copy_(x.grad)\n"
+                      "rows.backward(grad)",
+                      chunks)};
+}
+
 }  // namespace spillway

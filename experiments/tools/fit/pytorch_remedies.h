@@ -16,13 +16,15 @@ namespace spillway {
 
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
-  // "construction", "combination", "bf16", "autocast", "8-bit optimizer" or "offloaded optimizer"
+  // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer" or
+  // "loss chunks"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
   // Statements of Python, one a line. `model` is the user's module, and `forward` returns the loss
-  // of a batch. `checkpoint` and `create_selective_checkpoint_contexts` are those of
-  // torch.utils.checkpoint.
+  // of a batch. `body` is the module without its head, `head`, which makes logits of the rows that
+  // `body` returns with their labels. `checkpoint` and `create_selective_checkpoint_contexts` are
+  // those of torch.utils.checkpoint.
   std::string python;
 };
 
@@ -43,6 +45,8 @@ PyTorchRemedy AutocastToBfloat16();
 PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer();
+// `chunks` is the number of parts of the tokens.
+PyTorchRemedy LossInChunks(int64_t chunks);
 
 // Returns a Python expression for a sequence of the modules called `blocks`: "model.h[:5]" for
 // "h.0" to "h.4" if `all`, the names of all blocks of the model, has more of them.

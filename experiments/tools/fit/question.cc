@@ -8,6 +8,7 @@
 #include "experiments/changes/autocast_step.h"
 #include "experiments/changes/changed_op.h"
 #include "experiments/changes/changed_step.h"
+#include "experiments/changes/loss_in_chunks.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
@@ -21,6 +22,8 @@ constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=t
 // The optimizer allocates its state in the first iteration. After two more iterations the placement
 // of blocks no longer changes.
 constexpr int kFirstIterations = 3;
+// With as many parts of the tokens, logits no longer make the peak of most models.
+constexpr int64_t kLossChunks = 8;
 
 const char* TextOf(FitAllocator allocator) { return kAllocators[static_cast<size_t>(allocator)]; }
 
@@ -35,6 +38,22 @@ BatchTrace Lowered(Case asked, const Workload& workload) {
   }
   asked.workload = workload.Name();
   return {std::make_shared<const Trace>(LoadTrace(asked)), BatchSource::kLowered};
+}
+
+// Returns a network of the program with its loss in chunks; nullopt if it has no loss of each
+// token, or has it in chunks.
+std::optional<BatchTrace> LoweredWithLossInChunks(const Question& one) {
+  Case asked = one.loaded().asked;
+  if (IsTraceFile(asked.workload) || asked.loss_chunks) return std::nullopt;
+  asked.loss_chunks = kLossChunks;
+  try {
+    BatchTrace made =
+        Lowered(asked, {one.trace().network, one.trace().batch / asked.accumulate.value_or(1)});
+    made.source = one.workload().batch_source;
+    return made;
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -127,8 +146,10 @@ FitRow Question::Remedied(const PyTorchRemedy& remedy) const {
   FitRow other = Predict(remedy.change, policy, FitAllocator::kExpandable);
   if (other.status == FitStatus::kNot) return row;
   other.peak = {};
-  other.remedy = fmt::format("{}, {}", remedy.text, expandable.text);
-  other.python = fmt::format("{}\n{}", remedy.python, expandable.python);
+  other.remedy =
+      remedy.text.empty() ? expandable.text : fmt::format("{}, {}", remedy.text, expandable.text);
+  other.python = remedy.python.empty() ? expandable.python
+                                       : fmt::format("{}\n{}", remedy.python, expandable.python);
   return other;
 }
 
@@ -241,6 +262,12 @@ std::vector<StepChange> ChangesOfOptimizer() {
        }}};
 }
 
+std::vector<StepChange> ChangesOfLoss() {
+  return {{LossInChunks(kLossChunks), true, [](const Question& one, std::string&) {
+             return WithLossInChunks(one.trace(), one.device(), kLossChunks);
+           }}};
+}
+
 std::vector<FixedChange> FixedChanges(const Trace& trace) {
   using Row = std::optional<FitRow>;
   const auto not_tried = [](const char* sentence) -> FixedChange {
@@ -263,6 +290,13 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
     }
   };
   if (!trace.recording) {
+    if (trace.training) {
+      changes.emplace_back([](const Question& one, std::string&) -> Row {
+        const std::optional<BatchTrace> made = LoweredWithLossInChunks(one);
+        if (!made) return std::nullopt;
+        return one.About(*made).Remedied(LossInChunks(kLossChunks));
+      });
+    }
     changes.push_back(not_tried(
         "Checkpoints, save_on_cpu, micro-batches, bf16 and other optimizers are predicted for "
         "steps that were recorded from PyTorch, by spillway_torch without a GPU, or by a profiler: "
@@ -274,12 +308,22 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
   changes.push_back(remedy(SaveTensorsOnCpu()));
   if (const std::vector<std::string> blocks = BlocksInOrder(trace); !blocks.empty()) {
     changes.push_back(remedy(SelectiveCheckpoint(blocks, trace)));
+    const auto is_batch_norm = [](const Op& op) {
+      return op.type == OpType::kBatchNorm ||
+             OperatorOf(op).find("batch_norm") != std::string::npos;
+    };
+    if (std::ranges::any_of(trace.ops, is_batch_norm)) {
+      changes.push_back(not_tried(
+          "Checkpoints run batch normalization twice, so that its running statistics move "
+          "twice in a step; with the momentum 1 - sqrt(1 - momentum) they stay the same."));
+    }
   } else {
     changes.push_back(
         not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
                   "Record it with model=..., see python3 -m spillway_torch."));
   }
   add(ChangesOfOptimizer());
+  add(ChangesOfLoss());
   return changes;
 }
 

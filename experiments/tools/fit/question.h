@@ -82,10 +82,11 @@ struct StepChange {
   std::function<std::optional<Trace>(const Question&, std::string& why_not)> make;
 };
 
-// Return the changes of a recorded step's types of numbers, and of its optimizer. At most one of
-// each can be made.
+// Return the changes of a recorded step's types of numbers, of its optimizer, and of its loss. At
+// most one of each can be made.
 std::vector<StepChange> ChangesOfNumbers();
 std::vector<StepChange> ChangesOfOptimizer();
+std::vector<StepChange> ChangesOfLoss();
 
 // Returns the changes to try for a workload with this trace, other than another batch,
 // micro-batches, and checkpoints around all or the first blocks.

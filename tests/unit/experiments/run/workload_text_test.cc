@@ -84,10 +84,10 @@ TEST(WorkloadTextTest, ErrorsNameTextOptionAndValidValues) {
       HasSubstr("unknown optimizer 'adan'; did you mean 'adam'? (valid: sgd, adam, adamw)"));
   EXPECT_THAT(message("s.json,optimizer=adam"), HasSubstr("(valid: 8bit, offloaded)"));
   EXPECT_THAT(message("s.json,precision=fp32"), HasSubstr("(valid: bf16, autocast)"));
-  EXPECT_THAT(
-      message("s.json,clip-norm=1"),
-      AllOf(HasSubstr("clip-norm: the option is for networks that spillway builds"),
-            HasSubstr("(valid: batch, preset, mode, optimizer, precision, accumulate, host)")));
+  EXPECT_THAT(message("s.json,clip-norm=1"),
+              AllOf(HasSubstr("clip-norm: the option is for networks that spillway builds"),
+                    HasSubstr("(valid: batch, preset, mode, optimizer, precision, accumulate, "
+                              "loss-chunks, host)")));
   EXPECT_THAT(message("gpt2:8,batch=16"), HasSubstr("batch: the option is for trace files"));
   EXPECT_THAT(message("gpt2:8,mode=training,mode=inference"), HasSubstr("mode is given twice"));
   EXPECT_THAT(message("gpt2:8,mode="), HasSubstr("mode: no value is given"));
