@@ -32,6 +32,24 @@ class SweepTest(DirectoryTest):
     def export(self, store=None, form="csv"):
         return self.ok("sweep", "export", store or self.store, "--format", form)
 
+    def test_an_export_of_some_cells(self):
+        self.ok("sweep", *GRID, "-o", self.store)
+        rows = list(csv.DictReader(self.export().splitlines()))
+        for conditions, holds in (
+                (("policy=liveness:algo=memory",), lambda row: row["policy"] == "liveness:algo=memory"),
+                (("policy=torch,mxnet", "status=ok"), lambda row: row["policy"] in ("torch", "mxnet") and row["status"] == "ok"),
+                (("batch=4", "memory_request=30%", "network=resnet(1,1,1,1),alexnet"),
+                 lambda row: (row["batch"], row["memory_request"]) == ("4", "30%") and row["network"] in ("resnet(1,1,1,1)", "alexnet"))):
+            where = [word for condition in conditions for word in ("--where", condition)]
+            found = list(csv.DictReader(self.ok("sweep", "export", self.store, *where, "--format", "csv").splitlines()))
+            expected = [row for row in rows if holds(row)]
+            self.assertTrue(0 < len(expected) < len(rows))
+            self.assertEqual([(row["workload"], row["policy"], row["memory_request"], row["iteration_ms"]) for row in found],
+                             [(row["workload"], row["policy"], row["memory_request"], row["iteration_ms"]) for row in expected])
+        for text, condition in (("unknown column 'polcy'; did you mean 'policy'?", "polcy=torch"), ("unknown policy 'torh'", "policy=torh"),
+                                ("'policy' is not COLUMN=VALUE", "policy")):
+            self.fails(2, text, "sweep", "export", self.store, "--where", condition)
+
     def cells(self):
         """Returns the number of cells in a store that other processes may be writing."""
         if not self.store.exists():

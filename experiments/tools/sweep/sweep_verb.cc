@@ -10,7 +10,9 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,7 @@
 #include "experiments/tools/sweep/slurm.h"
 #include "experiments/tools/sweep/sweep.h"
 #include "traces/base/error.h"
+#include "traces/base/params.h"
 
 namespace spillway::cli {
 namespace {
@@ -238,18 +241,74 @@ void AddStatus(Command& sweep, Session& session) {
   });
 }
 
+// Returns the texts between commas; those in brackets separate nothing.
+std::vector<std::string> Parts(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    parts.emplace_back(text.substr(0, FindComma(text)));
+    text.remove_prefix(std::min(text.size(), parts.back().size() + 1));
+  }
+  return parts;
+}
+
+// Keeps the rows that have one of the values of each condition, "COLUMN=VALUE,...". Throws
+// `UsageError` if there is no such column, or no row with the value.
+void KeepWhere(const std::vector<std::string>& conditions, const Columns<ResultRow>& columns,
+               std::vector<ResultRow>& rows) {
+  for (const std::string& condition : conditions) {
+    const size_t equals = condition.find('=');
+    if (equals == condition.npos) {
+      throw UsageError(fmt::format("where: '{}' is not COLUMN=VALUE,...", condition));
+    }
+    const std::string name = condition.substr(0, equals), values = condition.substr(equals + 1);
+    std::vector<std::string> names;
+    for (const Column<ResultRow>& one : columns) {
+      if (one.type != "array") names.push_back(one.name);
+    }
+    const auto column = std::ranges::find(columns, name, &Column<ResultRow>::name);
+    if (std::ranges::count(names, name) == 0) {
+      throw UsageError("where: " + UnknownName("column", name, names));
+    }
+    const auto text_of = [&](const ResultRow& row) {
+      const Value value = column->get(row);
+      if (const auto* const own = std::get_if<std::string>(&value)) return *own;
+      std::string text;
+      AppendCsv(text, value);
+      return text;
+    };
+    std::set<std::string> there;
+    for (const ResultRow& row : rows) there.insert(text_of(row));
+    const std::vector<std::string> wanted =
+        there.contains(values) ? std::vector{values} : Parts(values);
+    for (const std::string& value : wanted) {
+      if (!there.contains(value)) {
+        throw UsageError("where: " + UnknownName(name, value, {there.begin(), there.end()}));
+      }
+    }
+    std::erase_if(
+        rows, [&](const ResultRow& row) { return std::ranges::count(wanted, text_of(row)) == 0; });
+  }
+}
+
 void AddExport(Command& sweep, Session& session) {
   struct Options {
     std::string path, output;
+    std::vector<std::string> where;
     FormatOption format;
   };
   Command& verb = sweep.Add(
       "export",
       "Write the results of a store, with the columns of compare, or validate; the same cells give "
       "the same bytes, however they were computed");
-  verb.examples = {"sweep export sweep.sqlite", "sweep export sweep.sqlite -o sweep.csv"};
+  verb.examples = {"sweep export sweep.sqlite", "sweep export sweep.sqlite -o sweep.csv",
+                   "sweep export sweep.sqlite --where policy=vdnnpp,dtr --where status=ok"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
+  verb.Texts("--where", options.where,
+             "Only the rows with this value, or one of these values, of a column: "
+             "COLUMN=VALUE[,VALUE...], as CSV has it; repeat for more columns")
+      .OneEach()
+      .Verbatim();
   options.format.Add(verb);
   options.format.AddPivot(verb);
   AddOutput(verb, options.output, options.format);
@@ -258,6 +317,7 @@ void AddExport(Command& sweep, Session& session) {
     const SweepStore store(options.path, SweepStore::Open::kExisting, kind);
     std::vector<ResultRow> rows;
     for (SweepStore::Entry& entry : store.Read()) rows.push_back(std::move(entry.row));
+    KeepWhere(options.where, kind.columns, rows);
     return session.Finish(
         FormatRows(kind, rows, options.format), options.output, {}, kOk,
         [&](Manifest& manifest) { manifest.AddInput("store", "file", options.path); });
