@@ -311,8 +311,7 @@ std::string Wrap(std::string_view text, size_t indent) {
   return wrapped.append(text);
 }
 
-std::string FormatFailure(const FailureAnalysis& failure, const std::vector<std::string>& rows,
-                          bool frames) {
+std::string FormatFailure(const FailureAnalysis& failure) {
   const RecordedFailure& recorded = failure.recorded;
   std::string text = fmt::format("recorded out of memory at event {}", recorded.event);
   if (recorded.failures > 1) text += fmt::format(", the last of {}", recorded.failures);
@@ -336,9 +335,13 @@ std::string FormatFailure(const FailureAnalysis& failure, const std::vector<std:
       text += ": the process was limited to less (torch.cuda.set_per_process_memory_fraction)";
     }
   }
-  return Wrap(text + ".") + "\n" + FormatTrials(failure, rows) +
-         FormatGroups(failure.groups, frames) + FormatCallers(failure.callers) +
-         FormatRemedies(failure);
+  return Wrap(text + ".") + "\n" + FormatRemedies(failure);
+}
+
+std::string FormatHolders(const FailureAnalysis& failure, const std::vector<std::string>& rows,
+                          bool frames) {
+  return FormatTrials(failure, rows) + FormatGroups(failure.groups, frames) +
+         FormatCallers(failure.callers);
 }
 
 void PutFailure(JsonWriter& json, const FailureAnalysis& failure) {

@@ -76,10 +76,11 @@ FailureAnalysis AnalyseFailure(const MemoryLog& log, const RecordedFailure& reco
                                const AllocatorFactory& make, const std::vector<Card>& cards,
                                Bytes unit);
 
-// Returns the analysis as a text for people, at most 80 characters wide. It leaves out what the
-// allocators `rows` need. With `frames`, each group of blocks is followed by the calls that led to
-// it.
-std::string FormatFailure(const FailureAnalysis& failure, const std::vector<std::string>& rows,
+// Return the analysis as texts for people, at most 80 characters wide: the failure and what helps,
+// and who held the memory. The second leaves out what the allocators `rows` need. With `frames`,
+// each group of blocks is followed by the calls that led to it.
+std::string FormatFailure(const FailureAnalysis& failure);
+std::string FormatHolders(const FailureAnalysis& failure, const std::vector<std::string>& rows,
                           bool frames);
 // Adds the analysis as the member "recorded_failure" of the object that `json` is writing.
 void PutFailure(JsonWriter& json, const FailureAnalysis& failure);

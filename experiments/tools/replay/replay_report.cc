@@ -299,6 +299,17 @@ std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
     text += free >= failure.wanted ? "enough, but scattered\n"
                                    : fmt::format("{} too little, wherever they lie\n",
                                                  FormatBytes(failure.wanted - free));
+    for (const Remedy& remedy : remedies) {
+      if (remedy.allocator != result.allocator) continue;
+      text += remedy.others.empty()
+                  ? std::string("  no other allocator serves this log in the same memory\n")
+                  : fmt::format("  serve this log in the same memory: {}\n",
+                                fmt::join(remedy.others, ", "));
+      text += remedy.memory ? fmt::format("  {} serves it in {} ({} B)\n", result.allocator,
+                                          FormatBytes(*remedy.memory), remedy.memory->count())
+                            : fmt::format("  {} serves it in no memory tried\n", result.allocator);
+      break;
+    }
     text += "  held by:\n";
     for (size_t i = 0; i < failure.holders.size() && i < kShownHolders; ++i) {
       const FailedRequest::Holder& holder = failure.holders[i];
@@ -320,17 +331,6 @@ std::string FormatOutOfMemory(const MemoryLog& log, const Replayed& replayed,
     if (failure.holders.size() > kShownHolders) {
       text +=
           fmt::format("    and blocks of {} other sizes\n", failure.holders.size() - kShownHolders);
-    }
-    for (const Remedy& remedy : remedies) {
-      if (remedy.allocator != result.allocator) continue;
-      text += remedy.others.empty()
-                  ? std::string("  no other allocator serves this log in the same memory\n")
-                  : fmt::format("  serve this log in the same memory: {}\n",
-                                fmt::join(remedy.others, ", "));
-      text += remedy.memory ? fmt::format("  {} serves it in {} ({} B)\n", result.allocator,
-                                          FormatBytes(*remedy.memory), remedy.memory->count())
-                            : fmt::format("  {} serves it in no memory tried\n", result.allocator);
-      break;
     }
   }
   return text;

@@ -249,8 +249,9 @@ int Execute(const ReplayOptions& options, Session& session) {
     text = FormatAs(
         view, ReplayColumns(replayed, failure), replayed.results, "spillway.replay/v1",
         [&] {
-          std::string table = FormatReplayTable(*log, replayed, failure);
-          if (failure != nullptr) table += FormatFailure(*failure, specifications, options.frames);
+          std::string table = failure != nullptr ? FormatFailure(*failure) + "\n" : "";
+          table += FormatReplayTable(*log, replayed, failure);
+          if (failure != nullptr) table += FormatHolders(*failure, specifications, options.frames);
           if (remedies) table += FormatOutOfMemory(*log, replayed, *remedies, memory);
           return table;
         },
