@@ -70,7 +70,7 @@ Columns<Trace> InfoColumns() {
   Columns<Trace> columns{
       {"workload", "", "network and batch, or the name in the file", &Trace::name},
       {"network", "", "its name", &Trace::network},
-      {"batch", "1", "images per iteration", &Trace::batch},
+      {"batch", "1", "samples per iteration", &Trace::batch},
       {"preset", "", "how memory is counted", &Trace::preset},
       {"mode", "", "training or inference",
        [](auto& trace) { return trace.training ? "training" : "inference"; }},

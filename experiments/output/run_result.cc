@@ -336,7 +336,7 @@ Columns<RunResult> ResultColumns() {
   Columns<RunResult> columns{
       {"workload", "", "network and batch, or the name in the trace file", &RunResult::workload},
       {"network", "", "name of the network", &RunResult::network},
-      {"batch", "1", "images per iteration", &RunResult::batch},
+      {"batch", "1", "samples per iteration", &RunResult::batch},
       {"device", "", "name of the GPU", &RunResult::device},
       {"memory_bytes", "B", "device memory that the run may use; absent if unlimited",
        [](auto& r) { return IfLimited(r.memory); }},

@@ -251,7 +251,7 @@ Columns<ValidationResult> ValidationColumns() {
                      "why the workload is predicted not to fit, or how the policy failed",
                      &R::Reason});
   columns.push_back({"network", "", "name of the network", &R::network});
-  columns.push_back({"batch", "1", "images per iteration", &R::batch});
+  columns.push_back({"batch", "1", "samples per iteration", &R::batch});
   columns.push_back({"mode", "", "training or inference",
                      [](auto& r) { return r.training ? "training" : "inference"; }});
   columns.push_back({"memory_request", "", "--memory as given; absent if all of the device's",
