@@ -146,7 +146,8 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
   const Trace& trace = planner.trace();
   const StepFloor& floor = planner.floor();
   std::string text = fmt::format(
-      "\nNo plan takes less than {}, which {} needs: {} exist during the whole step, {} are "
+      "\nNo plan takes less than the floor, {}, which {} needs: {} exist during the whole step, {} "
+      "are "
       "gradients that backward made before.\n",
       FormatBytes(floor.size), trace.op(floor.op).name, FormatBytes(floor.throughout),
       FormatBytes(floor.gradients));

@@ -66,6 +66,9 @@ class Curve:
                   f"{self.throughout / unit:12,.1f}  exist during the whole step: parameters, the optimizer's state, data",
                   f"{self.gradients / unit:12,.1f}  are gradients that backward made before",
                   f"{self.moment / unit:12,.1f}  are other tensors of this moment; the largest: {held or 'none'}"]
+        least = min((row.peak if row.best is None else row.best) for row in self.rows)
+        if least > floor.bytes:
+            lines.append(f"The least memory in which a plan was found is {least / unit:,.1f} {name}.")
         size, operator = self.without
         if size < floor.bytes:
             lines.append(f"If {floor.operator} needed less, such as in pieces or in another form, the floor would be "
