@@ -91,6 +91,20 @@ class FiguresTest(DirectoryTest):
                  for gpu in ("h200", "h100")]
         self.assertIn(f"of checkpoints up to {100 * worst[0]:.0f} % on an H200 and {100 * worst[1]:.0f} % on an H100", front)
 
+    def test_the_planner_s_page_is_that_of_its_runs(self):
+        """The table is that of frontier.csv, whose rows of quick policies the program still computes."""
+        folder = ROOT / "experiments" / "evidence" / "joint"
+        table = subprocess.run([sys.executable, folder / "run", folder / "frontier.csv"], capture_output=True, text=True, check=True).stdout
+        self.assertIn(table, (folder / "README.md").read_text("utf-8"), f"{folder}/run PATH_OF_SPILLWAY")
+        with open(folder / "frontier.csv", newline="", encoding="utf-8") as stream:
+            kept = {(row["workload"], row["memory_request"], row["policy"]): row for row in csv.DictReader(stream)}
+        policies = ("capuchin", "mxnet", "superneurons", "tensorflow", "vdnn-dyn", "vdnnpp")
+        computed = csv.DictReader(self.ok("compare", "alexnet:256", "vgg16:64", "googlenet:128", "--device", "h200", "--memory",
+                                          "10%,30%,50%,70%,90%", "--policy", ",".join(policies), "--format", "csv").splitlines())
+        for row in computed:
+            self.assertEqual(row["iteration_ms"], kept[row["workload"], row["memory_request"], row["policy"]]["iteration_ms"],
+                             f"{row['workload']} {row['memory_request']} {row['policy']}: {folder}/run PATH_OF_SPILLWAY")
+
     def test_the_page_is_what_its_generator_makes(self):
         page = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=True).stdout
         self.assertEqual(page, (PAPERS / "README.md").read_text("utf-8"), f"{PAGE} -o {PAPERS / 'README.md'}")
