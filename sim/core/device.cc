@@ -22,6 +22,11 @@ constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
 constexpr size_t kMaxDots = 1000;  // ten times the dots of the existing files
 constexpr double kMaxEfficiency = 4;
 
+// The optional tables of efficiencies of transformers, with their keys.
+constexpr std::array<std::pair<std::string_view, std::array<std::string_view, 6>>, 2> kSequences{
+    {{"product", {"fp32", "tf32", "tf32_unaligned", "short", "short_4_bytes", "short_2_bytes"}},
+     {"attention", {"fwd", "bwd"}}}};
+
 // One table of the file. Keys are taken one by one; then unknown keys and missing keys are errors.
 class Section {
  public:
@@ -314,6 +319,16 @@ void ReadEfficiency(Section& efficiency, Device& device) {
   device.efficiency["default"] = efficiency.Efficiency("default");
   for (const char* key : {"linear.fwd", "linear.bwd"}) {
     if (efficiency.Has(key)) device.efficiency[key] = efficiency.Efficiency(key);
+  }
+  // The values of kernels that the file leaves out are those of "linear.fwd".
+  for (const auto& [name, keys] : kSequences) {
+    if (!efficiency.May(name)) continue;
+    Section table = efficiency.Subsection(name);
+    for (const std::string_view key : keys) {
+      if (key.empty() || !table.May(key)) continue;
+      device.efficiency[fmt::format("{}.{}", name, key)] = table.Efficiency(key);
+    }
+    table.ExpectNothingElse();
   }
   for (const char* slot : {"fwd", "bwd_data", "bwd_filter"}) {
     Section algorithms = efficiency.Subsection(slot);

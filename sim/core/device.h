@@ -124,10 +124,12 @@ struct Device {
 
   // The achieved fraction of `flops_per_second`, by key. "SLOT.ALGORITHM" ("fwd.fft") is for a
   // convolution algorithm, "linear.fwd" and "linear.bwd" for linear layers if they differ from
-  // "default", and "default" for all other kernels. For cuDNN 5 and later, the operations counted
-  // are the ones that the algorithm does (sim/cost/kernel_time.h). For other libraries they are the
-  // operations of a direct computation, so FFT and Winograd may exceed 1. An algorithm that is not
-  // listed does not exist in the library.
+  // "default", and "default" for all other kernels. "product.NAME" and "attention.fwd" are for
+  // transformers, as fractions of the rate of their arithmetic (sim/cost/sequence_time.h). For
+  // cuDNN 5 and later, the operations counted are the ones that the algorithm does
+  // (sim/cost/kernel_time.h). For other libraries they are the operations of a direct computation,
+  // so FFT and Winograd may exceed 1. An algorithm that is not listed does not exist in the
+  // library.
   std::map<std::string, double> efficiency;
 };
 
@@ -181,6 +183,12 @@ std::optional<int> ParseCapability(std::string_view text);
 //   [efficiency]  default (a number above 0, at most 4)  "linear.fwd"  "linear.bwd" (the same
 //                 range, optional); and the tables fwd, bwd_data and bwd_filter, with one such
 //                 number per algorithm
+//   [efficiency.product], optional: fp32  tf32  tf32_unaligned  short  short_4_bytes
+//                 short_2_bytes (optional numbers as above; default: "linear.fwd"): products on
+//                 sequences. "short" is bf16, fp16 and fp8. "unaligned" is for operands whose rows
+//                 do not all begin at multiples of 16 bytes, and "4_bytes" and "2_bytes" for those
+//                 at multiples of 4 or 8 and of 2
+//   [efficiency.attention], optional: fwd  bwd (as above): fused attention
 // Throws `InputError` of the form "path:line:column: message" for an unknown or missing key, a
 // wrong type or unit, a value out of range, or a time beyond 1000 s. A file has at most 1 MiB and
 // 1000 dots, comments included: the number of dots limits the nesting of dotted keys.

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "sim/cost/conv_workspace.h"
+#include "sim/cost/sequence_time.h"
 
 namespace spillway {
 namespace {
@@ -61,8 +63,8 @@ constexpr std::array<Transform, 9> kTransforms{{
 // A complex product takes three real multiplications.
 constexpr double kComplexProduct = 6;
 
-// Linear layers read the weights first and then multiply. Backward wastes this much in each
-// dimension of the weights.
+// Linear layers of vectors read the weights first and then multiply. Backward wastes this much in
+// each dimension of the weights.
 constexpr double kLinearStart = 15e-6;
 constexpr double kLinearBackward = 1024;
 
@@ -200,6 +202,9 @@ Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::str
 }
 
 Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t batch) {
+  if (const std::optional<double> seconds = SequenceSeconds(device, op, slot, batch)) {
+    return TimeOfSeconds(*seconds);
+  }
   const auto samples = static_cast<double>(batch);
   const double share = samples / static_cast<double>(op.batch);
   double operations = static_cast<double>(slot.flops) * share;
@@ -207,17 +212,8 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
   double start = kPlainStart;
 
   switch (op.type) {
-    case OpType::kAttentionScores:
-    case OpType::kAttentionValues:
-    case OpType::kAttention:
     case OpType::kLinear: {
       if (op.recorded) break;  // the ops of all recorded programs have the default
-      // The fits below are for vectors, whose products wait for the weights. The products of
-      // sequences are large enough for the plain roofline.
-      if (op.type != OpType::kLinear || op.FindAttribute("rows")) {
-        const double rate = Peak(device, slot) * EfficiencyOf(device, "linear.fwd");
-        return TimeOfSeconds(std::max(operations / rate, bytes / Dram(device)) + kLinearStart);
-      }
       const bool forward = op.phase == Phase::kForward;
       const std::string key = forward ? "linear.fwd" : "linear.bwd";
       if (!forward) {

@@ -33,9 +33,10 @@ Duration TimeOfSeconds(double seconds);
 Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::string_view algorithm,
                   int64_t batch, Bytes workspace, double efficiency);
 
-// Returns the time of any other operation. The matrix products of linear layers use the device's
-// efficiencies "linear.fwd" and "linear.bwd". All other arithmetic uses "default", as do linear
-// layers on a device without the two.
+// Returns the time of any other operation; for those of transformers it is that of
+// sequence_time.h. The matrix products of other linear layers use the device's efficiencies
+// "linear.fwd" and "linear.bwd". All other arithmetic uses "default", as do linear layers on a
+// device without the two.
 Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t batch);
 
 }  // namespace spillway

@@ -1,7 +1,8 @@
 // An analytic cost model: each kernel is bound by arithmetic or by memory traffic.
 //
 // There are three generations, selected by the device's `library`. From cuDNN 5 on, times follow
-// kernel_time.h, whose efficiencies count the operations that an algorithm does. For earlier
+// kernel_time.h, and those of transformers sequence_time.h, whose efficiencies count the operations
+// that an algorithm does. For earlier
 // versions and other names, time = max(flops / (peak * efficiency of the algorithm), traffic / DRAM
 // bandwidth) + a fixed start-up, and efficiencies count the operations of a direct computation.
 // Workspaces follow conv_workspace.h; from cuDNN 8 on they are the workspaces of cuDNN 9.

@@ -119,6 +119,32 @@ class TransformerTest(CommandTest):
         self.assertEqual(rows["fp32"]["peak_requested_bytes"], rows["tf32"]["peak_requested_bytes"])
         self.assertGreater(rows["fp32"]["peak_requested_bytes"], 1.5 * rows["bf16"]["peak_requested_bytes"])
 
+    def test_the_page_of_analytic_times(self):
+        evidence = ROOT / "experiments/evidence"
+        page = (evidence / "roofline/README.md").read_text(encoding="utf-8")
+        table = re.findall(r"\| (\S+@\S+) \| (fp32|bf16) \| (\S+) \| (\S+) \| (\S+) % \|", page)
+        with open(evidence / "transformers/h200.csv", encoding="utf-8") as file:
+            measured = {(row["workload"], row["precision"]): float(row["measured_iteration_ms"]) for row in csv.DictReader(file)
+                        if row["policy"] == "liveness" and row["memory_request"] == "100%"}
+        self.assertEqual({(workload, precision) for workload, precision, *_ in table}, set(measured))
+        asked = [f"{workload},optimizer=adamw,precision={precision},attention={'math' if precision == 'fp32' else 'fused'}"
+                 for workload, precision, *_ in table]
+        errors = []
+        for (workload, precision, *printed), row in zip(table, self.rows(*asked, "--cost", "roofline", "--policy", "liveness")):
+            truth, ours = measured[workload, precision], row["iteration_ms"]
+            errors.append(ours / truth - 1)
+            self.assertEqual(printed, [f"{truth:.1f}", f"{ours:.1f}", f"{100 * errors[-1]:+.1f}"], workload)
+        mean, worst = 100 * sum(map(abs, errors)) / len(errors), 100 * max(map(abs, errors))
+        self.assertIn(f"The mean absolute error is {mean:.1f} %, the worst {worst:.1f} %.", page)
+        program = pathlib.Path(Spillway.path).with_name("roofline_errors")
+        if not program.exists():
+            self.skipTest("roofline_errors is not built")
+        text = subprocess.run([program, "--transformers"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.assertEqual(text, (evidence / "roofline/transformers.csv").read_text(encoding="utf-8"))
+        for key, samples, _, median, p90, *_ in csv.reader(text.partition("\n\n")[0].splitlines()):
+            if f"| `{key}` | " in page.partition("## Transformers")[2]:
+                self.assertIn(f"| `{key}` | {samples} | {median} | {p90} |", page)
+
     def test_micro_batches_hold_the_activations_of_one(self):
         whole, parts = (self.rows(f"gpt(64,2,4,100)@64:{batch}", "--policy", "liveness")[0]
                         for batch in ("8", "2,accumulate=4"))

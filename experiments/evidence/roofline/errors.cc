@@ -8,13 +8,17 @@
 #include <cstdio>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
 #include "experiments/run/cost_source.h"
 #include "experiments/run/data_files.h"
+#include "experiments/run/device_specification.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/workload_text.h"
 #include "sim/cost/roofline.h"
+#include "sim/cost/sequence_time.h"
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
@@ -24,6 +28,10 @@ namespace {
 
 // The presets under which operations are recorded.
 constexpr std::array kPresets{"torch", "vdnn"};
+
+std::span<const char* const> PresetsOf(RecordedKind kind) {
+  return std::span(kPresets).first(kind == RecordedKind::kImages ? 2 : 1);
+}
 
 double Quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
@@ -52,10 +60,13 @@ double MeanTimeError(const std::vector<const Sample*>& samples, const CostModel&
 
 }  // namespace
 
-std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm) {
+std::string ErrorKeyOf(const Device& device, const Op& op, size_t slot,
+                       const std::string& algorithm) {
   const Slot& call = op.slots[slot];
   if (RowOf(op.type).algorithms) return call.name + "." + algorithm;
-  return call.signature.substr(0, call.signature.find(' '));
+  if (std::string key = SequenceKey(device, op, call); !key.empty()) return key;
+  const bool bf16 = call.signature.find(" bf16") != std::string::npos;
+  return call.signature.substr(0, call.signature.find(' ')) + (bf16 ? " bf16" : "");
 }
 
 namespace {
@@ -70,7 +81,7 @@ bool HasConvolutions(const std::filesystem::path& table) {
 
 }  // namespace
 
-std::vector<std::string> RecordedWorkloads(const std::string& device) {
+std::vector<std::string> RecordedWorkloads(const std::string& device, RecordedKind kind) {
   // The path of the device file leads to the directory of the tables.
   std::vector<std::string> names;
   const auto directory = FindDataFile(std::filesystem::path("sim/devices") / (device + ".toml"));
@@ -81,29 +92,47 @@ std::vector<std::string> RecordedWorkloads(const std::string& device) {
   for (const auto& entry : std::filesystem::directory_iterator(tables, ignored)) {
     std::string name = entry.path().filename();
     if (!name.ends_with(".json.zst") || name.ends_with("-1.json.zst")) continue;
-    if (!HasConvolutions(entry.path())) continue;
+    const bool images = kind == RecordedKind::kImages;
+    if (HasConvolutions(entry.path()) != images) continue;
     name.resize(name.size() - std::string_view(".json.zst").size());
     name[name.rfind('-')] = ':';
+    if (!images) {
+      const size_t bf16 = name.find("-bf16:");
+      if (bf16 != name.npos) name.erase(bf16, std::string_view("-bf16").size());
+      name +=
+          bf16 == name.npos ? ",attention=math,optimizer=adamw" : ",optimizer=adamw,precision=bf16";
+    }
     names.push_back(std::move(name));
   }
   std::sort(names.begin(), names.end());
   return names;
 }
 
+Trace LoadRecorded(const std::string& workload, const std::string& preset) {
+  Case asked;
+  asked.preset = preset;
+  return LoadTrace(WithWorkload(std::move(asked), workload));
+}
+
 std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
-                                    const std::string& device) {
+                                    const std::string& device, RecordedKind kind) {
+  const Device specification = LoadDevice(device);
   std::vector<Sample> samples;
   std::set<std::pair<std::string, int64_t>> seen;
   for (const std::string& workload : workloads) {
     std::map<std::pair<std::string, int64_t>, CostEntry> entries;
-    for (const char* preset : kPresets) {
-      const Trace trace = LoadTrace({workload, preset, true});
+    for (const char* preset : PresetsOf(kind)) {
+      const Trace trace = LoadRecorded(workload, preset);
       if (entries.empty()) {
         const auto path = FindDataFile(RecordedTablePath(device, trace));
         if (!path) {
           throw InputError(fmt::format("no table of '{}' is recorded for '{}'", workload, device));
         }
-        for (CostEntry& entry : ReadCostTable(*path).entries) {
+        CostTable table = ReadCostTable(*path);
+        for (CostEntry& entry : table.entries) {
+          for (RecordedKernel& recorded : entry.kernels) {
+            if (kind == RecordedKind::kTransformers) recorded.kernel.time += table.in_sequence;
+          }
           std::pair key{entry.signature, entry.batch};
           entries.emplace(std::move(key), std::move(entry));
         }
@@ -113,9 +142,13 @@ std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
           const std::pair key{op.slots[slot].signature, op.batch};
           const auto entry = entries.find(key);
           if (entry == entries.end() || !seen.insert(key).second) continue;
-          for (const RecordedKernel& kernel : entry->second.kernels) {
-            samples.push_back(
-                {op, slot, op.batch, ErrorKeyOf(op, slot, kernel.kernel.algorithm), kernel.kernel});
+          for (const RecordedKernel& recorded : entry->second.kernels) {
+            Kernel kernel = recorded.kernel;
+            const bool convolution = RowOf(op.type).algorithms;
+            if (!convolution) kernel.algorithm = "default";
+            samples.push_back({op, slot, op.batch,
+                               ErrorKeyOf(specification, op, slot, kernel.algorithm), kernel});
+            if (!convolution) break;
           }
         }
       }

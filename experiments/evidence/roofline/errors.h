@@ -4,6 +4,7 @@
 #ifndef SPILLWAY_EXPERIMENTS_EVIDENCE_ROOFLINE_ERRORS_H_
 #define SPILLWAY_EXPERIMENTS_EVIDENCE_ROOFLINE_ERRORS_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@
 #include "traces/trace.h"
 
 namespace spillway {
+
+enum class RecordedKind : uint8_t { kImages, kTransformers };
 
 // A `Sample` is one recorded kernel and the operation that it executes.
 struct Sample {
@@ -26,18 +29,28 @@ struct Sample {
 };
 
 // Returns the key under which the error of a kernel is reported: SLOT.ALGORITHM for a convolution,
-// else the operation's name in its signature ("relu.bwd").
-std::string ErrorKeyOf(const Op& op, size_t slot, const std::string& algorithm);
+// `SequenceKey` for products of transformers, else the operation's name in its signature
+// ("relu.bwd"), followed by " bf16" if it is in bfloat16.
+std::string ErrorKeyOf(const Device& device, const Op& op, size_t slot,
+                       const std::string& algorithm);
 
 // Returns the kernels in the tables of `workloads` for `device`, in the order of the workloads.
-// Each signature, batch and algorithm occurs once. Throws `InputError` if a workload has no table.
+// Each signature, batch and algorithm occurs once. Of an op other than a convolution, only the
+// fastest kernel counts, as the algorithm "default". Throws `InputError` if a workload has no
+// table.
 std::vector<Sample> RecordedSamples(const std::vector<std::string>& workloads,
-                                    const std::string& device);
+                                    const std::string& device,
+                                    RecordedKind kind = RecordedKind::kImages);
 
-// Returns the workloads with a table for `device` and convolutions in fp32, such as "vgg16:64",
-// sorted by name. Tables of batch 1 are left out: they are for inference, and most of their entries
-// are slices that take microseconds.
-std::vector<std::string> RecordedWorkloads(const std::string& device);
+// Returns the workloads with a table for `device`, sorted by name: those with convolutions in fp32,
+// such as "vgg16:64", or all others, such as "gpt2@512:8,optimizer=adamw,precision=bf16". Tables of
+// batch 1 are left out: they are for inference, and most of their entries are slices that take
+// microseconds.
+std::vector<std::string> RecordedWorkloads(const std::string& device,
+                                           RecordedKind kind = RecordedKind::kImages);
+
+// Returns the trace of a workload in its text form.
+Trace LoadRecorded(const std::string& workload, const std::string& preset = "torch");
 
 // An `ErrorSummary` holds quantiles of errors. An error is the absolute logarithm of predicted over
 // recorded; 0.1 means about 10 % too much or too little.

@@ -1,9 +1,10 @@
 // Prints the errors of the analytic model of a device against its recorded tables, as CSV.
 //
-//   roofline_errors [--fit | --hold-out NETWORK] [DEVICE]
+//   roofline_errors [--transformers] [--fit | --hold-out NETWORK] [DEVICE]
 //
-// --fit prints the efficiencies that fit best instead. --hold-out fits the efficiencies on all
-// other networks and prints the errors for NETWORK. DEVICE is h200 by default.
+// The tables are those of networks with convolutions, or with --transformers the others. --fit
+// prints the efficiencies that fit best instead. --hold-out fits the efficiencies on all other
+// networks and prints the errors for NETWORK, at all lengths. DEVICE is h200 by default.
 
 #include <fmt/format.h>
 
@@ -37,40 +38,47 @@ void PrintErrors(const std::vector<std::string>& workloads, const std::vector<Sa
   }
   fmt::print("\nworkload,recorded_ms,predicted_ms,ratio\n");
   for (const std::string& workload : workloads) {
-    const Trace trace = LoadTrace({workload, "torch", true});
+    const Trace trace = LoadRecorded(workload);
     const auto recorded = LoadCost("auto", trace, device).model;
     const double truth = FastestIteration(trace, *recorded).seconds() * 1e3;
     const double ours = FastestIteration(trace, model).seconds() * 1e3;
-    fmt::print("{},{:.2f},{:.2f},{:.3f}\n", workload, truth, ours, ours / truth);
+    fmt::print("{},{:.2f},{:.2f},{:.3f}\n",
+               workload.find(',') == workload.npos ? workload : '"' + workload + '"', truth, ours,
+               ours / truth);
   }
 }
 
 int Main(const std::vector<std::string>& args) {
   bool fit = false;
+  RecordedKind kind = RecordedKind::kImages;
   std::string held_out;
   std::string name = "h200";
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i] == "--fit") {
       fit = true;
+    } else if (args[i] == "--transformers") {
+      kind = RecordedKind::kTransformers;
     } else if (args[i] == "--hold-out" && i + 1 < args.size()) {
       held_out = args[++i];
     } else if (args[i].starts_with("-")) {
-      throw UsageError("usage: roofline_errors [--fit | --hold-out NETWORK] [DEVICE]");
+      throw UsageError(
+          "usage: roofline_errors [--transformers] [--fit | --hold-out NETWORK] [DEVICE]");
     } else {
       name = args[i];
     }
   }
   Device device = LoadDevice(name);
-  std::vector<std::string> all = RecordedWorkloads(device.name);
+  std::vector<std::string> all = RecordedWorkloads(device.name, kind);
   std::vector<std::string> judged;
   std::vector<std::string> others;
   for (std::string& workload : all) {
-    const bool held = workload.substr(0, workload.find(':')) == held_out;
+    const bool held = workload.substr(0, workload.find_first_of("@:")) == held_out;
     (held_out.empty() || held ? judged : others).push_back(std::move(workload));
   }
   if (judged.empty()) throw UsageError(fmt::format("no such workload is recorded for '{}'", name));
-  const std::vector<Sample> samples = RecordedSamples(judged, device.name);
-  if (!held_out.empty()) device = FitEfficiencies(device, RecordedSamples(others, device.name));
+  const std::vector<Sample> samples = RecordedSamples(judged, device.name, kind);
+  if (!held_out.empty())
+    device = FitEfficiencies(device, RecordedSamples(others, device.name, kind));
   if (!fit) {
     PrintErrors(judged, samples, device);
     return 0;

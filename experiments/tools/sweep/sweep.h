@@ -19,7 +19,7 @@ namespace spillway {
 // The version of the model. It must be incremented with every change that may change a result: in
 // networks and their lowering, the analytic times, the engine, the runtime, the allocators or the
 // policies. Cells of another version are computed again. tests/cli/sweep_test.py detects changes.
-inline constexpr int kModelVersion = 4;
+inline constexpr int kModelVersion = 5;
 
 // A `Shard` is one of `count` parts of a grid. It holds the cells `index`, `index` + `count`, ...,
 // counted from 1. If there are at least four groups per shard, it holds groups of cells instead.
