@@ -27,6 +27,23 @@ class FitTest(CommandTest):
                        row["allocator"], "--memory", memory, "--format", "json", code=code)
         return json.loads(text)["rows"][0]
 
+    def test_devices_are_ranked_by_times_of_one_kind(self):
+        asked = ("fit", "gpt2@1024:8,precision=bf16,optimizer=adamw")
+        text = self.ok(*asked, "--device", "h200,h100", "--wide")
+        self.assertRegex(text, r"(?m)^gpt2@1024:8\S* .* h200 +\* .* analytic ")
+        self.assertRegex(text, r"(?m)^gpt2@1024:8\S* .* h100  .* analytic ")
+        self.assertIn("were recorded on h200, but not on all of these devices.", " ".join(text.split()))
+        rows = {}
+        for devices in ("h200,h100", "h200"):
+            rows |= {(devices, row["device"]): row for row in json.loads(self.ok(*asked, "--device", devices, "--format", "json"))["rows"]}
+        self.assertTrue(rows["h200", "h200"]["cost"].startswith("recorded on NVIDIA H200"))
+        analytic, other = (rows["h200,h100", device]["iteration_ms"] for device in ("h200", "h100"))
+        self.assertLess(abs(analytic / rows["h200", "h200"]["iteration_ms"] - 1), 0.1)
+        self.assertGreater(other, analytic)  # the same multiprocessors with slower memory
+        self.assertLess(other, 1.3 * analytic)
+        alone = self.ok(*asked, "--device", "h200")
+        self.assertNotIn("were recorded on", alone)
+
     def test_a_verdict_is_that_of_a_run(self):
         (row,) = self.rows("alexnet:32", *SMALL)
         self.assertEqual((row["change"], row["allocator"], row["status"], row["slowdown"]),

@@ -227,6 +227,7 @@ Columns<FitRow> FitColumns() {
       {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms"},
       {"arithmetic", "", "of the matrix products for which the time holds: fp32, tf32, bf16, ...",
        &FitRow::arithmetic, "arithmetic"},
+      {"cost", "", "where the kernel times come from", &FitRow::cost, "times"},
       {"slowdown", "1", "time per sample over change none", &FitRow::slowdown, "slowdown"},
       {"reason", "", "why it does not fit, or how the policy failed",
        [](auto& row) { return IfAny(row.reason); }},
@@ -266,6 +267,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
                                            "iteration_ms",
                                            "peak_reserved_bytes",
                                            "margin_bytes",
+                                           "cost",
                                            "memory_bytes",
                                            "peak_allocated_bytes",
                                            "outside_bytes",
@@ -276,6 +278,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   for (const Fit& fit : fits) {
     verdicts.push_back(fit.as_it_is);
     verdicts.back().workload = ShortName(fit.as_it_is.workload);
+    verdicts.back().cost = fit.as_it_is.cost.substr(0, fit.as_it_is.cost.find(' '));
     workloads.push_back(verdicts.back().workload);
   }
   const StandingOf<FitRow> standing = [&](const FitRow& row) {
@@ -291,6 +294,14 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
       "Sizes are in GiB.\n\n" +
       FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width) +
       ExplainReclaims(verdicts);
+  for (const Fit& fit : fits) {
+    if (!fit.as_it_is.leaves_recorded) continue;
+    text += Wrapped(fmt::format(
+        "Kernel times of {} were recorded on {}, but not on all of these devices. They are "
+        "analytic on all, so that devices are compared by one measure; --device {} alone takes "
+        "the recorded ones.",
+        ShortName(fit.as_it_is.workload), fit.as_it_is.device, fit.as_it_is.device));
+  }
   for (const Fit& fit : fits) {
     if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
   }

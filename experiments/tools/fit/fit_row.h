@@ -21,6 +21,7 @@ struct FitWorkload {
   BatchSource batch_source = BatchSource::kGiven;
   std::shared_ptr<const Trace> given;  // from which `trace` was made
   Case asked;                          // the case that `given` was loaded for
+  bool leaves_recorded = false;        // as `FitRow::leaves_recorded`
 };
 
 enum class FitStatus : uint8_t {
@@ -35,7 +36,10 @@ struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
   BatchSource batch_source = BatchSource::kGiven;
-  std::string arithmetic;   // the times hold for matrix products in this arithmetic
+  std::string arithmetic;  // the times hold for matrix products in this arithmetic
+  std::string cost;        // where the kernel times come from (`CostModel::Provenance`)
+  // True if there are recorded kernel times, and analytic ones are taken as on the other devices.
+  bool leaves_recorded = false;
   Bytes memory;             // device memory
   Bytes outside;            // the part of `memory` that is used outside the allocator
   Bytes recorded_reserved;  // peak reserved by PyTorch during the recording; 0 if unknown

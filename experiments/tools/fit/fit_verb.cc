@@ -212,6 +212,26 @@ int ExecuteVary(const FitVerbOptions& options, Session& session) {
       [&](Manifest& manifest) { Describe(options, cases, {}, manifest); });
 }
 
+bool IsAnalytic(const Question& one) { return one.cost().Provenance().starts_with("analytic"); }
+
+// Asks again with analytic times about each workload whose times are analytic on some devices and
+// recorded on others: their ranking would compare models, not devices. `asked` has the same
+// workloads for each device.
+void TakeOneMeasure(Bytes outside, std::vector<std::vector<Question>>& asked) {
+  for (size_t i = 0; i < asked.front().size(); ++i) {
+    const auto analytic = [&](const auto& questions) { return IsAnalytic(questions[i]); };
+    if (std::ranges::all_of(asked, analytic) || std::ranges::none_of(asked, analytic)) continue;
+    for (std::vector<Question>& questions : asked) {
+      Question& one = questions[i];
+      if (IsAnalytic(one) || !one.loaded().asked.cost.automatic()) continue;
+      FitWorkload workload = one.workload();
+      workload.asked.cost = "roofline";
+      workload.leaves_recorded = true;
+      one = Question(workload, one.loaded().asked.device, outside);
+    }
+  }
+}
+
 int Execute(const FitVerbOptions& options, Session& session) {
   if (!options.vary.empty()) return ExecuteVary(options, session);
   CheckView(options.format.view(), FitColumns());
@@ -231,16 +251,18 @@ int Execute(const FitVerbOptions& options, Session& session) {
   SetBatch(options.batch, workloads);
   std::vector<LoadedCase> cases;
   std::vector<Fit> fits;
+  std::vector<std::vector<Question>> asked;
   for (const std::string& device : devices) {
     if (changes && device != devices.front()) {
       workloads = LoadWorkloads(options, device);
       SetBatch(options.batch, workloads);
     }
-    std::vector<Question> questions;
-    for (const FitWorkload& workload : workloads) {
-      questions.emplace_back(workload, device, outside);
-      cases.push_back(questions.back().loaded());
-    }
+    std::vector<Question>& questions = asked.emplace_back();
+    for (const FitWorkload& workload : workloads) questions.emplace_back(workload, device, outside);
+  }
+  TakeOneMeasure(outside, asked);
+  for (const std::vector<Question>& questions : asked) {
+    for (const Question& one : questions) cases.push_back(one.loaded());
     std::ranges::move(FindFits(questions, search,
                                [&](const Question& one) { session.progress().Say(NameOf(one)); }),
                       std::back_inserter(fits));

@@ -94,6 +94,8 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
   row_.batch = trace.batch;
   row_.batch_source = workload.batch_source;
   row_.arithmetic = cost().ArithmeticFor(trace);
+  row_.cost = cost().Provenance();
+  row_.leaves_recorded = workload.leaves_recorded;
   if (trace.recording) row_.recorded_reserved = trace.recording->reserved;
   row_.device = this->device().name;
   row_.memory = this->device().memory;
