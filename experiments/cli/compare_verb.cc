@@ -38,15 +38,37 @@ struct Row {
   RunResult result;
 };
 
+// Takes analytic times for one workload on all devices if it has recorded ones on some alone:
+// otherwise models would be compared, not devices.
+void TakeOneMeasure(std::vector<LoadedCase>& on_devices, Session& session) {
+  const auto analytic = [](const LoadedCase& one) {
+    return one.inputs->cost()->Provenance().starts_with("analytic");
+  };
+  if (std::ranges::none_of(on_devices, analytic)) return;
+  for (LoadedCase& one : on_devices) {
+    if (analytic(one) || !one.asked.cost.automatic()) continue;
+    session.progress().Note(fmt::format(
+        "note: the kernel times of {} were recorded on {}, but not on all of these devices, and "
+        "are analytic here; --device {} alone takes the recorded ones",
+        WorkloadText(one.asked), one.asked.device, one.asked.device));
+    one.asked.cost = "roofline";
+    one.inputs = std::make_shared<const Inputs>(one.asked);
+  }
+}
+
 // Returns a case for each workload on each device in each memory, in the order given.
 std::vector<LoadedCase> Load(const CompareOptions& options, Session& session) {
   std::vector<LoadedCase> loaded;
   for (const std::string& workload : options.workloads) {
     session.progress().Say(workload);
+    std::vector<LoadedCase> on_devices;
     for (const std::string& device : options.devices) {
       Case asked = WithWorkload(options.asked, workload);
       asked.device = device;
-      const auto inputs = std::make_shared<const Inputs>(asked);
+      on_devices.push_back({asked, std::make_shared<const Inputs>(asked)});
+    }
+    TakeOneMeasure(on_devices, session);
+    for (auto& [asked, inputs] : on_devices) {
       if (options.memories.empty()) loaded.push_back({asked, inputs});
       for (const std::string& memory : options.memories) {
         asked.memory = memory;

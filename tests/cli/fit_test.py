@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import tomllib
 
-from harness import ROOT, CommandTest, main
+from harness import ROOT, CommandTest, main, run
 
 SMALL = ("--device", "gtx_970", "--outside", "0B")
 GPT2, RESNET50 = (ROOT / "traces" / "recorded" / "pytorch" / f"{name}-h200.json.zst" for name in ("gpt2", "resnet50"))
@@ -41,6 +41,9 @@ class FitTest(CommandTest):
         self.assertLess(abs(analytic / rows["h200", "h200"]["iteration_ms"] - 1), 0.1)
         self.assertGreater(other, analytic)  # the same multiprocessors with slower memory
         self.assertLess(other, 1.3 * analytic)
+        compared = json.loads(self.ok("compare", *asked[1:], "--device", "h200,h100", "--policy", "liveness", "--format", "json"))["rows"]
+        self.assertEqual([row["cost"].split()[0] for row in compared], ["analytic"] * 2)
+        self.assertIn("note: the kernel times of gpt2@1024:8", run("compare", *asked[1:], "--device", "h200,h100", "--policy", "liveness").stderr)
         alone = self.ok(*asked, "--device", "h200")
         self.assertNotIn("were recorded on", alone)
 
