@@ -67,7 +67,7 @@ std::string TextOf(const Case& asked, std::initializer_list<std::string_view> ke
 // recording knows.
 void AdaptTo(const Trace& trace, Device& device) {
   device.launch_overhead = Duration();
-  device.beside_copy = trace.hooks->beside_copy;
+  device.beside_copy.fill(trace.hooks->beside_copy);
   const auto recorded_on = DeviceOf(trace.recording->device);
   if (trace.hooks->copies.bytes_per_second == 0) return;
   if (recorded_on && recorded_on->name != device.name) return;
@@ -158,6 +158,7 @@ Inputs::Inputs(const Case& asked, std::shared_ptr<const Trace> trace,
     if (loaded.timed) trace_ = std::move(loaded.timed);
     std::ranges::move(loaded.read, std::back_inserter(read_));
   }
+  if (trace_->recording) device_.beside_copy = {};
   if (trace_->hooks) AdaptTo(*trace_, device_);
   if (asked.deterministic) cost = std::make_unique<DeterministicCostModel>(std::move(cost));
   cost_ = std::move(cost);

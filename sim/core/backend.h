@@ -85,6 +85,7 @@ struct Launch {
   Duration gap;                    // recorded device time in addition to `time`
   std::optional<Duration> host{};  // recorded host time until the op is launched, if known
   Bytes traffic;                   // the least device-memory traffic of the op
+  Arithmetic arithmetic = Arithmetic::kFp32;  // of the op's matrix products
 };
 
 // The times of one command, measured from the beginning of the iteration.

@@ -131,6 +131,17 @@ class Section {
     return *number;
   }
 
+  // Returns the number of the optional `key`, which must be from 0 to 1; 0 without it.
+  double Share(std::string_view key) {
+    if (!May(key)) return 0;
+    const toml::node& node = *Take(key);
+    const std::optional<double> number =
+        node.is_number() ? node.value<double>() : std::optional<double>();
+    if (!number || !(*number >= 0 && *number <= 1))
+      Fail(node, key, "expected a number from 0 to 1");
+    return *number;
+  }
+
   // Puts the numbers of all keys into `efficiencies`, under `prefix` + key.
   void ReadEfficiencies(const std::string& prefix, std::map<std::string, double>& efficiencies) {
     for (const auto& [key, node] : table_) {
@@ -348,6 +359,24 @@ int64_t MatrixRate(const Device& device, Arithmetic arithmetic) {
   return found == device.matrix_flops_per_second.end() ? device.flops_per_second : found->second;
 }
 
+BesideKind BesideKindOf(OpType type, Arithmetic arithmetic) {
+  if (arithmetic == Arithmetic::kFp32 || arithmetic == Arithmetic::kTf32) return BesideKind::kOther;
+  switch (type) {
+    case OpType::kConv2d:
+    case OpType::kConvolution:
+      return BesideKind::kConvolutions;
+    case OpType::kAttention:
+      return BesideKind::kAttention;
+    case OpType::kLinear:
+    case OpType::kMatmul:
+    case OpType::kAttentionScores:
+    case OpType::kAttentionValues:
+      return BesideKind::kProducts;
+    default:
+      return BesideKind::kOther;
+  }
+}
+
 std::vector<PoolId> PoolsBySpeed(const Device& device) {
   std::vector<PoolId> pools{PoolId::kHost};
   for (size_t i = 0; i < device.pools.size(); ++i) {
@@ -419,6 +448,13 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   if (top.Has("stream")) {
     Section stream = top.Subsection("stream");
     device.kernel_wait = stream.Time("kernel_wait");
+  }
+  if (top.May("beside_copy")) {
+    Section beside = top.Subsection("beside_copy");
+    for (size_t i = 0; i < kBesideKindNames.size(); ++i) {
+      device.beside_copy[i] = beside.Share(kBesideKindNames[i]);
+    }
+    beside.ExpectNothingElse();
   }
   if (top.Has("pool")) {
     Section pools = top.Subsection("pool");

@@ -7,6 +7,8 @@
 #define SPILLWAY_SIM_CORE_DEVICE_H_
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 #include "traces/ops/data_type.h"
+#include "traces/ops/op_type.h"
 
 namespace spillway {
 
@@ -74,6 +77,14 @@ struct HostCodec {
   int threads = 8;
 };
 
+// The kinds of kernels that copies beside them slow down differently: matrix products,
+// convolutions and fused attention of numbers of 16 bits or less, and all others.
+enum class BesideKind : uint8_t { kProducts, kConvolutions, kAttention, kOther };
+inline constexpr std::array<std::string_view, 4> kBesideKindNames{"products", "convolutions",
+                                                                  "attention", "other"};
+// Returns the kind of the kernels of an op.
+BesideKind BesideKindOf(OpType type, Arithmetic arithmetic);
+
 struct Device {
   static constexpr Bandwidth kLeastBandwidth{1'000'000};  // keeps the time of any copy in range
   static constexpr Duration kMaxTime = Duration::Milliseconds(1'000'000);  // leaves room for sums
@@ -103,9 +114,9 @@ struct Device {
 
   // The time from the end of a copy to the start of a kernel that waits for it.
   Duration kernel_wait;
-  // The part of a copy's time by which the kernels beside it take longer. No device file has it: a
-  // recorded step says it (`StepHooks`).
-  double beside_copy = 0;
+  // The part of a copy's time by which the kernels of each `BesideKind` beside it take longer. A
+  // recorded step has one value for all kinds (`StepHooks`), and none without it.
+  std::array<double, kBesideKindNames.size()> beside_copy{};
 
   Duration launch_overhead;  // host time to enqueue one kernel or copy
   // Host time of a direct call of the convolution library (`Library` of the op table), as opposed
@@ -159,7 +170,8 @@ std::optional<int> ParseCapability(std::string_view text);
 
 // Reads a device file. The device's name is the file name without its extension. Values are strings
 // with units (see units.h), except `description`, `library`, `gpus` and the numbers of
-// `efficiency`. Every key is required unless a default or "optional" is given below:
+// `beside_copy` and `efficiency`. Every key is required unless a default or "optional" is given
+// below:
 //   description  library
 //   gpus (an array of strings, optional)  compute_capability (optional)
 //   [memory]      size  alignment (a power of two)  host
@@ -167,6 +179,8 @@ std::optional<int> ParseCapability(std::string_view text);
 //                 tf32  bf16  fp16  fp8 (optional: FLOP/s of matrix products)
 //   [link]        h2d  h2d_latency  d2h  d2h_latency  duplex
 //   [stream]      optional section: kernel_wait (default 0)
+//   [beside_copy] optional section: products  convolutions  attention  other (numbers from 0 to 1,
+//                 default 0)
 //   [host]        launch_overhead  library_call (default: launch_overhead)
 //                 compress  decompress (of one thread; default 10 GB/s)
 //                 codec_threads (default "8")  launch_ahead (default: no bound)

@@ -1,7 +1,6 @@
 #include "sim/engine/links.h"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <utility>
 
@@ -37,9 +36,7 @@ void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate)
 }  // namespace
 
 Links::Links(const Device& device)
-    : stream_count_(1 + 2 * (1 + device.pools.size())),
-      dram_(device.dram.bytes_per_second),
-      beside_copy_(std::llround(device.beside_copy * kFullSpeed)) {
+    : stream_count_(1 + 2 * (1 + device.pools.size())), dram_(device.dram.bytes_per_second) {
   for (size_t i = 0; i <= device.pools.size(); ++i) {
     const PoolId pool = OutsidePool(i);
     const bool joins = i > 0 && device.pools[i - 1].over_host;
@@ -54,7 +51,7 @@ Links::Links(const Device& device)
   }
 }
 
-Speeds Links::Share(const Rates& demand) const {
+Speeds Links::Share(const Rates& demand, int64_t beside_copy) const {
   Rates rate = demand;
   for (size_t g = 0; g < group_count_; ++g) {
     const Group& group = groups_[g];
@@ -84,10 +81,10 @@ Speeds Links::Share(const Rates& demand) const {
       speeds[i] = std::max<int64_t>(1, static_cast<int64_t>(speed));
     }
   }
-  for (size_t i = 1; beside_copy_ > 0 && i < kStreamCount; ++i) {
+  for (size_t i = 1; beside_copy > 0 && i < kStreamCount; ++i) {
     if (demand[i] == 0) continue;
     int64_t& kernel = speeds[Index(Stream::kCompute)];
-    kernel = std::max<int64_t>(1, kernel - beside_copy_);
+    kernel = std::max<int64_t>(1, kernel - beside_copy);
   }
   return speeds;
 }

@@ -30,9 +30,10 @@ class Links {
  public:
   explicit Links(const Device& device);
 
-  // Returns the speeds of the streams under the given demands; `kFullSpeed` for a demand of 0. Each
-  // speed is at least 1, so that every command ends.
-  Speeds Share(const Rates& demand) const;
+  // Returns the speeds of the streams under the given demands; `kFullSpeed` for a demand of 0. The
+  // kernel loses the speed `beside_copy` to each copy that runs. Each speed is at least 1, so that
+  // every command ends.
+  Speeds Share(const Rates& demand, int64_t beside_copy = 0) const;
 
  private:
   // The streams whose copies share a link.
@@ -50,7 +51,6 @@ class Links {
   size_t group_count_ = 0;
   size_t stream_count_;  // number of streams in use
   int64_t dram_;
-  int64_t beside_copy_;  // the speed that a kernel loses to each copy that runs
 };
 
 }  // namespace spillway

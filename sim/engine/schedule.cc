@@ -73,6 +73,7 @@ class Player {
       times_[s][head_[s]].start = now_ + command.gap;
       if (s >= kStreamCount) continue;
       demand_[s] = Demand(command);
+      if (s == Index(Stream::kCompute)) beside_copy_ = command.beside_copy;
       loads_changed_ = true;
     }
     if (std::exchange(loads_changed_, false)) ShareLinks();
@@ -93,7 +94,7 @@ class Player {
 
   // Applies the speeds of the current load from now on.
   void ShareLinks() {
-    const Speeds speeds = links_.Share(demand_);
+    const Speeds speeds = links_.Share(demand_, beside_copy_);
     for (size_t s = 0; s < std::min(lanes_, kStreamCount); ++s) {
       Running& command = running_[s];
       if (!is_running_[s] || command.speed == speeds[s]) continue;
@@ -126,6 +127,7 @@ class Player {
   std::array<bool, kLaneCount> is_running_{};
   std::array<Running, kLaneCount> running_{};
   Rates demand_{};
+  int64_t beside_copy_ = 0;  // of the latest kernel
   bool loads_changed_ = false;
 };
 

@@ -45,6 +45,8 @@ struct Command {
   uint32_t first_wait = 0;
   uint32_t wait_count = 0;
   Duration least_end = {};  // earliest end; its last kernel was issued late
+  // The speed that the kernel loses while copies run, in units of 1 / kFullSpeed for each copy.
+  int64_t beside_copy = 0;
   Duration gap = {};  // part of `nominal` in which it holds its lane before its reported start
 };
 

@@ -1,6 +1,7 @@
 #include "sim/engine/sim_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "traces/ops/op_table.h"
@@ -30,6 +31,8 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.nominal = launch.time + launch.gap;
   command.gap = launch.gap;
   command.traffic = launch.traffic;
+  const auto kind = static_cast<size_t>(BesideKindOf(launch.type, launch.arithmetic));
+  command.beside_copy = std::llround(device_.beside_copy[kind] * kFullSpeed);
   const size_t calls = launch.runs.size();
   if (launch.host) {
     // The time was measured as a whole; an op faster than memory had its data in caches.

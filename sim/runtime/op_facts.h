@@ -33,6 +33,7 @@ class OpTable {
   int64_t batch(OpId op) const { return At(op).batch; }
   Bytes traffic(OpId op) const { return At(op).traffic; }
   OpType type(OpId op) const { return At(op).type; }
+  Arithmetic arithmetic(OpId op) const { return At(op).arithmetic; }
   std::span<const Touched> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
   std::span<const Touched> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
   std::span<const Touched> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
@@ -61,6 +62,7 @@ class OpTable {
     uint32_t needed = 0, kept = 0, end_kept = 0;  // indices into listed_
     uint32_t first_slot = 0, end_slot = 0;        // indices into kernels_
     OpType type = OpType::kOther;
+    Arithmetic arithmetic = Arithmetic::kFp32;  // of its first slot
   };
 
   const Entry& At(OpId op) const { return entries_[Index(op)]; }

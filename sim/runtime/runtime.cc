@@ -429,6 +429,7 @@ class Runtime final : public PolicyContext {
       launch.host = other ? other->host : recorded->host;
     }
     launch.traffic = ops_.traffic(op_id);
+    launch.arithmetic = ops_.arithmetic(op_id);
     entry.event =
         WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },
                     [&] { return fmt::format("op '{}'", trace_.op(op_id).name); });

@@ -100,6 +100,25 @@ TEST(DeviceTest, TheFileMaySayHowLongKernelsWait) {
   EXPECT_EQ(ParseDevice(text, "toy.toml").kernel_wait, Duration::Microseconds(6));
 }
 
+TEST(DeviceTest, TheFileMaySayWhatCopiesCostKernels) {
+  std::string text(kToy);
+  EXPECT_EQ(ParseDevice(text, "toy.toml").beside_copy, (std::array<double, 4>{}));
+  const auto with = [&](const std::string& section) {
+    std::string changed = text;
+    return ParseDevice(changed.insert(text.find("[driver]"), "[beside_copy]\n" + section + "\n"),
+                       "toy.toml");
+  };
+  EXPECT_EQ(with("products = 0.15\nattention = 1").beside_copy, (std::array{0.15, 0.0, 1.0, 0.0}));
+  EXPECT_THROW(with("products = 1.5"), InputError);
+  EXPECT_THROW(with("products = \"0.1\""), InputError);
+  EXPECT_THROW(with("sums = 0.1"), InputError);
+  EXPECT_EQ(BesideKindOf(OpType::kLinear, Arithmetic::kBf16), BesideKind::kProducts);
+  EXPECT_EQ(BesideKindOf(OpType::kLinear, Arithmetic::kTf32), BesideKind::kOther);
+  EXPECT_EQ(BesideKindOf(OpType::kConv2d, Arithmetic::kBf16), BesideKind::kConvolutions);
+  EXPECT_EQ(BesideKindOf(OpType::kAttention, Arithmetic::kFp16), BesideKind::kAttention);
+  EXPECT_EQ(BesideKindOf(OpType::kGelu, Arithmetic::kFp32), BesideKind::kOther);
+}
+
 TEST(DeviceTest, TheFileMaySayTheRatesOfMatrixProducts) {
   EXPECT_EQ(MatrixRate(ParseDevice(kToy, "toy.toml"), Arithmetic::kBf16), 2'000'000'000);
   std::string text(kToy);

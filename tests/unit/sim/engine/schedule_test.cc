@@ -210,6 +210,37 @@ TEST(SimBackendTest, AHostThatIsTooFarAheadIssuesNothing) {
   EXPECT_EQ(start_of_copy(2, 7), Duration::Microseconds(30));
 }
 
+// Beside a copy of 10 us, a product of bfloat16 of 10 us runs at half its speed.
+TEST(SimBackendTest, CopiesSlowKernelsDownByTheirKind) {
+  Device device;
+  device.duplex = device.dram = {1'000'000'000'000};
+  device.beside_copy[static_cast<size_t>(BesideKind::kProducts)] = 0.5;
+  const testing::FixedCost cost;
+  const auto end_of_kernel = [&](OpType type, Arithmetic arithmetic) {
+    SimBackend backend(device, cost);
+    Launch launch;
+    launch.type = type;
+    launch.arithmetic = arithmetic;
+    launch.time = Duration::Microseconds(10);
+    const KernelRun run;
+    launch.runs = {&run, 1};
+    const Block block{Bytes(0), Bytes(512)};
+    backend.Copy(PoolId::kHost, Direction::kToHost, block, block, Bytes(512), {});
+    backend.Enqueue(launch, {});
+    backend.Synchronize();
+    const StreamTimes times = backend.TakeTimeline();
+    const Duration copy = times[Index(Stream::kToHost)][0].end;
+    EXPECT_GT(copy, Duration());
+    return std::pair(times[Index(Stream::kCompute)][0].end, copy);
+  };
+  const Duration alone = Duration::Microseconds(10);
+  EXPECT_EQ(end_of_kernel(OpType::kLinear, Arithmetic::kFp32).first, alone);
+  EXPECT_EQ(end_of_kernel(OpType::kAttention, Arithmetic::kBf16).first, alone);
+  const auto [end, copy] = end_of_kernel(OpType::kLinear, Arithmetic::kBf16);
+  EXPECT_EQ(end,
+            copy < alone * 2 ? alone + Duration::Picoseconds(copy.picoseconds() / 2) : alone * 2);
+}
+
 // Each launch costs the host 1 us and cudaMalloc 10 us. cudaFree costs 20 us, after every command
 // has ended.
 TEST(SimBackendTest, DriverCallsHoldUpTheHostAndFreeingDrainsTheStreams) {

@@ -164,7 +164,7 @@ TEST(StepHooksTest, OpsTakeLongerBesideCopies) {
     if (op == "f1") context.Offload(Find(context, "y1"));
   };
   RunSettings settings;
-  settings.device.beside_copy = 0.5;
+  settings.device.beside_copy.fill(0.5);
   EXPECT_EQ(RunHooked(trace, policy, settings).report.metrics.iteration, Nanoseconds(35));
 }
 
