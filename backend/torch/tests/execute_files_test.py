@@ -54,6 +54,19 @@ class TraceTest(unittest.TestCase):
             chain = chains[op["outputs"][0]]
             self.assertEqual(set(op["inputs"]), {f"s{s}" for s in (*(value[0] for value in chain.sources), *chain.held)})
 
+    def test_what_a_node_of_autograd_reads_is_there_until_it_ends(self):
+        tape = Stepping(MODELS["llama, autocast"]).record()
+        movable = {s.storage for s in candidates(tape)}
+        ops = planned_step(tape, candidates(tape)).operators
+        only_held = 0
+        for unpack in tape.unpacks:
+            storage, last = unpack.pack.value[0], max(unpack.last - 1, unpack.op)
+            if storage in movable:
+                op = next(op for op in reversed(ops) if op.number <= last)
+                self.assertIn(storage, [operand.storage.number for operand in op.inputs])
+                only_held += storage not in tape.ops[last].reads
+        self.assertGreater(only_held, 0)
+
     def test_policies_that_go_by_layers_plan(self):
         """In backward, vDNN++ brings back what the layers below saved, as far as to the next product."""
         tape = Stepping(MODELS["gpt"]).record()
