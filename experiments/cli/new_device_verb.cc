@@ -194,7 +194,7 @@ std::string FileOf(const NewDeviceOptions& options) {
     text += fmt::format("{} = \"{}\"  # source: {}, dense, sums in fp32\n", kArithmeticNames[i],
                         options.rates[i], options.source);
   }
-  constexpr std::string_view kCosts[] = {"[host]", "[driver]", "[efficiency"};
+  constexpr std::string_view kCosts[] = {"[beside_copy]", "[host]", "[driver]", "[efficiency"};
   return text + LinkOf(options, file) + SectionsOf(file, kCosts, like);
 }
 

@@ -431,20 +431,24 @@ class FitTest(CommandTest):
             self.assertEqual((written["gpus"], written["link"]["duplex"]), (['A "B" \\ C'], "36.7MB/s"))
 
     def test_a_new_device_has_the_link_of_the_one_that_it_is_like(self):
-        def link(*options):
+        def device(*options):
             with tempfile.TemporaryDirectory() as directory:
                 path = pathlib.Path(directory) / "b300.toml"
                 self.ok("new-device", "b300", "--memory", "268GiB", "--flops", "80TFLOP/s", "--bandwidth", "8TB/s", *options, "-o", path)
-                return tomllib.loads(path.read_text("utf-8"))["link"]
+                return tomllib.loads(path.read_text("utf-8"))
 
-        def link_of(name):
-            return tomllib.loads((ROOT / f"sim/devices/{name}.toml").read_text("utf-8"))["link"]
+        def link(*options):
+            return device(*options)["link"]
+
+        def known(name):
+            return tomllib.loads((ROOT / f"sim/devices/{name}.toml").read_text("utf-8"))
 
         for name in ("h200", "gh200", "v100"):
-            self.assertEqual(link("--like", name), link_of(name))
+            for section in ("link", "beside_copy"):
+                self.assertEqual(device("--like", name).get(section), known(name).get(section))
         self.assertEqual(link(), {"h2d": "25GB/s", "h2d_latency": "5us", "d2h": "25GB/s", "d2h_latency": "5us", "duplex": "45.9GB/s"})
         self.assertEqual(link("--like", "h200", "--h2d", "40GB/s"),
-                         link_of("h200") | {"h2d": "40GB/s", "duplex": "87.5GB/s"})
+                         known("h200")["link"] | {"h2d": "40GB/s", "duplex": "87.5GB/s"})
         self.assertEqual(link("--d2h", "10GB/s")["duplex"], "32.1GB/s")
 
     def test_wrong_input(self):
