@@ -94,7 +94,7 @@ class MemoryTest(CommandTest):
         for workload in ("gpt2@1024:8,precision=bf16", "vgg19:64", "bert-base@128:16,optimizer=adamw"):
             times = self.fastest("capuchin", workload, shares)
             for i, time in enumerate(times):
-                self.assertLessEqual(time, 1.02 * min(times[:i + 1]), (workload, shares[i]))
+                self.assertLessEqual(time, 1.03 * min(times[:i + 1]), (workload, shares[i]))
 
     def test_joint_is_not_slower_than_others_where_parameters_do_not_fit(self):
         workload, sizes = "gpt2@512:2,optimizer=adamw", ("750MiB", "1000MiB", "1250MiB", "1500MiB", "1750MiB")

@@ -33,6 +33,7 @@ SEVERAL = {
     "compare --pivot": (("policy", "workload", "device"), ("alexnet:2", *LIVENESS, "--by", "memory")),
     "run --pool": (POOLS, ("alexnet:2",)),
     "limit --policy": (POLICIES[:3], ("alexnet", *SMALL)),
+    "limit --device": (DEVICES, ("alexnet", *SMALL, *LIVENESS)),
     "limit --pool": (POOLS, ("alexnet", *SMALL, *LIVENESS)),
     "fit workloads": (NETWORKS, ("--device", "h200")),
     "fit --device": (DEVICES, ("alexnet:2",)),
@@ -60,7 +61,7 @@ SEVERAL = {
 }
 GRIDS = ("sweep", "sweep submit", "validate")
 # Values of these are taken as they are.
-VERBATIM = {"help verb", "sweep submit --slurm-option", "run --export", "replay --export", "validate --export"}
+VERBATIM = {"help verb", "sweep submit --slurm-option", "run --export", "replay --export", "validate --export", "sweep export --where"}
 
 
 class ValuesTest(CommandTest):

@@ -292,7 +292,7 @@ void AddFit(Command& program, Session& session) {
                               "Tell if a workload fits under PyTorch's allocator, and which "
                               "changes make it fit; exit code 1 if no unchanged workload fits "
                               "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit vgg16:128 --device titan_xp,k40c", "fit gpt2.json.zst --memory 4GiB",
+  verb.examples = {"fit gpt2.json.zst --memory 4GiB",
                    "fit gpt2:8 --vary length --device h100,h200"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,

@@ -174,7 +174,6 @@ void AddLimit(Command& program, Session& session) {
                   "does, 4 if a policy failed, "
                   "which costs only its own row");
   verb.examples = {"limit vgg16 --device titan_xp --policy liveness,mxnet",
-                   "limit 'resnet(2,2,n3,2):8' --vary depth --policy liveness --memory 1GiB",
                    "limit gpt2:8 --vary length --policy liveness --device h100,h200"};
   auto& options = verb.Runs(Execute, session);
   options.asked.cost = "roofline";  // cost tables exist for few batches

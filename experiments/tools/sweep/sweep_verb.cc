@@ -300,7 +300,7 @@ void AddExport(Command& sweep, Session& session) {
       "export",
       "Write the results of a store, with the columns of compare, or validate; the same cells give "
       "the same bytes, however they were computed");
-  verb.examples = {"sweep export sweep.sqlite", "sweep export sweep.sqlite -o sweep.csv",
+  verb.examples = {"sweep export sweep.sqlite -o sweep.csv",
                    "sweep export sweep.sqlite --where policy=vdnnpp,dtr --where status=ok"};
   auto& options = verb.Keep<Options>();
   AddStorePath(verb, options.path);
