@@ -161,6 +161,11 @@ class FitTest(CommandTest):
             self.assertIn("does not name the model's blocks", " ".join(page.split()))
             self.assertNotIn("by block", page)
 
+    def test_checkpoints_of_batch_normalization_are_explained(self):
+        for workload, said in ((RESNET50, True), (GPT2, False)):
+            page = self.ok("fit", workload, "--memory", "2GiB", "--device", "h200", code=1)
+            self.assertEqual("run batch normalization twice" in " ".join(page.split()), said)
+
     def test_sums_at_the_peak_are_complete(self):
         for workload in (GPT2, "resnet50:8"):
             row = self.rows(workload, "--device", "h200")[0]

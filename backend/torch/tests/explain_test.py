@@ -112,6 +112,11 @@ class CurveTest(unittest.TestCase):
                         r"No plan takes less than the floor, [0-9.]+ KiB, which aten::\w+.* \(operator \d+ of \d+\) needs:",
                         r"If aten::\w+.* needed less, .* the floor would be [0-9.]+ KiB, held by aten::\w+.*\."):
             self.assertRegex(text, pattern)
+        least = next(row.peak for row in curve.rows if row.best is None)
+        found = min(least, *(row.best for row in curve.rows if row.best is not None))
+        self.assertIn(f"The least memory in which a plan was found is {found / 1024:,.1f} KiB.\n", text)
+        reached = [dataclasses.replace(row, best=None, peak=curve.floor.bytes) for row in curve.rows]
+        self.assertNotIn("in which a plan was found", dataclasses.replace(curve, rows=reached).text())
         same = dataclasses.replace(curve, without=(curve.floor.bytes, "aten::two"))
         self.assertIn("aten::two needs as much: a change to one", same.text())
         curve.rows[-1].host_bound = True

@@ -147,8 +147,7 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
   const StepFloor& floor = planner.floor();
   std::string text = fmt::format(
       "\nNo plan takes less than the floor, {}, which {} needs: {} exist during the whole step, {} "
-      "are "
-      "gradients that backward made before.\n",
+      "are gradients that backward made before.\n",
       FormatBytes(floor.size), trace.op(floor.op).name, FormatBytes(floor.throughout),
       FormatBytes(floor.gradients));
   std::vector<const StepPlan::Storage*> storages;

@@ -79,7 +79,8 @@ class Family:
         """Returns why steps run without a plan."""
         if self._since is not None:
             return f"a plan has been searched for in the background for {time.perf_counter() - self._since:.1f} s"
-        return next(reversed(self._refused.values()), "those that there are were for smaller inputs" if self.rungs else "none was searched for")
+        otherwise = "those that there are were for smaller inputs" if self.rungs else "none was searched for"
+        return next(reversed(self._refused.values()), otherwise)
 
     def add_later(self, shapes: Shapes) -> None:
         """Notes the shapes that a step had after its begin; later steps are expected to have no larger ones."""

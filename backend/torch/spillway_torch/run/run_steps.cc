@@ -48,10 +48,10 @@ uint64_t Mix(uint64_t before, const Tensor& tensor) {
   return before;
 }
 
-// Returns whether what the node of autograd that runs reads now is not read again through it: nodes
-// that PyTorch generates read what they saved once, at the beginning.
+// Returns whether the node of autograd that runs reads a tensor for the last time: nodes that
+// PyTorch generates, as the names of their types tell, read what they saved once.
 //
-// Otherwise the node would keep it until its gradients are reduced to the sizes of its inputs.
+// The node itself would keep the tensor until its gradients are summed to the sizes of its inputs.
 bool IsReadForGood() {
   const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
   return node != nullptr && !torch::autograd::get_current_graph_task_keep_graph() &&
