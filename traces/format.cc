@@ -20,7 +20,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 7;
+constexpr int kVersion = 8;
+constexpr int kVersionWithoutSizes = 7;
 constexpr int kVersionWithoutHooks = 6;
 constexpr int kVersionWithoutSaved = 5;
 constexpr int kVersionWithoutRequests = 4;
@@ -404,7 +405,8 @@ Trace TraceReader::Read() {
                             if (has_ops) ReadOps(ops);
                           }),
                  Optional("saved", [&](Value) { has_saved = true; }),
-                 Optional("hooks", [this](Value hooks) { ReadHooks(hooks); }));
+                 Optional("hooks", [this](Value hooks) { ReadHooks(hooks); }),
+                 Optional("sizes", [this](Value) { NeedVersion(8, "sizes"); }));
   // The ops name layers and tensors, which may follow the ops in the file.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
   if (has_saved) json_.ReadFromRoot("saved", [this](Value saved) { ReadSaved(saved); });
@@ -465,7 +467,9 @@ class TraceWriter {
 
   int VersionNeeded() const {
     const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
-    if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) return kVersion;
+    if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) {
+      return kVersionWithoutSizes;
+    }
     if (!trace_.saved.empty()) return kVersionWithoutHooks;
     const auto is_fixed = [](const Tensor& tensor) { return !tensor.movable; };
     if ((trace_.recording && !trace_.recording->requests.empty()) ||

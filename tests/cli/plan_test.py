@@ -66,6 +66,30 @@ def drawn(draw):
     return trace
 
 
+def with_sizes(trace, sizes):
+    """Returns the step with other sizes: by name, functions that give the bytes of a tensor and the time of an op."""
+    return {**trace, "version": 8, "sizes": [
+        {"name": name, "tensors": [bytes_of(t) for t in trace["tensors"]], "again": [],
+         "ops": [[time_of(o), 0] for o in trace["ops"]]} for name, (bytes_of, time_of) in sizes.items()]}
+
+
+def times(factor):
+    """Returns a size that has so many times the bytes and the time."""
+    return lambda t: int(t["size"] * factor), lambda o: int(o["recorded"]["time_ns"] * factor)
+
+
+def drawn_sizes(draw, trace):
+    """Returns four sizes, each at least as large as the one before in each of its drawn numbers, and one beside them."""
+    sizes, share = {}, {item["name"]: 0.2 for item in (*trace["tensors"], *trace["ops"])}
+    for name in ("64", "128", "256", "512"):
+        more = draw.choice((0.003, 0.3))
+        share = {item: least + draw.random() * draw.choice((0, more)) for item, least in share.items()}
+        sizes[name] = (lambda t, share=share: int(t["size"] * share[t["name"]]),
+                       lambda o, share=share: int(o["recorded"]["time_ns"] * share[o["name"]]))
+    sizes["2x2+1"] = (lambda t: draw.randrange(t["size"]), lambda o: draw.randrange(o["recorded"]["time_ns"]))
+    return sizes
+
+
 class PlanTest(DirectoryTest):
     def setUp(self):
         super().setUp()
@@ -143,6 +167,54 @@ class PlanTest(DirectoryTest):
                     fastest = rows[0]["iteration_ms"]
             self.assertLess(fastest, math.inf)
 
+    def test_a_ladder_has_a_plan_for_each_size(self):
+        chain = with_sizes(step(), {str(64 * n): times(n / 4) for n in (4, 1, 8, 2)})
+        trace = self.file("sizes.json", chain)
+        rows = self.rows("--memory", "320MiB", "--family", "all", "-o", self.output, trace=trace, quick=())
+        self.assertEqual([row["size"] for row in rows], ["64", "128", "256", "512"])
+        self.assertEqual([row["status"] for row in rows], ["ok", "ok", "ok", "none"])
+        self.assertEqual([row["offloaded_storages"] > 0 for row in rows[:3]], [False, False, True])
+        self.assertEqual([row["eager_peak_bytes"] for row in rows], [(LENGTH + 1) * MIB * n for n in (16, 32, 64, 128)])
+        self.assertEqual([row["floor_bytes"] for row in rows], [rows[2]["floor_bytes"] * n // 4 for n in (1, 2, 4, 8)])
+        self.assertFalse((self.directory / "plan-512.json").exists() or self.output.exists())
+        for row in rows[:3]:
+            path = self.directory / f"plan-{row['size']}.json"
+            plan = self.conforms(path.read_text("utf-8"), "step-plan")
+            self.assertEqual(plan["peak_bytes"], row["peak_allocated_bytes"])
+            self.ok("replay-run", f"{path}.manifest.json")
+        alone = self.rows("--memory", "320MiB", quick=())[0]
+        self.assertEqual({**alone, "size": "256"}, rows[2])
+        some = self.rows("--memory", "320MiB", "--family", "256,64", trace=trace, quick=())
+        self.assertEqual(some, [rows[0], rows[2]])
+        text = self.ok("plan", trace, "--memory", "320MiB", "--family", "64,512")
+        self.assertRegex(text, r"(?s)size +budget GiB +status.*\n +64 +0\.3125 +ok .*\n +512 +0\.3125 +none")
+        self.assertNotIn("size", self.ok("plan", trace, *QUICK, "--memory", "320MiB"))
+        self.rows("--memory", "1MiB", "--family", "512,256", trace=trace, code=1)
+
+    def test_a_larger_size_is_never_faster_and_its_plan_is_good_for_smaller_ones(self):
+        # In the last two, the policy finds no plan for a size, but one for a larger size.
+        for seed, policy in ((0, "joint"), (1, "joint"), (2, "dtr"), (3, "vdnnpp"), (18, "vdnnpp"), (27, "dtr")):
+            draw = random.Random(seed)
+            chain = drawn(draw)
+            chain = with_sizes(chain, drawn_sizes(draw, chain))
+            trace = self.file(f"sizes{seed}.json", chain)
+            floor = min(row["floor_bytes"] for row in self.rows("--memory", "1B", "--family", "512", code=1, trace=trace))
+            for part in (1, 4):
+                with self.subTest(seed=seed, policy=policy, part=part):
+                    memory = ("--memory", f"{floor + part * floor // 8}B")
+                    rows = json.loads(run("plan", trace, *memory, "--family", "all", "--policy", policy, "-o", self.output,
+                                          "--format", "json").stdout)["rows"]
+                    ladder = [row for row in rows if row["size"].isdigit()]
+                    self.assertEqual([row["size"] for row in ladder], ["64", "128", "256", "512"])
+                    took = [math.inf if row["status"] == "none" else row["iteration_ms"] for row in ladder]
+                    self.assertEqual(took, sorted(took))
+                    for row in ladder[1:]:
+                        if row["status"] == "ok" and row["offloaded_storages"] + row["evicted_storages"]:
+                            smaller = ",".join(r["size"] for r in ladder if int(r["size"]) <= int(row["size"]))
+                            for under in self.rows(*memory, "--family", smaller, "--predict", self.directory / f"plan-{row['size']}.json",
+                                                   trace=trace):
+                                self.assertLessEqual(under["peak_allocated_bytes"], row["peak_allocated_bytes"])
+
     def test_an_explanation_names_what_moves(self):
         text = self.ok("plan", self.trace, *QUICK, "--memory", "320MiB", "--explain")
         self.assertIn("No plan takes less than", text)
@@ -157,6 +229,28 @@ class PlanTest(DirectoryTest):
                                 ("joint:effort=x", "policy 'joint': effort 'x'")):
             for budget in (("--memory", "1B"), ("--memory", "320MiB"), ("--memory", "1TiB"), ("--curve",)):
                 self.fails(2, message, "plan", self.trace, *budget, "--policy", policy)
+        sizes = with_sizes(step(), {"256": times(1), "8x2+8": times(2)})
+        known = self.file("sizes.json", sizes)
+        family = ("--memory", "1GiB", "--family")
+        for list_, message in (("7", "--family 7: "), ("256,", "has no size ''"), ("ALL", "has no size 'ALL'")):
+            text = self.fails(2, message, "plan", known, *family, list_)
+            self.assertIn("sizes.json has no size", text)
+            self.assertIn("(valid: all, 256, 8x2+8)", text)
+        self.fails(2, "step.json has no other sizes; write them with", "plan", self.trace, *family, "256")
+        for beside in (("--curve",), ("--explain", "--memory", "1GiB")):
+            self.fails(2, "are about one size: leave --family out", "plan", known, "--family", "all", *beside)
+        self.fails(2, "a budget is needed", "plan", known, "--family", "all")
+        first = sizes["sizes"][0]
+        for change, message in (({"name": "all"}, "sizes[1].name: expected a name of its own"), ({"name": "256"}, "a name of its own"),
+                                ({"name": "a/b"}, "of letters, digits"),
+                                ({"tensors": first["tensors"][1:]}, "sizes[1].tensors: the trace has 17 tensors, and the size 16"),
+                                ({"ops": first["ops"][1:]}, "sizes[1].ops: the trace has 16 ops, and the size 15"),
+                                ({"again": [[1, 1]]}, 'the trace has 0 ops with "again", and the size 1'),
+                                ({"ops": [[1]]}, "sizes[1].ops[0]: expected two numbers: time_ns, workspace"),
+                                ({"tensors": [-1]}, "sizes[1].tensors[0]: expected an integer from 0"), ({"more": 1}, "unknown key 'more'")):
+            path = self.file("bad.json", {**sizes, "sizes": [first, {**first, "name": "2", **change}]})
+            self.assertIn(str(path), self.fails(3, message, "plan", path, *family, "256"))
+        self.fails(3, "the key 'sizes' needs version 8", "plan", self.file("bad.json", {**sizes, "version": 7}), *family, "256")
         without = step()
         del without["hooks"]
         self.fails(3, "the step has no hooks", "plan", self.file("without.json", without), "--memory", "1GiB")

@@ -16,6 +16,7 @@
 #include "experiments/output/wrap.h"
 #include "experiments/run/isolation.h"
 #include "experiments/tools/plan/step_curve.h"
+#include "experiments/tools/plan/step_ladder.h"
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
@@ -26,7 +27,7 @@ struct PlanOptions {
   Case asked;
   bool curve = false;
   bool explain = false;
-  std::string predict;
+  std::string predict, family;
   FormatOption format;
   std::string output;
 };
@@ -34,23 +35,26 @@ struct PlanOptions {
 // A row of the results.
 struct Row {
   PlannedStep planned;
+  const StepPlanner* planner = nullptr;
+  std::string size{};  // empty: the recorded one
   bool is_knee = false;
+
+  const StepFloor& floor() const { return planner->floor(); }
 };
 
-Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
-  const Trace& trace = planner.trace();
-  const StepFloor& floor = planner.floor();
+// The sizes of the tensors of `trace` do not count, but its names do.
+Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
   const auto fits = [](auto get) {
     return [get](const Row& row) { return When(row.planned.fits(), get(row.planned)); };
   };
-  const auto moved = [&trace, fits](StepPlan::Fate fate) {
-    return fits([&trace, fate](const PlannedStep& planned) {
+  const auto moved = [](StepPlan::Fate fate) {
+    return [fate](const Row& row) {
       Bytes bytes;
-      for (const StepPlan::Storage& storage : planned.plan.storages) {
-        if (storage.fate == fate) bytes += trace.tensor(storage.storage).size;
+      for (const StepPlan::Storage& storage : row.planned.plan.storages) {
+        if (storage.fate == fate) bytes += row.planner->trace().tensor(storage.storage).size;
       }
-      return bytes;
-    });
+      return When(row.planned.fits(), bytes);
+    };
   };
   const auto count = [fits](StepPlan::Fate fate) {
     return fits([fate](const PlannedStep& planned) {
@@ -60,6 +64,8 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
   return {
       {"workload", "", "name of the step", [&](auto&) { return trace.name; }},
       {"policy", "", "as given", [&](auto&) { return asked.policy.name(); }},
+      {"size", "", "of the inputs, if --family is given",
+       [](auto& r) { return When(!r.size.empty(), r.size); }, "size"},
       {"memory_bytes", "B", "the budget", [](auto& r) { return r.planned.memory; }, "budget GiB"},
       {"status", "", "ok, or none if no plan was found",
        [](auto& r) { return r.planned.fits() ? "ok" : "none"; }, "status"},
@@ -91,28 +97,30 @@ Columns<Row> RowColumns(const StepPlanner& planner, const Case& asked) {
       {"eager_ms", "ms", "the step without a plan",
        [](auto& r) { return r.planned.prediction.eager_step; }},
       {"floor_bytes", "B", "the least memory that any plan needs",
-       [&](auto&) { return floor.size; }},
-      {"floor_op", "", "the op that needs it", [&](auto&) { return trace.op(floor.op).name; }},
+       [](auto& r) { return r.floor().size; }},
+      {"floor_op", "", "the op that needs it",
+       [&](auto& r) { return trace.op(r.floor().op).name; }},
       {"floor_throughout_bytes", "B", "of the floor: exists during the whole step",
-       [&](auto&) { return floor.throughout; }},
+       [](auto& r) { return r.floor().throughout; }},
       {"floor_gradients_bytes", "B", "of the floor: gradients that backward made before",
-       [&](auto&) { return floor.gradients; }},
+       [](auto& r) { return r.floor().gradients; }},
       {"floor_storages", "", "the largest other storages of that moment",
-       [&](auto&) {
+       [&](auto& r) {
          std::vector<std::string> names;
-         for (const TensorId id : floor.held) {
+         for (const TensorId id : r.floor().held) {
            if (names.size() < 3) names.push_back(trace.tensor(id).name);
          }
          return fmt::format("{}", fmt::join(names, " "));
        }},
       {"floor_without_bytes", "B", "the floor if no op of that kind needed more than others do",
-       [&](auto&) {
-         return When(floor.without.has_value(), floor.without ? floor.without->first : Bytes());
+       [](auto& r) {
+         const auto& without = r.floor().without;
+         return When(without.has_value(), without ? without->first : Bytes());
        }},
       {"floor_without_op", "", "the op that would then need the most",
-       [&](auto&) {
-         return When(floor.without.has_value(),
-                     floor.without ? trace.op(floor.without->second).name : std::string());
+       [&](auto& r) {
+         const auto& without = r.floor().without;
+         return When(without.has_value(), without ? trace.op(without->second).name : std::string());
        }},
   };
 }
@@ -163,53 +171,93 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
   return text;
 }
 
-int Execute(const PlanOptions& options, Session& session) {
+// Returns "plan-512.json" for "plan.json" and the size "512".
+std::string PathFor(const std::string& path, const std::string& size) {
+  if (size.empty()) return path;
+  const size_t name = path.find_last_of('/') + 1;
+  const size_t dot = std::max(path.find_last_of('.'), name);
+  const size_t end = dot == std::string::npos || dot == name ? path.size() : dot;
+  return fmt::format("{}-{}{}", path.substr(0, end), size, path.substr(end));
+}
+
+void CheckOptions(const PlanOptions& options) {
   if (options.curve &&
       (options.asked.memory || !options.predict.empty() || !options.output.empty())) {
     throw UsageError(
         "plan: --curve plans for budgets of its own: leave --memory, --predict and -o out");
   }
-  CheckPolicy(options.asked);
-  const StepPlanner planner(options.asked);
-  const Columns<Row> columns = RowColumns(planner, options.asked);
-  CheckView(options.format.view(), columns);
+  if (!options.family.empty() && (options.curve || options.explain)) {
+    throw UsageError("plan: --curve and --explain are about one size: leave --family out");
+  }
+  if (!options.curve && !options.asked.memory) {
+    throw UsageError("plan: a budget is needed: --memory, or --curve for several");
+  }
+}
+
+// Returns the rows of a plan for each budget, or for each size.
+std::vector<Row> RowsOf(const PlanOptions& options, const StepPlanner& recorded,
+                        const StepLadder* ladder) {
   std::vector<Row> rows;
   if (options.curve) {
-    for (PlannedStep& planned : planner.Curve()) rows.push_back({std::move(planned)});
+    for (PlannedStep& planned : recorded.Curve()) rows.push_back({std::move(planned), &recorded});
     if (const auto knee = KneeOf(rows)) rows[*knee].is_knee = true;
-  } else {
-    if (!options.asked.memory) {
-      throw UsageError("plan: a budget is needed: --memory, or --curve for several");
-    }
-    const Bytes memory =
-        ParseSize("memory", options.asked.memory->text(), "; plan needs a fixed size of memory");
-    if (options.predict.empty()) {
-      rows.push_back({planner.In(memory)});
-    } else {
-      const StepPlan plan = ParseStepPlan(ReadFile(options.predict), options.predict,
-                                          planner.trace(), planner.places());
-      rows.push_back({planner.Predicted(plan, memory)});
-    }
+    return rows;
   }
+  const Bytes memory =
+      ParseSize("memory", options.asked.memory->text(), "; plan needs a fixed size of memory");
+  std::optional<StepPlan> given;
+  if (!options.predict.empty()) {
+    given = ParseStepPlan(ReadFile(options.predict), options.predict, recorded.trace(),
+                          recorded.places());
+  }
+  if (ladder == nullptr) {
+    rows.push_back({given ? recorded.Predicted(*given, memory) : recorded.In(memory), &recorded});
+    return rows;
+  }
+  std::vector<PlannedStep> planned;
+  if (!given) planned = ladder->In(memory);
+  for (const StepLadder::Rung& rung : ladder->rungs()) {
+    rows.push_back({given ? rung.planner->Predicted(*given, memory) : planned[rows.size()],
+                    rung.planner.get(), rung.size.name});
+  }
+  return rows;
+}
+
+int Execute(const PlanOptions& options, Session& session) {
+  CheckOptions(options);
+  CheckPolicy(options.asked);
+  std::optional<StepLadder> ladder;
+  std::optional<StepPlanner> single;
+  if (options.family.empty()) {
+    single.emplace(options.asked);
+  } else {
+    ladder.emplace(options.asked, options.family);
+  }
+  const StepPlanner& recorded = single ? *single : ladder->recorded();
+  const Columns<Row> columns = RowColumns(recorded.trace(), options.asked);
+  CheckView(options.format.view(), columns);
+  const std::vector<Row> rows = RowsOf(options, recorded, ladder ? &*ladder : nullptr);
   const auto table = [&] {
     std::vector<std::string_view> shown;
     for (const Column<Row>& column : columns) {
-      if (!column.header.empty()) shown.push_back(column.name);
+      if (column.header.empty() || (single && column.name == "size")) continue;
+      shown.push_back(column.name);
     }
     std::string text = FormatTable(columns, shown, Items<Row>(rows), options.format.width());
-    if (options.explain) text += Explanation(planner, rows.front().planned);
+    if (options.explain) text += Explanation(recorded, rows.front().planned);
     return text;
   };
   const bool any = std::ranges::any_of(rows, [](const Row& row) { return row.planned.fits(); });
   std::vector<Export> exports;
-  if (any && !options.output.empty()) {
-    exports.push_back({"--output", options.output,
-                       [&](const Manifest&) { return planner.Format(rows.front().planned); }});
+  for (const Row& row : rows) {
+    if (options.output.empty() || !row.planned.fits()) continue;
+    exports.push_back({"--output", PathFor(options.output, row.size),
+                       [&row](const Manifest&) { return row.planner->Format(row.planned); }});
   }
   return session.Finish(
       FormatAs(options.format.view(), columns, rows, "spillway.step-plans/v1", table), "", exports,
       any ? kOk : kNegative,
-      [&](Manifest& manifest) { DescribeCases({planner.loaded()}, manifest); });
+      [&](Manifest& manifest) { DescribeCases({recorded.loaded()}, manifest); });
 }
 
 }  // namespace
@@ -219,7 +267,8 @@ void AddPlan(Command& program, Session& session) {
       "plan",
       "Plan a step that was recorded with the Python package spillway_torch, within a budget, for "
       "the package to carry out; exit code 1 if no plan is found");
-  verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
+  verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve",
+                   "plan step.json --memory 8GiB --family 256,512,1024"};
   auto& options = verb.Runs(Execute, session);
   options.asked.policy = "joint";
   AddCaseOptions(verb, {"workload", "device", "memory", "policy"}, options.asked);
@@ -233,6 +282,10 @@ void AddPlan(Command& program, Session& session) {
             "Plan for budgets between the least memory of any plan and that of the step as it is");
   verb.Flag("--explain", options.explain,
             "Say what needs the memory, and list all storages that move");
+  verb.Text("--family", options.family,
+            "Plan for each of these sizes of the step's inputs that the file knows, as it names "
+            "them (256,512), or for all; a plan is good for all smaller sizes, and -o plan.json "
+            "writes plan-SIZE.json for each");
   verb.Text("--predict", options.predict, "Predict the plan in this file, and search for none");
   options.format.Add(verb);
   verb.Text("-o,--output", options.output, "Write the plan to this file");

@@ -140,8 +140,8 @@ PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t op
 
 }  // namespace
 
-StepPlanner::StepPlanner(const Case& asked)
-    : inputs_(asked),
+StepPlanner::StepPlanner(const Case& asked, std::shared_ptr<const Trace> given)
+    : inputs_(asked, std::move(given)),
       asked_(asked),
       liveness_(*inputs_.trace()),
       places_(

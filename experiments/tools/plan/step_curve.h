@@ -42,15 +42,16 @@ struct PlannedStep {
 
 class StepPlanner {
  public:
-  // Plans the step of `asked.workload`. Throws `InputError` if its trace has no hooks, and the
-  // errors of `Inputs`.
-  explicit StepPlanner(const Case& asked);
+  // Plans the step of `asked.workload`, or the one that is given. Throws `InputError` if its
+  // trace has no hooks, and the errors of `Inputs`.
+  explicit StepPlanner(const Case& asked, std::shared_ptr<const Trace> given = nullptr);
 
   const Trace& trace() const { return *inputs_.trace(); }
   // Returns the case that is planned. REQUIRES: the planner outlives the result.
   LoadedCase loaded() const { return {asked_, Borrow(inputs_)}; }
   const StepPlaces& places() const { return places_; }
   const StepFloor& floor() const { return floor_; }
+  Bytes eager_peak() const { return eager_.metrics.peak_allocated; }
 
   // Returns the plan of `asked.policy` within `memory` bytes, or within each of the budgets. It
   // leaves a little of the memory free, because a GPU's allocator does not place the blocks of all
