@@ -15,10 +15,10 @@ from collections.abc import Callable
 from ..base.device import Device, Host
 from ..base.errors import NoPlanError, SpillwayError
 from ..plan.plan import Plan, in_unit, useful_moves
-from ..plan.planner import make_plan
+from ..plan.planner import make_ladder, make_plan
 from ..run.executor import Executor, HostMemory
-from ..tape.scaled import Shapes, scaled
-from ..tape.tape import Tape
+from ..tape.scaled import name_of, scaled
+from ..tape.tape import Shapes, Tape
 from .host import host_costs
 
 log = logging.getLogger("spillway_torch")
@@ -100,7 +100,7 @@ class Family:
         """
         if self._waits:
             began = time.perf_counter()
-            self._add(shapes, self._plan(shapes), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
+            self._add(self._plans(shapes, renew), renew, f"{why}, planned in {time.perf_counter() - began:.1f} s")
         elif self._since is None or renew:
             self._renewed += renew
             self._since = time.perf_counter()
@@ -138,11 +138,25 @@ class Family:
         fitting = [rung for rung in self.rungs if _covers(rung.shapes, shapes)]
         return min(fitting, key=lambda rung: _ratio(rung.shapes, shapes), default=None)
 
-    def _plan(self, shapes: Shapes) -> Plan:
-        tape = self._scaled(shapes)
-        plan = make_plan(tape, self._budget, moves=useful_moves(tape.device), policy=self._policy, unforeseen=self.unforeseen)
-        plan.add_update(self.update_seconds)
-        return plan
+    def _plans(self, shapes: Shapes, renew: bool) -> dict[Shapes, Plan]:
+        """Returns a plan for these shapes, and before others those that `renew` replaces. Raises `SpillwayError` if there is none for them."""
+        all_ = [shapes, *(rung.shapes for rung in self.rungs if renew and rung.shapes != shapes)]
+        moves = useful_moves(self.tape.device)
+        made: dict[Shapes, Plan | SpillwayError] = {}
+        if len(all_) == 1:
+            made[shapes] = make_plan(self._scaled(shapes), self._budget, moves=moves, policy=self._policy, unforeseen=self.unforeseen)
+        else:
+            largest = functools.reduce(lambda a, b: tuple(tuple(map(max, one, other)) for one, other in zip(a, b)), all_)
+            named = {name_of(s): s for s in all_}
+            plans = make_ladder(self._scaled(largest), {name: self._scaled(s) for name, s in named.items()}, self._budget, moves=moves,
+                                policy=self._policy, unforeseen=self.unforeseen)
+            made = {s: plans[name] for name, s in named.items()}
+            if isinstance(made[shapes], SpillwayError):
+                raise made[shapes]
+        found = {s: plan for s, plan in made.items() if isinstance(plan, Plan)}
+        for plan in found.values():
+            plan.add_update(self.update_seconds)
+        return found
 
     def _scaled(self, shapes: Shapes) -> Tape:
         """Returns the recorded step with inputs of other shapes, and with what exists besides."""
@@ -152,14 +166,16 @@ class Family:
         tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]
         return tape
 
-    def _add(self, shapes: Shapes, plan: Plan, renew: bool, why: str) -> None:
-        rung = Rung(shapes, plan, Executor(plan, self._device, self._host))
+    def _add(self, plans: dict[Shapes, Plan], renew: bool, why: str) -> None:
         self._guards.clear()
         if renew:
             self.rungs.clear()
             self._refused.clear()
-        self.rungs = sorted((*(other for other in self.rungs if other.shapes != shapes), rung), key=lambda r: _ratio(r.shapes, self.shapes))
-        log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why, plan.summary())
+        for shapes, plan in plans.items():
+            rung = Rung(shapes, plan, Executor(plan, self._device, self._host))
+            others = [other for other in self.rungs if other.shapes != shapes]
+            self.rungs = sorted((*others, rung), key=lambda r: _ratio(r.shapes, self.shapes))
+            log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why, plan.summary())
 
     def _keep_all(self, shapes: Shapes) -> bool:
         """Adds the plan that moves nothing for inputs with which the step fits as it is; returns whether it does."""
@@ -169,8 +185,9 @@ class Family:
         peak, like = tape.eager_peak() + self.unforeseen, self.rungs[0].plan
         if peak > FITS * self._budget:
             return False
-        self._add(shapes, Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, None,
-                               tape, unforeseen=self.unforeseen), False, f"inputs of {text_of(shapes)} fit")
+        plan = Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, None, tape,
+                    unforeseen=self.unforeseen)
+        self._add({shapes: plan}, False, f"inputs of {text_of(shapes)} fit")
         return True
 
     def _rounded(self, shapes: Shapes) -> Shapes:
@@ -197,9 +214,9 @@ class Family:
         """Plans in the background."""
         began = time.perf_counter()
         try:
-            plan = self._plan(shapes)
+            plans = self._plans(shapes, renew)
             why = f"{why}, planned in the background in {time.perf_counter() - began:.1f} s"
-            made = functools.partial(self._add, shapes, plan, renew, why)
+            made = functools.partial(self._add, plans, renew, why)
         except Exception as error:  # pylint: disable=broad-except
             made = functools.partial(self._refuse, shapes, error)
         self._made.append((renewed, made))

@@ -18,8 +18,7 @@ from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..tape.hooks import Hooks, in_backward
-from ..tape.scaled import Shapes
-from ..tape.tape import Tape
+from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
 from .family import Family, Rung, text_of

@@ -120,7 +120,7 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     """
     planned = planned_step(tape, movable_storages(tape), useful_moves(tape.device) if moves is None else moves)
     with tempfile.TemporaryDirectory() as folder:
-        found = ask(planned, folder, "--curve")
+        found = ask(planned.trace(), folder, "--curve")
     rows = []
     for row in found:
         if row["status"] != "ok":

@@ -11,9 +11,8 @@ from typing import Any, Union
 from ..base.document import write_document
 from ..base.errors import NoPlanError, SpillwayError
 from ..base.program import rows_of
-from ..step.step import Step
 from ..step.trace import operator_of, storage_name
-from ..tape.chains import Saved, saved_storages
+from ..tape.chains import Saved, saved_like, saved_storages
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -49,25 +48,66 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
         arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
-        row = ask(planned_step(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
-        floor = floor_of(tape, row, unforeseen)
-        if budget < floor.bytes:
-            raise SpillwayError(floor.sentence(budget))
-        if row["status"] != "ok":
-            best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
-            raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
-                              "larger budget", best)
-        document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    plan = plan_from(document, tape)
+        row = ask(planned_step(tape, movable_storages(tape, smallest), moves).trace(), folder, *arguments)[0]
+        return _plan_of(row, path, tape, budget, unforeseen)
+
+
+def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, EVICT),
+                policy: str | None = None, unforeseen: int = 0) -> dict[str, Plan | SpillwayError]:
+    """Returns plans for several sizes of a step, by name, each as `make_plan` does, or the error that it would raise.
+
+    A plan is good for all smaller sizes, whose plans are not predicted to take longer.
+
+    tape: one whose tensors are at least as large as those of the others.
+    """
+    budget = parse_bytes(memory)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--memory", _size(budget - unforeseen), "--family", "all", "-o", str(pathlib.Path(folder) / "plan.json")]
+        rows = ask(ladder_trace(tape, sizes, moves), folder, *arguments, *(("--policy", policy) if policy is not None else ()))
+        plans: dict[str, Plan | SpillwayError] = {}
+        for row in rows:
+            name = row["size"]
+            try:
+                plans[name] = _plan_of(row, str(pathlib.Path(folder) / f"plan-{name}.json"), sizes[name], budget, unforeseen)
+            except SpillwayError as error:
+                plans[name] = error
+    return plans
+
+
+def ladder_trace(tape: Tape, sizes: dict[str, Tape], moves: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the trace of a step with its numbers at several sizes, by name (traces/FORMAT.md). REQUIRES: as for `make_ladder`."""
+    movable = movable_storages(tape)
+    found = saved_storages(tape)
+    listed = []
+    for name, other in sizes.items():
+        other.movable = saved_like(other, found)
+        at = planned_step(other, [other.movable[saved.storage] for saved in movable], moves).trace()
+        costs = [op["recorded"] for op in at["ops"]]
+        listed.append({"name": name, "tensors": [tensor["size"] for tensor in at["tensors"]],
+                       "ops": [[cost["time_ns"], cost["workspace"]] for cost in costs],
+                       "again": [[cost["again"]["time_ns"], cost["again"]["workspace"]] for cost in costs if "again" in cost]})
+    return {**planned_step(tape, movable, moves).trace(), "version": 8, "sizes": listed}
+
+
+def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
+    """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
+    floor = floor_of(tape, row, unforeseen)
+    if budget < floor.bytes:
+        raise SpillwayError(floor.sentence(budget))
+    if row["status"] != "ok":
+        best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
+        raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
+                          "larger budget", best)
+    plan = plan_from(json.loads(pathlib.Path(path).read_text(encoding="utf-8")), tape)
     plan.budget, plan.floor, plan.unforeseen = budget, floor, unforeseen
     plan.peak, plan.eager_peak = plan.peak + unforeseen, plan.eager_peak + unforeseen
     return plan
 
 
-def ask(step: Step, folder: str, *arguments: str) -> list[dict[str, Any]]:
-    """Returns the rows that `spillway plan` prints for a planned step, whose trace it leaves in the folder."""
+def ask(trace: dict[str, Any], folder: str, *arguments: str) -> list[dict[str, Any]]:
+    """Returns the rows that `spillway plan` prints for the trace of a planned step, which it leaves in the folder."""
     path = str(pathlib.Path(folder) / "step.json")
-    step.write(path)
+    write_document(trace, path)
     return rows_of("plan", path, *arguments)
 
 
@@ -82,7 +122,7 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)), folder, "--memory", _size(budget), "--predict", str(path))[0]
+        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)).trace(), folder, "--memory", _size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3

@@ -120,8 +120,18 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:
                 sources[operand.value] = None
             else:
                 waiting.append(operand.value)
-    ordered = sorted(ops)
-    return Chain(ordered, list(sources), list(held), sum(tape.ops[at].seconds for at in ordered), _temporary(tape, ordered, saved))
+    return _at_size(tape, saved, Chain(sorted(ops), list(sources), list(held), 0.0, 0))
+
+
+def _at_size(tape: Tape, saved: Saved, chain: Chain) -> Chain:
+    return dataclasses.replace(chain, seconds=sum(tape.ops[at].seconds for at in chain.ops), temporary=_temporary(tape, chain.ops, saved))
+
+
+def saved_like(tape: Tape, found: dict[int, Saved]) -> dict[int, Saved]:
+    """Returns what autograd saved in a step of another size than that of `found`, to be recomputed by the same operators."""
+    return {number: dataclasses.replace(saved, bytes=tape.storages[number].size,
+                                        chain=_at_size(tape, saved, saved.chain) if saved.chain is not None else None)
+            for number, saved in found.items()}
 
 
 def operands_of(op: Op) -> Iterator[tuple[Any, bool]]:

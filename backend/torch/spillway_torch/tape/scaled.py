@@ -7,14 +7,54 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
+import torch
+import torch.utils._pytree
+
+from ..base.errors import SpillwayError
 from ..base.ledger import Storage
-from .tape import Op, Tape
+from .tape import Op, Shapes, Tape
 
 NUMBER = 16  # bytes of a number, at most
 SMALL = 8  # a size up to it is near too many others
 
-Shapes = tuple[tuple[int, ...], ...]  # of the tensors that a model is given
+
+def shapes_in(values: Any) -> Shapes:
+    """Returns the shapes of the tensors in lists, tuples and dicts."""
+    return tuple(tuple(t.shape) for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, torch.Tensor))
+
+
+def sizes_of(tape: Tape, sizes: Sequence[int], dimension: int | None = None) -> dict[str, Shapes]:
+    """Returns the shapes of the step's inputs, by name, with other sizes in the place of one of their dimensions; also the recorded ones.
+
+    dimension: the one that changes, by default the longest that no parameter has.
+
+    Raises `SpillwayError` if the inputs do not have it.
+    """
+    if not any(tape.inputs):
+        raise SpillwayError("the sizes of the step are not known, because it calls no module with a tensor")
+    recorded = dimension_of(tape, dimension)
+    for size in sizes:
+        if size < 1:
+            raise SpillwayError(f"size {size} of the inputs: expected a number from 1")
+    return {str(size): tuple(tuple(size if n == recorded else n for n in shape) for shape in tape.inputs)
+            for size in sorted({recorded, *sizes})}
+
+
+def dimension_of(tape: Tape, dimension: int | None = None) -> int:
+    """Returns the dimension of the inputs that varies: the given one, or the longest that no parameter has, if there is one."""
+    all_ = [*itertools.chain(*tape.inputs)]
+    if dimension is not None and dimension not in all_:
+        valid = ", ".join(map(str, sorted({*all_})))
+        raise SpillwayError(f"dimension {dimension}: no input of the step has it (valid: {valid})")
+    fixed = {*itertools.chain(*(tape.storages[s].shape for s in tape.parameters))}
+    return dimension or max([n for n in all_ if n not in fixed] or all_)
+
+
+def name_of(shapes: Shapes) -> str:
+    """Returns a name of sizes for the program `spillway`."""
+    return "+".join("x".join(map(str, shape)) for shape in shapes)
 
 
 def ratios_of(was: Shapes, now: Shapes) -> dict[int, float]:

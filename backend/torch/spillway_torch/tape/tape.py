@@ -17,6 +17,7 @@ from ..step.data import Operator, Saved
 from ..step.step import Step
 from .costs import HostCosts
 
+Shapes = tuple[tuple[int, ...], ...]  # of the tensors that a model is given
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
 
 SMALL = 4096  # bytes of a storage that a step may keep, whether or not the program does
@@ -106,6 +107,7 @@ class Tape(Step):
         self.packs = self.saved
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
+        self.inputs: Shapes = ()  # what the first module was given that the step called, if it is known
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
         self.parameters: set[int] = set()  # storages of parameters and buffers
