@@ -39,6 +39,7 @@ from .base.target import parse_target
 from .fit.record import record
 from .plan.curve import explain
 from .plan.files import write_step
+from .plan.plan import parse_bytes
 from .step.host_times import main as host_main
 from .step.modules import find_blocks
 from .step.pretended import pretend
@@ -250,6 +251,24 @@ def pretended_target(text):
     raise argparse.ArgumentTypeError(f"'{text}' is not a pretended device, such as cuda:sm_90")
 
 
+def memory_size(text):
+    """Parses the value of --memory."""
+    try:
+        return parse_bytes(text)
+    except SpillwayError as error:
+        raise argparse.ArgumentTypeError(error) from error
+
+
+def lengths_of(text):
+    """Parses the value of --lengths: the dimension that is the length, or None, and lengths."""
+    with contextlib.suppress(ValueError):
+        dimension, found, lengths = text.rpartition(":")
+        numbers = [int(dimension) if found else 1, *map(int, lengths.split(","))]
+        if min(numbers) > 0:
+            return numbers[0] if found else None, numbers[1:]
+    raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers above 0, such as 256,512 or 8:4,16")
+
+
 def positive(text):
     with contextlib.suppress(ValueError):
         if int(text) > 0:
@@ -368,6 +387,10 @@ as it is. "knee" marks the budget from which less memory costs much more time.
     python3 -m spillway_torch explain train.py:step          # a function of yours that runs a forward and a backward
     python3 -m spillway_torch explain resnet50 --batch 32
 
+--memory 8GiB adds a table of lengths: memory and time of steps whose inputs are shorter or longer, and the longest that fits.
+
+    python3 -m spillway_torch explain train.py:step --memory 8GiB --lengths 256,512,1024
+
 --export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them. Policies may move
 what a plan in PyTorch can move, and `spillway plan` writes plans of the step that `spillway_torch.read_plan` reads.
 
@@ -387,8 +410,15 @@ def explain_main(argv):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu",
                         help="where the step's tensors are (default here: %(default)s)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)")
-    parser.add_argument("--export-step", metavar="FILE", help="also write the step as a trace; .zst compresses it")
+    parser.add_argument("--memory", type=memory_size, help="also plan the step for several lengths of its inputs in this memory, such as 8GiB")
+    parser.add_argument("--lengths", type=lengths_of, metavar="LIST",
+                        help="these lengths, such as 256,512,1024: the longest dimension of what the first module is given that no "
+                             "parameter has; 8:4,16 are other sizes of the dimension 8 (default: 1/4 to 4 times the recorded one)")
+    parser.add_argument("--export-step", metavar="FILE", help="also write the step as a trace, with its sizes for --lengths; .zst compresses it")
     arguments = parser.parse_args(argv)
+    dimension, lengths = arguments.lengths or (None, ())
+    if lengths and arguments.memory is None and not arguments.export_step:
+        parser.error("--lengths: they need --memory, or --export-step")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise MissingError("--device cuda: this machine has no GPU that PyTorch can use")
     if ".py" in arguments.model:
@@ -397,8 +427,8 @@ def explain_main(argv):
         step = functools.partial(guarded, arguments.model, build(arguments, arguments.device).step)
     recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
     if arguments.export_step:
-        write_step(recorded, arguments.export_step)
-    curve = explain(recorded)
+        write_step(recorded, arguments.export_step, lengths=lengths, dimension=dimension)
+    curve = explain(recorded, memory=arguments.memory, lengths=lengths, dimension=dimension)
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 

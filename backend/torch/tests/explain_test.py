@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -11,8 +12,11 @@ import unittest
 from unittest import mock
 
 import torch
+from torch.nn import functional as F
 
-from spillway_torch import SpillwayError, explain, make_plan
+import cases
+from spillway_torch import SpillwayError, explain, make_plan, read_plan, record, write_step
+from spillway_torch.base.program import run_program
 from spillway_torch.__main__ import main
 from spillway_torch.plan.plan import useful_moves
 from spillway_torch.tape.tape_recorder import record_tape
@@ -123,6 +127,86 @@ class CurveTest(unittest.TestCase):
         self.assertRegex(curve.text(), "without a plan, host-bound\n")
 
 
+def recorded_transformer():
+    model = cases.Transformer(dropout=0.1, layers=2)
+    tokens = torch.randint(50, (4, 40))
+
+    def step():
+        model.zero_grad()
+        F.cross_entropy(model(tokens=tokens).flatten(0, 1), tokens.flatten()).backward()
+
+    return record(step, "cpu", values=True)
+
+
+class LengthsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tape = recorded_transformer()
+
+    def test_rows_rise_and_the_longest_is_found(self):
+        memory = self.tape.eager_peak() * 3 // 4
+        curve = explain(self.tape, memory=memory)
+        lengths = curve.lengths
+        self.assertEqual((lengths.inputs, lengths.recorded), (((4, 40),), 40))
+        self.assertEqual({row.length for row in lengths.rows}, {10, 20, 40, 80, 160, lengths.longest})
+        for a, b in itertools.pairwise(lengths.rows):
+            self.assertLess((a.length, a.eager_peak, a.floor, a.eager_seconds), (b.length, b.eager_peak, b.floor, b.eager_seconds))
+            if b.best is None:
+                self.assertLessEqual(a.seconds, b.seconds)
+        for row in lengths.rows:
+            self.assertEqual(row.best is None, row.length <= lengths.longest)
+            self.assertLessEqual(row.peak, memory)
+            self.assertGreater(row.best or memory + 1, memory)
+            if row.best is None:
+                self.assertGreaterEqual(row.times, 1)
+        self.assertLessEqual(lengths.too_long - lengths.longest, max(1, lengths.longest // 50))
+        single = make_plan(self.tape, memory, moves=useful_moves("cpu"))
+        row = next(row for row in lengths.rows if row.length == 40)
+        self.assertEqual((row.peak, row.seconds, row.floor), (single.peak, single.seconds, single.floor.bytes))
+        check_schema(self, "torch-explain", curve.object())
+        text = curve.text()
+        for pattern in (r"In [\d.,]+ KiB, with other lengths than the 40 of the inputs' shapes, \[4, 40\]:", "  fits without a plan\n",
+                        "  recorded\n", "  the longest\n", "below the floor\n",
+                        f"Length {lengths.longest} fits, and {lengths.too_long} does not.\n$"):
+            self.assertRegex(text, pattern)
+        self.assertIn("a plan was found; one takes 9.0".replace("a plan", "no plan"),
+                      dataclasses.replace(lengths, rows=[dataclasses.replace(row, best=9216)]).text(1024, "KiB"))
+
+    def test_a_length_of_ones_own_and_its_ends(self):
+        lengths = explain(self.tape, memory=1 << 50, lengths=[2], dimension=4).lengths
+        self.assertEqual([row.length for row in lengths.rows], [2, 4, lengths.longest])
+        self.assertEqual((lengths.longest, lengths.too_long), (256, None))
+        self.assertIn("Each length fits that was tried, up to 256.", lengths.text(1024, "KiB"))
+        lengths = explain(self.tape, memory=1000, lengths=[9]).lengths
+        self.assertEqual((lengths.longest, lengths.too_long), (None, 1))
+        self.assertIn("No length fits that was tried, the shortest of which is 1.", lengths.text(1024, "KiB"))
+
+    def test_the_program_plans_the_lengths_that_a_file_has(self):
+        with tempfile.TemporaryDirectory() as folder:
+            step, plan = pathlib.Path(folder) / "step.json", pathlib.Path(folder) / "plan.json"
+            write_step(self.tape, step, lengths=[20, 60])
+            memory = self.tape.eager_peak() * 3 // 4
+            arguments = "plan", str(step), "--memory", f"{memory}B", "--format", "json"
+            rows = json.loads(run_program(*arguments, "--family", "all", "-o", str(plan)))["rows"]
+            self.assertEqual([(row["size"], row["status"]) for row in rows], [("20", "ok"), ("40", "ok"), ("60", "ok")])
+            alone = json.loads(run_program(*arguments))["rows"][0]
+            self.assertEqual({**alone, "size": "40"}, rows[1])
+            larger = read_plan(plan.with_name("plan-60.json"), self.tape)  # it is good for the recorded size
+            self.assertLessEqual(larger.peak, memory)
+            self.assertLessEqual(rows[1]["iteration_ms"], rows[2]["iteration_ms"])
+
+    def test_errors(self):
+        for arguments, text in (({"lengths": [0]}, "size 0 of the inputs: expected a number from 1"),
+                                ({"dimension": 7}, r"dimension 7: no input of the step has it \(valid: 4, 40\)"),
+                                ({"memory": "8XB"}, "memory '8XB': expected a number of bytes above 0")):
+            with self.assertRaisesRegex(SpillwayError, text):
+                explain(self.tape, **{"memory": 1 << 20, **arguments})
+        weights = torch.ones(64, 64, requires_grad=True)
+        without = record(lambda: (weights.tanh() @ weights).sum().backward(), "cpu", values=True)
+        with self.assertRaisesRegex(SpillwayError, "are not known, because it calls no module with a tensor"):
+            explain(without, memory=1 << 20)
+
+
 class CommandTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -149,6 +233,15 @@ class CommandTest(unittest.TestCase):
         self.assertGreater(document["floor"]["throughout_bytes"], 3 * weights)  # with the optimizer's state
         self.assertEqual(document["times"], "estimated")
 
+    def test_lengths_of_a_file(self):
+        exported = self.file.with_name("step.json")
+        text = self.run_command(self.file, "--memory", "400KiB", "--lengths", "128,512", "--export-step", exported)
+        self.assertRegex(text, r"with other lengths than the 256 of the inputs' shapes, \[256, 32\]:")
+        self.assertIn("Length ", text)
+        self.assertEqual([size["name"] for size in json.loads(exported.read_text("utf-8"))["sizes"]], ["128", "256", "512"])
+        text = self.run_command(self.file, "--memory", "400KiB", "--lengths", "256:100", "--format", "json")
+        self.assertEqual([row["length"] for row in json.loads(text)["lengths"]["rows"]][:2], [100, 256])
+
     def test_a_model(self):
         self.assertIn("without a plan", self.run_command(
             "gpt2", "--batch", 1, "--layers", 1, "--width", 32, "--heads", 2, "--vocabulary", 50, "--sequence", 16))
@@ -167,6 +260,11 @@ class CommandTest(unittest.TestCase):
                 (("mistral", "--layers", 1, "--width", 30, "--heads", 4, "--vocabulary", 50), 3, "mistral: RuntimeError: The size of"),
                 ((self.file, "--device", "cuda"), 5, "--device cuda: this machine has no GPU"),
                 ((self.file, "--format", "xml"), 2, "invalid choice: 'xml'"),
+                ((self.file, "--lengths", "64"), 2, "--lengths: they need --memory, or --export-step"),
+                ((self.file, "--memory", "8"), 2, "argument --memory: memory '8': expected a number of bytes above 0"),
+                *((("--memory", "1MiB", self.file, "--lengths", wrong), 2, f"'{wrong}' is not a list of whole numbers above 0, such as")
+                  for wrong in ("0", "x", "8:", "8,", "0:8", "8:4:2")),
+                (("--memory", "1MiB", self.file, "--lengths", "7:4"), 3, r"dimension 7: no input of the step has it \(valid: 32, 256\)"),
                 ((), 2, "the following arguments are required: model")):
             self.assertRegex(self.run_command(*arguments, code=code), text)
         for text, error in (("x = (", "train.py:1: SyntaxError"), ("\n1 / 0", "train.py:2: ZeroDivisionError"),

@@ -13,8 +13,6 @@ from ..base.target import parse_target
 from ..step.host_times import read_host, set_host_times
 from ..step.recording import record_plainly
 from ..step.step import Step
-from ..tape.scaled import shapes_in
-from ..tape.tape import Shapes
 from ..tape.tape_recorder import record_tape
 from .host import host_costs
 
@@ -56,25 +54,6 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
         raise SpillwayError(f"target '{target}' has no values; record on 'cuda' or 'cpu' with values=True")
     for _ in range(warm_up):
         record_tape(step, target)
-    given: list[Shapes] = []
-    tape = record_tape(lambda: _run_watched(step, given), target, model, name, batch)
+    tape = record_tape(step, target, model, name, batch)
     tape.costs = host_costs(target)
-    tape.inputs = given[0] if given else ()
     return tape
-
-
-def _run_watched(step: Callable[[], Any], given: list[Shapes]) -> None:
-    """Runs a step, and notes the shapes of the tensors that the first module is given that is given some."""
-    call = torch.nn.Module.__call__
-
-    def watching(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if shapes := shapes_in((args, kwargs)):
-            given.append(shapes)
-            torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        return call(module, *args, **kwargs)
-
-    torch.nn.Module.__call__ = watching  # type: ignore[method-assign]
-    try:
-        step()
-    finally:
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.utils._pytree
 
-from ..tape.scaled import shapes_in
 from ..tape.tape import Shapes, structure
 from .family import Family
 
@@ -25,7 +24,7 @@ Kind = tuple[Any, ...]  # what tells structures apart before a step runs: the mo
 def kind_of(first: int, model: torch.nn.Module, inputs: Any) -> tuple[Kind, Shapes]:
     """Returns what tells the structures of steps apart when they begin, and the shapes of the model's inputs."""
     tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    return (first, model.training, *((t.dim(), t.dtype) for t in tensors)), shapes_in(tensors)
+    return (first, model.training, *((t.dim(), t.dtype) for t in tensors)), tuple(tuple(t.shape) for t in tensors)
 
 
 class Structures:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 from ..step.trace import operator_of
 from ..tape.tape import Tape
-from .plan import HOST_BOUND, Floor, useful_moves
+from .lengths import Lengths, explain_lengths
+from .plan import HOST_BOUND, Floor, parse_bytes, useful_moves
 from .planned_step import planned_step
 from .planner import ask, floor_of, movable_storages
 
@@ -42,8 +44,10 @@ class Curve:
     gradients: int  # bytes that backward made until then and that stay
     without: tuple[int, str]  # the floor if no operator of this name needed more than others do, and the operator that holds it
 
+    lengths: Optional[Lengths] = None  # if a memory was given
+
     def text(self) -> str:
-        """Returns a table, and sentences on the floor, for people."""
+        """Returns a table, sentences on the floor, and a table of lengths if there is one, for people."""
         eager, tape, floor = self.rows[-1], self.tape, self.floor
         unit, name = (1 << 20, "MiB") if self.floor.bytes >= 10 << 20 else (1 << 10, "KiB")
         lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'ms':>10}{'times':>8}{'offloaded':>12}{'recomputed':>12}"]
@@ -79,6 +83,8 @@ class Curve:
             lines.append("It belongs to the update: another optimizer, or its option foreach=False, lowers it, and a smaller batch does not.")
         else:
             lines.append(f"A smaller batch lowers the data, and what grows with it in the {self.moment / unit:,.1f} {name} of this moment.")
+        if self.lengths is not None:
+            lines += ["", self.lengths.text(unit, name).rstrip()]
         return "\n".join(lines) + "\n"
 
     @property
@@ -108,17 +114,24 @@ class Curve:
                           "throughout_bytes": self.throughout, "gradients_bytes": self.gradients,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held[1:]],
                           "without_operator": {"bytes": self.without[0], "operator": self.without[1]}},
-                "rows": [described(at, row) for at, row in enumerate(self.rows)]}
+                "rows": [described(at, row) for at, row in enumerate(self.rows)],
+                **({"lengths": self.lengths.object()} if self.lengths is not None else {})}
 
 
-def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
-    """Plans a recorded step for budgets from its floor to its peak without a plan.
+def explain(tape: Tape, moves: tuple[str, ...] | None = None, *, memory: Union[str, int, None] = None, lengths: Sequence[int] = (),
+            dimension: int | None = None) -> Curve:
+    """Plans a recorded step for budgets from its floor to its peak without a plan, and for lengths of its inputs in one memory.
 
     moves: what may happen to storages, by default what saves memory of the tape's device.
+    memory: bytes, or a text such as "8GiB", in which the step is planned for several lengths; by default it is not.
+    lengths: those that the table has, by default the recorded one and its half, double, fourth part and fourfold.
+    dimension: of the inputs of the first module that the step calls, which is the length; by default the longest that no parameter has.
 
-    Raises `ProgramError` if the program `spillway`, which plans, is missing or fails.
+    Raises `SpillwayError` for lengths of a step whose inputs are not known, and `ProgramError` if the program `spillway`, which plans,
+    is missing or fails.
     """
-    planned = planned_step(tape, movable_storages(tape), useful_moves(tape.device) if moves is None else moves)
+    moves = useful_moves(tape.device) if moves is None else moves
+    planned = planned_step(tape, movable_storages(tape), moves)
     with tempfile.TemporaryDirectory() as folder:
         found = ask(planned.trace(), folder, "--curve")
     rows = []
@@ -133,4 +146,7 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     knee = next((at for at, row in enumerate(found) if row["knee"]), None)
     without = (first["floor_without_bytes"] or 0, tape.ops[operator_of(first["floor_without_op"] or "none.0")].place)
     floor = floor_of(tape, first, 0)
-    return Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], without)
+    curve = Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], without)
+    if memory is not None:
+        curve.lengths = explain_lengths(tape, parse_bytes(memory), lengths, dimension, moves)
+    return curve

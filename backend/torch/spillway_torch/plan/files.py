@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from ..base.document import write_document
 from ..base.errors import SpillwayError
+from ..tape.scaled import scaled, sizes_of
 from ..tape.tape import Tape
-from .plan import Plan, parse_bytes
-from .planner import document_of, movable_storages, plan_from, predict
+from .plan import EVICT, OFFLOAD, Plan, parse_bytes
+from .planner import document_of, ladder_trace, movable_storages, plan_from, predict
 from .planned_step import planned_step
 
 
-def write_step(tape: Tape, path: str | os.PathLike[str]) -> None:
+def write_step(tape: Tape, path: str | os.PathLike[str], *, lengths: Sequence[int] = (), dimension: int | None = None) -> None:
     """Writes the step as a trace, on which the program plans and runs any policy; policies may move what plans may move.
 
-    The ending .zst compresses it. Raises `SpillwayError` if the file cannot be written.
+    The ending .zst compresses it.
+
+    lengths: of the inputs, which `spillway plan --family` may name beside the recorded one.
+    dimension: the one that is the length, as for `explain`.
+
+    Raises `SpillwayError` if the file cannot be written, and for lengths of a step whose inputs are not known.
     """
-    _write(planned_step(tape, movable_storages(tape)).trace(), path)
+    if not lengths:
+        _write(planned_step(tape, movable_storages(tape)).trace(), path)
+        return
+    steps = {name: scaled(tape, tape.inputs, shapes) for name, shapes in sizes_of(tape, lengths, dimension).items()}
+    _write(ladder_trace(tape, steps, steps[max(steps, key=int)], (OFFLOAD, EVICT)), path)
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:

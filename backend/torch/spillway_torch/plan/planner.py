@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import json
 import pathlib
 import tempfile
@@ -47,7 +48,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     budget = parse_bytes(memory)
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "plan.json")
-        arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
+        arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
         row = ask(planned_step(tape, movable_storages(tape, smallest), moves).trace(), folder, *arguments)[0]
         return _plan_of(row, path, tape, budget, unforeseen)
 
@@ -62,8 +63,8 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
     """
     budget = parse_bytes(memory)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--memory", _size(budget - unforeseen), "--family", "all", "-o", str(pathlib.Path(folder) / "plan.json")]
-        rows = ask(ladder_trace(tape, sizes, moves), folder, *arguments, *(("--policy", policy) if policy is not None else ()))
+        arguments = ["--memory", text_of_size(budget - unforeseen), "--family", "all", "-o", str(pathlib.Path(folder) / "plan.json")]
+        rows = ask(ladder_trace(tape, sizes, tape, moves), folder, *arguments, *(("--policy", policy) if policy is not None else ()))
         plans: dict[str, Plan | SpillwayError] = {}
         for row in rows:
             name = row["size"]
@@ -74,19 +75,25 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
     return plans
 
 
-def ladder_trace(tape: Tape, sizes: dict[str, Tape], moves: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the trace of a step with its numbers at several sizes, by name (traces/FORMAT.md). REQUIRES: as for `make_ladder`."""
-    movable = movable_storages(tape)
-    found = saved_storages(tape)
+def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the trace of a step with its numbers at several sizes, by name (traces/FORMAT.md).
+
+    widest: a size of it with tensors that are at least as large as those of the others; what can be recomputed there can be in all.
+    """
+    found, movable = saved_storages(widest), [saved.storage for saved in movable_storages(widest)]
+
+    def trace_of(step: Tape) -> dict[str, Any]:
+        step.movable = saved_like(step, found)
+        return planned_step(step, [step.movable[storage] for storage in movable], moves).trace()
+
     listed = []
-    for name, other in sizes.items():
-        other.movable = saved_like(other, found)
-        at = planned_step(other, [other.movable[saved.storage] for saved in movable], moves).trace()
+    for name, step in sizes.items():
+        at = trace_of(step)
         costs = [op["recorded"] for op in at["ops"]]
         listed.append({"name": name, "tensors": [tensor["size"] for tensor in at["tensors"]],
                        "ops": [[cost["time_ns"], cost["workspace"]] for cost in costs],
                        "again": [[cost["again"]["time_ns"], cost["again"]["workspace"]] for cost in costs if "again" in cost]})
-    return {**planned_step(tape, movable, moves).trace(), "version": 8, "sizes": listed}
+    return {**trace_of(copy.copy(tape)), "version": 8, "sizes": listed}
 
 
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
@@ -111,7 +118,7 @@ def ask(trace: dict[str, Any], folder: str, *arguments: str) -> list[dict[str, A
     return rows_of("plan", path, *arguments)
 
 
-def _size(memory: int) -> str:
+def text_of_size(memory: int) -> str:
     """Returns bytes as an option of the program, which takes 10^18 at most."""
     return f"{min(max(1, memory), 10**18)}B"
 
@@ -122,7 +129,7 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)).trace(), folder, "--memory", _size(budget), "--predict", str(path))[0]
+        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)).trace(), folder, "--memory", text_of_size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3

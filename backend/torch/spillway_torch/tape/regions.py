@@ -13,16 +13,19 @@ import torch
 import torch.utils._pytree
 
 from ..step.recording import refuse_compiled
+from .tape import Shapes
 
 
 class CompiledCalls:
     """Within it, `run` is given the calls of compiled modules, and other compiled functions are refused.
 
-    `run` takes the module, what calls it, and the call's arguments, and returns the call's result.
+    `run` takes the module, what calls it, and the call's arguments, and returns the call's result. `given` has the shapes of the tensors
+    that the first module was given that was given some.
     """
 
     def __init__(self, run: Callable[[torch.nn.Module, Callable[[], Any], Any], Any]) -> None:
         self._run = run
+        self.given: Shapes = ()
         self._thread = 0
         self._patches = contextlib.ExitStack()
 
@@ -32,6 +35,8 @@ class CompiledCalls:
         plain = torch.nn.Module.__call__
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self.given:
+                self.given = tuple(tuple(tensor.shape) for tensor in all_tensors([args, kwargs]))
             if not is_compiled(module) or threading.get_ident() != self._thread:
                 return plain(module, *args, **kwargs)
             return self._run(module, lambda: plain(module, *args, **kwargs), [args, list(kwargs.values())])

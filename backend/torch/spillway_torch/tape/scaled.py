@@ -7,10 +7,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
-
-import torch
-import torch.utils._pytree
 
 from ..base.errors import SpillwayError
 from ..base.ledger import Storage
@@ -18,11 +14,6 @@ from .tape import Op, Shapes, Tape
 
 NUMBER = 16  # bytes of a number, at most
 SMALL = 8  # a size up to it is near too many others
-
-
-def shapes_in(values: Any) -> Shapes:
-    """Returns the shapes of the tensors in lists, tuples and dicts."""
-    return tuple(tuple(t.shape) for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, torch.Tensor))
 
 
 def sizes_of(tape: Tape, sizes: Sequence[int], dimension: int | None = None) -> dict[str, Shapes]:

@@ -146,7 +146,7 @@ class TapeRecorder(Recorder):
             raise NotRecordableError("parts of the model were compiled in it, which takes time and memory; a later step can be recorded")
         tape, take = self.tape, self.take
         assert take is not None
-        tape.blocks = take.modules.blocks
+        tape.blocks, tape.inputs = take.modules.blocks, self._compiled.given
         known = [self.ledger.known(buffer) for buffer in take.modules.buffers() if self.here(buffer)]
         tape.parameters |= {storage.number for storage in known if storage is not None}
         self.take = None
