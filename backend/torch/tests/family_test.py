@@ -1,15 +1,22 @@
 """Tests the plans of `fit` for steps whose inputs have other sizes, and other operators, from step to step."""
 
+import dataclasses
 import logging
+import math
+import random
 import unittest
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import cases
-from spillway_torch import fit
-from spillway_torch.tape.scaled import _Changes, ratios_of, scaled
+from spillway_torch import Plan, fit, make_plan
+from spillway_torch.plan import planner
+from spillway_torch.plan.plan import EVICT
+from spillway_torch.plan.planner import make_ladder, predict
+from spillway_torch.tape.scaled import _Changes, name_of, ratios_of, scaled, sizes_of
 from spillway_torch.tape.tape_recorder import record_tape
 from stepping import different
 
@@ -93,6 +100,46 @@ class ScaledTest(unittest.TestCase):
         foreseen = scaled(record(24), ((4, 24),), ((4, 61),)).eager_peak()
         self.assertAlmostEqual(foreseen / record(61).eager_peak(), 1.0, delta=0.02)
 
+    def test_a_ladder_has_the_plans_of_its_sizes_and_none_of_a_larger_size_is_faster(self):
+        for seed in range(3):
+            draw = random.Random(seed)
+            model = cases.Transformer(dropout=0.1, layers=draw.randrange(1, 3))
+            shape = draw.randrange(2, 6), draw.randrange(9, 30)
+            tokens = torch.randint(50, shape)
+            tape = record_tape(lambda: F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward(), "cpu", model)
+            lengths = sorted(draw.randrange(4, 40) for _ in range(3))
+            steps = {name: scaled(tape, tape.inputs, shapes) for name, shapes in sizes_of(tape, lengths, shape[1]).items()}
+            budget = int(tape.eager_peak() * draw.uniform(0.6, 1))
+            largest = steps[max(steps, key=int)]
+            ladder = make_ladder(largest, steps, budget, moves=(EVICT,))
+            took = []
+            for name in sorted(steps, key=int):
+                with self.subTest(seed=seed, length=name):
+                    self.assertEqual(tape.inputs, (shape,))
+                    plan = ladder[name]
+                    took.append(plan.seconds if isinstance(plan, Plan) else math.inf)
+                    if isinstance(plan, Plan):
+                        self.assertLessEqual(plan.peak, budget)
+                        again = dataclasses.replace(plan)
+                        predict(again)
+                        self.assertAlmostEqual(plan.seconds, again.seconds, delta=1e-12)
+                        self.assertEqual(plan.peak, again.peak)
+                    else:
+                        self.assertRegex(str(plan), "below the floor of|no plan within")
+            self.assertEqual(took, sorted(took))
+            budget = int(0.8 * largest.eager_peak())
+            alone, same = make_plan(largest, budget, moves=(EVICT,)), make_ladder(largest, steps, budget, moves=(EVICT,))[max(steps, key=int)]
+            self.assertEqual((alone.actions, alone.peak, alone.seconds), (same.actions, same.peak, same.seconds))
+
+    def test_the_sizes_of_inputs(self):
+        model = nn.Linear(32, 64)
+        data = torch.randn(3, 40, 32)
+        tape = record_tape(lambda: model(data).tanh().sum().backward(), "cpu", model)
+        self.assertEqual(tape.inputs, ((3, 40, 32),))
+        self.assertEqual(sizes_of(tape, [80]), {"40": ((3, 40, 32),), "80": ((3, 80, 32),)})
+        self.assertEqual(sizes_of(tape, [5, 1], 3), {"1": ((1, 40, 32),), "3": ((3, 40, 32),), "5": ((5, 40, 32),)})
+        self.assertEqual(name_of(((3, 40, 32), (7,), ())), "3x40x32+7+")
+
     def test_more_never_takes_less(self):
         model = Deep()
         data = torch.randn(64, 32)
@@ -129,6 +176,21 @@ class FamilyTest(unittest.TestCase):
         rows = [int(line.removeprefix("inputs of [").split(",")[0]) for line in lines[1:]]
         self.assertEqual(rows, sorted(rows))
         self.assertIn("inputs of [96, 32] and smaller ones: predicted peak", "\n".join(lines))
+        fitted.remove()
+
+    def test_all_plans_are_made_anew_in_one_call(self):
+        sizes = [96, 96, 128, 150]
+        _, fitted, _ = train(sizes, self.budget(110))
+        family = fitted._state.family
+        known = [rung.shapes for rung in family.rungs]
+        self.assertGreater(len(known), 1)
+        with mock.patch.object(planner, "rows_of", wraps=planner.rows_of) as asked, self.assertLogs("spillway_torch", logging.INFO) as logs:
+            family.plan_for(family.shapes, "state came", renew=True)
+        self.assertEqual((asked.call_count, len(logs.output)), (1, 1))
+        self.assertEqual([rung.shapes for rung in family.rungs], known)
+        self.assertIn("state came, planned in", logs.output[0])
+        took = [rung.plan.seconds for rung in family.rungs]
+        self.assertEqual(took, sorted(took))
         fitted.remove()
 
     def test_structures_that_take_turns_have_plans(self):

@@ -267,8 +267,7 @@ void AddPlan(Command& program, Session& session) {
       "plan",
       "Plan a step that was recorded with the Python package spillway_torch, within a budget, for "
       "the package to carry out; exit code 1 if no plan is found");
-  verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve",
-                   "plan step.json --memory 8GiB --family 256,512,1024"};
+  verb.examples = {"plan step.json --memory 8GiB -o plan.json", "plan step.json --curve"};
   auto& options = verb.Runs(Execute, session);
   options.asked.policy = "joint";
   AddCaseOptions(verb, {"workload", "device", "memory", "policy"}, options.asked);
