@@ -151,8 +151,9 @@ class Family:
             plans = make_ladder(self._scaled(largest), {name: self._scaled(s) for name, s in named.items()}, self._budget, moves=moves,
                                 policy=self._policy, unforeseen=self.unforeseen)
             made = {s: plans[name] for name, s in named.items()}
-            if isinstance(made[shapes], SpillwayError):
-                raise made[shapes]
+        refused = made[shapes]
+        if isinstance(refused, SpillwayError):
+            raise refused
         found = {s: plan for s, plan in made.items() if isinstance(plan, Plan)}
         for plan in found.values():
             plan.add_update(self.update_seconds)
