@@ -7,6 +7,7 @@ import tempfile
 from typing import Any, Optional
 
 from ..step.trace import operator_of
+from ..tape.chains import Stuck, stuck
 from ..tape.tape import Tape
 from .plan import HOST_BOUND, Floor, useful_moves
 from .planned_step import planned_step
@@ -40,6 +41,7 @@ class Curve:
     at: int  # index of the operator that holds the floor
     throughout: int  # bytes that exist during the whole step
     gradients: int  # bytes that backward made until then and that stay
+    stuck: list[Stuck]  # what autograd saves and no plan recomputes
     without: tuple[int, str]  # the floor if no operator of this name needed more than others do, and the operator that holds it
 
     def text(self) -> str:
@@ -69,6 +71,9 @@ class Curve:
         least = min((row.peak if row.best is None else row.best) for row in self.rows)
         if least > floor.bytes:
             lines.append(f"The least memory in which a plan was found is {least / unit:,.1f} {name}.")
+        for group in self.stuck:
+            lines.append(f"{group.bytes / unit:,.1f} {name} that autograd saves, such as from {group.operator}, cannot be recomputed: "
+                         f"{group.reason}.")
         size, operator = self.without
         if size < floor.bytes:
             lines.append(f"If {floor.operator} needed less, such as in pieces or in another form, the floor would be "
@@ -108,6 +113,7 @@ class Curve:
                           "throughout_bytes": self.throughout, "gradients_bytes": self.gradients,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held[1:]],
                           "without_operator": {"bytes": self.without[0], "operator": self.without[1]}},
+                "not_recomputed": [dataclasses.asdict(group) for group in self.stuck],
                 "rows": [described(at, row) for at, row in enumerate(self.rows)]}
 
 
@@ -133,4 +139,4 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None) -> Curve:
     knee = next((at for at, row in enumerate(found) if row["knee"]), None)
     without = (first["floor_without_bytes"] or 0, tape.ops[operator_of(first["floor_without_op"] or "none.0")].place)
     floor = floor_of(tape, first, 0)
-    return Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], without)
+    return Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], stuck(tape), without)

@@ -13,7 +13,7 @@ from ..base.errors import NoPlanError, SpillwayError
 from ..base.program import rows_of
 from ..step.step import Step
 from ..step.trace import operator_of, storage_name
-from ..tape.chains import Saved, saved_storages
+from ..tape.chains import Saved, saved_storages, stuck
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -51,12 +51,14 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
         arguments = ["--memory", _size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
         row = ask(planned_step(tape, movable_storages(tape, smallest), moves), folder, *arguments)[0]
         floor = floor_of(tape, row, unforeseen)
+        also = "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}"
+                       for group in stuck(tape))
         if budget < floor.bytes:
-            raise SpillwayError(floor.sentence(budget))
+            raise SpillwayError(floor.sentence(budget) + also)
         if row["status"] != "ok":
             best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
             raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
-                              "larger budget", best)
+                              f"larger budget{also}", best)
         document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     plan = plan_from(document, tape)
     plan.budget, plan.floor, plan.unforeseen = budget, floor, unforeseen
