@@ -351,14 +351,20 @@ class FitTest(CommandTest):
             path.write_text(json.dumps(trace), encoding="utf-8")
             first, build, *others = self.rows(path, "--memory", "100MiB", *QUICK, code=1)
             self.assertEqual(first["status"], "no")
-            self.assertIn("its construction, before the first step, takes 220 MiB at once, of 100 MiB", first["reason"])
+            self.assertEqual(first["reason"], "its construction, before the first step, takes 220 MiB at once, of 100 MiB that there "
+                                              "are: build it in bf16, or on the CPU")
             self.assertEqual((build["change"], build["status"]), ("construction", "fits"))
             for row in others:
                 if row["remedy"] and row["status"] != "no":
                     self.assertTrue(row["python"].startswith(build["python"]), row)
+                    self.assertTrue(row["remedy"].endswith(", build in bf16 or on the CPU"), row)
             told = " ".join(self.ok("fit", path, "--memory", "100MiB", *QUICK, code=1).split())
             self.assertIn("Build it in bf16, or on the CPU, first", told)
             self.assertEqual(self.rows(path, "--memory", "256MiB", *QUICK)[0]["status"], "fits")
+            # Nothing of this construction goes before the first step.
+            trace["recording"]["requests"] = [[200 << 20, -1], [1 << 21, -1]]
+            path.write_text(json.dumps(trace), encoding="utf-8")
+            self.assertNotIn("on the CPU", self.ok("fit", path, "--memory", "100MiB", *QUICK, code=1))
 
     def test_room_is_left_for_the_context(self):
         """What CUDA's context and libraries take is left free on a device, and not in a memory that is asked for."""
