@@ -22,6 +22,7 @@ class FitTest(unittest.TestCase):
         rows = self.recording.fit(["h200", "rtx4090"])
         self.assertEqual([(row.device, row.change, row.fits, row.slowdown) for row in rows],
                          [("h200", "none", True, 1), ("rtx4090", "none", True, 1)])
+        self.assertTrue(all(row.host_bound and row.iteration_ms == row.fastest_host_ms < row.slowest_host_ms for row in rows))
         self.assertEqual(rows[0].peak_requested_bytes, self.recording.peak_requested)
         for holders in (rows[0].peak_blocks, rows[0].peak_layers):
             self.assertEqual(sum(holder.requested_bytes for holder in holders), rows[0].peak_requested_bytes)

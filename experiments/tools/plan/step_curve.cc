@@ -169,10 +169,10 @@ StepPrediction StepPlanner::PredictionOf(const Report& report) const {
   StepPrediction prediction;
   prediction.peak = report.metrics.peak_allocated;
   prediction.step = report.metrics.iteration;
+  prediction.host = report.metrics.host;
   prediction.eager_peak = eager_.metrics.peak_allocated;
   prediction.eager_step = eager_.metrics.iteration;
   for (const TimelineEntry& entry : report.timeline) {
-    prediction.host = std::max(prediction.host, entry.interval.issued);
     if (entry.kind != CommandKind::kKernel || entry.recompute) continue;
     if (trace().op(entry.op).phase != Phase::kForward) continue;
     prediction.forward = std::max(prediction.forward, entry.interval.issued);
