@@ -110,6 +110,27 @@ class PlanTest(DirectoryTest):
         self.assertEqual((row["status"], row["iteration_ms"]), ("none", None))
         self.assertGreater(row["floor_bytes"], 100 * MIB)
 
+    def test_the_floor_and_the_least_plan_are_said(self):
+        """Both in bytes, and in words that tell them apart. A policy that never copies may not reach the floor."""
+        apart = 0
+        for seed, policy in itertools.product(range(4), ("joint", "dtr", "vdnnpp")):
+            trace = self.file(f"drawn{seed}.json", drawn(random.Random(seed)))
+            quick = ("--policy", policy)
+            (row,) = self.rows("--memory", "1B", code=1, trace=trace, quick=quick)
+            text = self.ok("plan", trace, "--memory", "1B", *quick, code=1)
+            self.assertIn("No plan takes less than the floor, ", text)
+            more = row["least_bytes"] > row["floor_bytes"]
+            self.assertEqual("; the least memory in which one was found is " in text, more)
+            apart += more
+            # It is the least: no plan is found in 2 % less.
+            between = max(row["floor_bytes"], row["least_bytes"] * 98 // 100)
+            if between < row["least_bytes"]:
+                self.assertEqual(self.rows("--memory", f"{between}B", code=1, trace=trace, quick=quick)[0]["status"], "none")
+            # A plan is found in it, also where the budget was below the floor.
+            self.assertEqual(self.rows("--memory", f"{row['least_bytes']}B", trace=trace, quick=quick)[0]["status"], "ok")
+            self.assertNotIn("floor", self.ok("plan", trace, "--memory", "4GiB", *quick))
+        self.assertGreater(apart, 0)
+
     def test_a_curve_falls(self):
         rows = [row for row in self.rows("--curve") if row["status"] == "ok"]
         self.assertGreater(len(rows), 3)

@@ -167,6 +167,12 @@ class StuckTest(unittest.TestCase):
             with self.assertRaises(kind) as caught:
                 make_plan(frozen, budget, moves=("evict",))
             self.assertIn(said, str(caught.exception))
+            if kind is SpillwayError:
+                below = str(caught.exception)
+        # The error below the floor names the least memory of a plan, too.
+        self.assertGreater(caught.exception.best, curve.floor.bytes)
+        self.assertIn(f"; the least memory in which a plan was found is {caught.exception.best:,} bytes;", below)
+        self.assertLessEqual(make_plan(frozen, caught.exception.best, moves=("evict",)).peak, caught.exception.best)
 
     def test_a_tensor_that_the_program_holds_stays(self):
         kept = []

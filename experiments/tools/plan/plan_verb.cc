@@ -142,6 +142,27 @@ std::optional<size_t> KneeOf(const std::vector<Row>& rows) {
   return knee;
 }
 
+// Returns a sentence on the floor, and on the least memory in which one of the plans was found if
+// that is more; an empty text if a plan was found for each row.
+std::string LeastOf(const StepPlanner& planner, const std::vector<Row>& rows) {
+  const Bytes floor = planner.floor().size;
+  Bytes least = Bytes::Unlimited();
+  bool all = true;
+  for (const auto& [planned, is_knee] : rows) {
+    all = all && planned.fits();
+    const Bytes found = planned.fits() ? planned.prediction.peak : planned.best;
+    if (found > Bytes()) least = std::min(least, found);
+  }
+  if (all) return {};
+  std::string text =
+      fmt::format("\nNo plan takes less than the floor, {}", FormatBytes(floor, least));
+  if (least > floor && least != Bytes::Unlimited()) {
+    text +=
+        fmt::format("; the least memory in which one was found is {}", FormatBytes(least, floor));
+  }
+  return text + ".\n";
+}
+
 std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) {
   const Trace& trace = planner.trace();
   const StepFloor& floor = planner.floor();
@@ -196,7 +217,8 @@ int Execute(const PlanOptions& options, Session& session) {
     for (const Column<Row>& column : columns) {
       if (!column.header.empty()) shown.push_back(column.name);
     }
-    std::string text = FormatTable(columns, shown, Items<Row>(rows), options.format.width());
+    std::string text = FormatTable(columns, shown, Items<Row>(rows), options.format.width()) +
+                       LeastOf(planner, rows);
     if (options.explain) text += Explanation(planner, rows.front().planned);
     return text;
   };

@@ -53,10 +53,11 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
         floor = floor_of(tape, row, unforeseen)
         also = "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}"
                        for group in stuck(tape))
+        best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
         if budget < floor.bytes:
-            raise SpillwayError(floor.sentence(budget) + also)
+            found = f"; the least memory in which a plan was found is {best:,} bytes" if best > floor.bytes else ""
+            raise SpillwayError(floor.sentence(budget) + found + also)
         if row["status"] != "ok":
-            best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
             raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
                               f"larger budget{also}", best)
         document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
