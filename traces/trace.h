@@ -101,6 +101,8 @@ struct Recording {
   Bytes allocated;        // peak bytes allocated by the framework's allocator in the iteration
   Bytes reserved;         // peak bytes reserved by it, including earlier iterations; 0: not known
   std::vector<SetupRequest> requests{};  // in their order; empty: not known
+  // True if the host's times of the ops were assumed after the trace was read, not measured.
+  bool host_assumed = false;
 
   bool operator==(const Recording&) const = default;
 };

@@ -299,6 +299,11 @@ int Execute(const RunOptions& options, Session& session) {
   const Outcome outcome = RunCase(asked, *loaded.inputs);
   RunResult result = ResultOf(asked, *loaded.inputs, outcome);
   FindNeed(asked, *loaded.inputs, result);
+  if (result.fits()) {
+    Draft run = loaded.inputs->DraftOf(asked);
+    run.policy_plan = outcome.report.plan;
+    result.host_range = HostRangeOf(asked, run);
+  }
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   const std::string text =

@@ -6,6 +6,7 @@
 #include <functional>
 #include <iterator>
 
+#include "experiments/output/wrap.h"
 #include "experiments/run/prepare.h"
 #include "experiments/run/workload_text.h"
 #include "policies/plan/bound.h"
@@ -198,6 +199,34 @@ std::optional<Duration> BoundOf(const Case& asked, const Inputs& inputs, const O
 
 }  // namespace
 
+bool IsHostBound(const Metrics& metrics) {
+  return metrics.host > Duration() && metrics.host * 10 >= metrics.iteration * 8;
+}
+
+std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width) {
+  std::vector<std::string> bound, ranges;
+  for (const HostPart& part : parts) {
+    if (IsHostBound(part.metrics)) bound.push_back(part.device);
+    if (!part.range) continue;
+    ranges.push_back(fmt::format("{} to {} on {}", FormatDuration(part.range->fastest),
+                                 FormatDuration(part.range->slowest), part.device));
+  }
+  std::string text;
+  if (!bound.empty()) {
+    text += fmt::format(
+        "{} is host-bound on {}: the host takes at least 80 % of the time to issue its commands.\n",
+        whose, fmt::join(bound, ", "));
+  }
+  if (!ranges.empty()) {
+    text += fmt::format(
+        "The host's speed is not known: with {} to {} for an operator, as on the fastest and the "
+        "slowest host that was measured, {} takes {}. python3 -m spillway_torch calibrate-host "
+        "measures yours.\n",
+        FormatDuration(kFastestHost), FormatDuration(kSlowestHost), whose, fmt::join(ranges, ", "));
+  }
+  return Wrapped(text, width);
+}
+
 std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration) {
   return Ratio(true, static_cast<double>(batch), iteration.seconds());
 }
@@ -379,6 +408,19 @@ Columns<RunResult> ResultColumns() {
        IfTimed(&Stalls::memory), "memory"},
       {"stall_launch_ms", "ms", "time in which kernels waited until the host issued them",
        IfTimed(&Stalls::launch), "launch"},
+      {"host_bound", "",
+       "true if the host takes at least 80 % of the iteration to issue its commands",
+       [](auto& r) { return When(r.fits() && r.timed, IsHostBound(r.report.metrics)); }},
+      {"fastest_host_ms", "ms",
+       "iteration_ms on the fastest host that was measured; absent unless the host's times are "
+       "assumed, in compare and in sweeps",
+       [](auto& r) {
+         return When(r.host_range.has_value(), r.host_range.value_or(HostRange()).fastest);
+       }},
+      {"slowest_host_ms", "ms", "on the slowest one",
+       [](auto& r) {
+         return When(r.host_range.has_value(), r.host_range.value_or(HostRange()).slowest);
+       }},
       {"stall_drain_ms", "ms", "time of the last copies, after the last kernel",
        IfTimed(&Stalls::drain), "drain"},
       {"avg_allocated_bytes", "B", "bytes in blocks, averaged over the iteration",

@@ -16,6 +16,7 @@
 #include "experiments/output/ranking.h"
 #include "experiments/run/case.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/remedy.h"
 #include "experiments/run/run.h"
 #include "sim/core/report.h"
 
@@ -64,6 +65,9 @@ struct RunResult : RowCase {
   std::string against;            // another policy that was executed too; empty: none was
   std::optional<bool> same_bits;  // loss and weights are equal; nullopt if a run does not fit
 
+  // If the host's times were assumed, and the range was simulated (`HostRangeOf`).
+  std::optional<HostRange> host_range;
+
   // Memory in which the workload fits (`FindNeededMemory`), if it was searched for.
   std::optional<Bytes> needed;
 
@@ -73,6 +77,21 @@ struct RunResult : RowCase {
   std::string Reason() const { return failure.empty() ? report.out_of_memory->Message() : failure; }
   bool fits() const { return failure.empty() && report.fits(); }
 };
+
+// Returns true iff the host takes at least 80 % of the iteration to issue its commands: it then
+// limits parts of it or all. The package `spillway_torch` has the same limit.
+bool IsHostBound(const Metrics& metrics);
+
+// The part of the host in a run on a device.
+struct HostPart {
+  std::string device;
+  Metrics metrics;
+  std::optional<HostRange> range;
+};
+
+// Returns sentences, broken at `width`, that say where a step is host-bound, and the ranges of its
+// time; an empty text if there is nothing to say.
+std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width);
 
 // Returns the throughput, or nullopt if the iteration takes no time.
 std::optional<double> SamplesPerSecond(int64_t batch, Duration iteration);

@@ -41,7 +41,11 @@ std::string Spaced(std::string text) {
 std::vector<size_t> DefaultColumns(const ValueTable& table) {
   std::vector<size_t> chosen;
   for (const size_t setting : table.Settings()) {
-    if (!table.Determines(chosen, setting)) chosen.push_back(setting);
+    // No device follows from a workload: the largest one that fits may differ between devices.
+    const bool stands_alone = table.columns[setting].name == "device";
+    if (!table.Determines(stands_alone ? std::vector<size_t>() : chosen, setting)) {
+      chosen.push_back(setting);
+    }
   }
   const bool any_usual = std::ranges::any_of(table.columns, &ValueTable::Column::usual);
   for (size_t i = 0; i < table.columns.size(); ++i) {

@@ -106,6 +106,12 @@ Trace ChangedAsAsked(const Case& asked, Trace step) {
 
 Trace WithHostTimes(Trace trace, const HostTimes& host) {
   const bool timed = trace.recording && !trace.recording->device.empty();
+  if (trace.recording) {
+    trace.recording->host_assumed =
+        !timed && host == HostTimes() && std::ranges::none_of(trace.ops, [](const Op& op) {
+          return op.recorded && op.recorded->host > Duration();
+        });
+  }
   for (Op& op : trace.ops) {
     if (op.recorded) op.recorded->host = HostTime(op, host, timed);
   }

@@ -1,6 +1,7 @@
 #include "experiments/run/remedy.h"
 
 #include <array>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <string>
@@ -115,8 +116,17 @@ Draft ChangedBy(const StallRemedy& remedy, Draft run) {
   } else if (remedy.kind == RemedyKind::kFasterLink) {
     return WithLink(std::move(run), remedy.direction, remedy.link);
   } else if (remedy.kind == RemedyKind::kFasterHost) {
-    run.device.launch_overhead = Duration();
-    run.device.library_call = Duration();
+    const auto scale = [&](Duration& time) {
+      time = Duration::Picoseconds(
+          std::llround(static_cast<double>(time.picoseconds()) * remedy.host));
+    };
+    scale(run.device.launch_overhead);
+    if (run.device.library_call) scale(*run.device.library_call);
+    auto trace = std::make_shared<Trace>(*run.trace);
+    for (Op& op : trace->ops) {
+      if (op.recorded) scale(op.recorded->host);
+    }
+    run.trace = std::move(trace);
   }
   return run;
 }
@@ -138,6 +148,16 @@ std::optional<Duration> SimulateRemedy(const Case& asked, const Draft& draft,
   const Report report = Run(Decide(asked, std::move(run))).report;
   if (!report.fits()) return std::nullopt;
   return report.metrics.iteration;
+}
+
+std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft) {
+  if (!draft.trace->recording || !draft.trace->recording->host_assumed) return std::nullopt;
+  const auto with = [&](Duration host) {
+    const double factor = host.seconds() / kOperatorTime.seconds();
+    return SimulateRemedy(asked, draft, {.kind = RemedyKind::kFasterHost, .host = factor});
+  };
+  const std::optional<Duration> fastest = with(kFastestHost), slowest = with(kSlowestHost);
+  return fastest && slowest ? std::optional<HostRange>({*fastest, *slowest}) : std::nullopt;
 }
 
 }  // namespace spillway

@@ -23,7 +23,7 @@ enum class RemedyKind : uint8_t {
   kMoreMemory,    // the run has `memory` more bytes of device memory
   kFasterLink,    // copies in `direction` run at the rate `link`
   kNoFence,       // fences after the op before `op`, and before `op`, are left out
-  kFasterHost,    // the host issues commands without taking time
+  kFasterHost,    // the host takes `host` times as long to issue commands
   kKeep,          // `tensor` stays on the device; offloading or evicting it returns false
 };
 std::string_view Name(RemedyKind kind);
@@ -36,6 +36,7 @@ struct StallRemedy {
   Direction direction = Direction::kToDevice;
   Bytes memory = {};
   Bandwidth link = {};
+  double host = 0;
 };
 
 // A function that simulates the iteration with a remedy and returns how long it takes, or nullopt
@@ -46,6 +47,15 @@ using RemedyTrial = std::function<std::optional<Duration>(const StallRemedy&)>;
 // `Decide` makes all choices of `asked` and `draft` anew. Throws the errors of `Run`.
 std::optional<Duration> SimulateRemedy(const Case& asked, const Draft& draft,
                                        const StallRemedy& remedy);
+
+// The time of an iteration on the fastest and on the slowest host that was measured.
+struct HostRange {
+  Duration fastest, slowest;
+};
+
+// Returns the range of a run, by `SimulateRemedy`; nullopt if the host's times are measured or
+// given, or if the run does not fit.
+std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft);
 
 }  // namespace spillway
 

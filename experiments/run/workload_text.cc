@@ -165,7 +165,7 @@ constexpr WorkloadOption kOptions[] = {
     {"host", "plain", nullptr, "",
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "
-     "none",
+     "none. Where no time was recorded, run and fit give the range of those that were measured",
      SetHost, HostText},
 };
 

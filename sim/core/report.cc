@@ -175,6 +175,7 @@ Metrics ComputeMetrics(const Report& report) {
   for (const TimelineEntry& entry : report.timeline) {
     by_stream[Index(entry.event.stream)].push_back(&entry);
     metrics.iteration = std::max(metrics.iteration, entry.interval.end);
+    metrics.host = std::max(metrics.host, entry.interval.issued);
   }
 
   Usage device;

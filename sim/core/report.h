@@ -146,6 +146,7 @@ struct PoolUse {
 
 struct Metrics {
   Duration iteration;    // from the start of the iteration until every issued command has completed
+  Duration host;         // from that start until the host has issued the last command
   Duration compute;      // time in which a kernel ran
   Duration recompute;    // the part of `compute` for ops that were run again
   Stalls stalls;         // iteration == compute + stalls.total()

@@ -4,8 +4,10 @@
 usage: fit_test.py PATH_OF_SPILLWAY
 """
 
+import csv
 import itertools
 import json
+import math
 import pathlib
 import subprocess
 import tempfile
@@ -266,6 +268,58 @@ class FitTest(CommandTest):
                 "ops": [op("embed", "forward", ["x", "w"], ["y"], 75 * length << 40), op("embed_backward", "backward", ["x", "y"], ["dw"]),
                         op("add_", "update", ["dw", "w"], ["w"])]}
 
+    def test_a_step_says_what_the_host_means_for_it(self):
+        def written(host_ns, flops):
+            step = self.toy(256)
+            for op in step["ops"]:
+                op["recorded"]["host_ns"] = host_ns
+                op["slots"][0] |= {"flops": flops, "traffic": 0}
+            path = pathlib.Path(directory) / f"{host_ns}-{flops}.json"
+            path.write_text(json.dumps(step), encoding="utf-8")
+            return path
+
+        def told(path, options=""):
+            """Returns the numbers, which both verbs have, and the sentences of both."""
+            rows = []
+            for verb in (("run", "--policy", "as-recorded"), ("fit",)):
+                command = (verb[0], f"{path}{options}", "--device", "h200", *verb[1:])
+                row = self.conforms(self.ok(*command, "--format", "json"), "fit" if verb[0] == "fit" else "results")["rows"][0]
+                rows.append([row[name] for name in ("host_bound", "fastest_host_ms", "slowest_host_ms")])
+                page = " ".join(self.ok(*command).split())
+                self.assertEqual("is host-bound on h200" in page, row["host_bound"], page)
+                self.assertEqual("The host's speed is not known" in page, row["fastest_host_ms"] is not None, page)
+            self.assertEqual(rows[0], rows[1])
+            return row["iteration_ms"], *rows[0]
+
+        with tempfile.TemporaryDirectory() as directory:
+            # Three operators: of 7 us, or of 87 us on the slowest host.
+            time, bound, fastest, slowest = told(written(0, 0))
+            self.assertTrue(bound)
+            self.assertEqual(fastest, time)
+            self.assertAlmostEqual(slowest - fastest, 3 * 0.08, delta=1e-3)
+            time, bound, fastest, slowest = told(written(0, 10**15))
+            self.assertFalse(bound)
+            self.assertGreater(fastest, 10)
+            self.assertAlmostEqual(slowest, time + 0.08, delta=1e-3)  # of the first operator
+            # The host is known: measured, or given.
+            self.assertEqual(told(written(50_000, 0))[1:], (True, None, None))
+            self.assertEqual(told(written(0, 0), ",host=20us")[1:], (True, None, None))
+            self.assertEqual(told(written(0, 0), ",host=none")[1:], (False, None, None))
+            # Each of several devices has its own.
+            page = " ".join(self.ok("fit", written(0, 0), "--device", "h100,h200").split())
+            self.assertRegex(page, r"is host-bound on h\d00, h\d00: .* takes [\d.]+ us to [\d.]+ us on h\d00, [\d.]+ us to ")
+
+    def test_the_slowest_host_is_that_of_the_evidence(self):
+        times = sorted(1e3 * float(row["host_ms_measured"]) / int(row["operators_recorded"])
+                       for path in (ROOT / "experiments/evidence/pytorch").glob("recordings-*.csv")
+                       for row in csv.DictReader(path.read_text("utf-8").splitlines()) if row.get("host_ms_measured"))
+        self.assertEqual(len(times), 67)
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "step.json"
+            path.write_text(json.dumps(self.toy(256)), encoding="utf-8")
+            page = " ".join(self.ok("fit", path, "--device", "h200").split())
+        self.assertIn(f"with 7 us to {math.ceil(times[round(0.95 * (len(times) - 1))])} us for an operator", page)
+
     def test_the_largest_length(self):
         with tempfile.TemporaryDirectory() as directory:
             pair = []
@@ -351,14 +405,20 @@ class FitTest(CommandTest):
             path.write_text(json.dumps(trace), encoding="utf-8")
             first, build, *others = self.rows(path, "--memory", "100MiB", *QUICK, code=1)
             self.assertEqual(first["status"], "no")
-            self.assertIn("its construction, before the first step, takes 220 MiB at once, of 100 MiB", first["reason"])
+            self.assertEqual(first["reason"], "its construction, before the first step, takes 220 MiB at once, of 100 MiB that there "
+                                              "are: build it in bf16, or on the CPU")
             self.assertEqual((build["change"], build["status"]), ("construction", "fits"))
             for row in others:
                 if row["remedy"] and row["status"] != "no":
                     self.assertTrue(row["python"].startswith(build["python"]), row)
+                    self.assertTrue(row["remedy"].endswith(", build in bf16 or on the CPU"), row)
             told = " ".join(self.ok("fit", path, "--memory", "100MiB", *QUICK, code=1).split())
             self.assertIn("Build it in bf16, or on the CPU, first", told)
             self.assertEqual(self.rows(path, "--memory", "256MiB", *QUICK)[0]["status"], "fits")
+            # Nothing of this construction goes before the first step.
+            trace["recording"]["requests"] = [[200 << 20, -1], [1 << 21, -1]]
+            path.write_text(json.dumps(trace), encoding="utf-8")
+            self.assertNotIn("on the CPU", self.ok("fit", path, "--memory", "100MiB", *QUICK, code=1))
 
     def test_room_is_left_for_the_context(self):
         """What CUDA's context and libraries take is left free on a device, and not in a memory that is asked for."""

@@ -11,6 +11,7 @@ import json
 import math
 import pathlib
 import random
+import tempfile
 
 from harness import DirectoryTest, load_schema, main, run, schema_errors
 
@@ -134,6 +135,35 @@ class PlanTest(DirectoryTest):
         self.assertEqual((row["status"], row["iteration_ms"]), ("none", None))
         self.assertGreater(row["floor_bytes"], 100 * MIB)
 
+    def test_the_floor_and_the_least_plan_are_said(self):
+        """Both in bytes, and in words that tell them apart. A policy that never copies may not reach the floor."""
+        apart = 0
+        for seed, policy in itertools.product(range(4), ("joint", "dtr", "vdnnpp")):
+            trace = self.file(f"drawn{seed}.json", drawn(random.Random(seed)))
+            quick = ("--policy", policy)
+            (row,) = self.rows("--memory", "1B", code=1, trace=trace, quick=quick)
+            text = self.ok("plan", trace, "--memory", "1B", *quick, code=1)
+            self.assertIn("No plan takes less than the floor, ", text)
+            more = row["least_bytes"] > row["floor_bytes"]
+            self.assertEqual("; the least memory in which one was found is " in text, more)
+            apart += more
+            # It is the least: no plan is found in 2 % less.
+            between = max(row["floor_bytes"], row["least_bytes"] * 98 // 100)
+            if between < row["least_bytes"]:
+                self.assertEqual(self.rows("--memory", f"{between}B", code=1, trace=trace, quick=quick)[0]["status"], "none")
+            # A plan is found in it, also where the budget was below the floor.
+            self.assertEqual(self.rows("--memory", f"{row['least_bytes']}B", trace=trace, quick=quick)[0]["status"], "ok")
+            self.assertNotIn("floor", self.ok("plan", trace, "--memory", "4GiB", *quick))
+        self.assertGreater(apart, 0)
+
+    def test_a_curve_writes_its_plans(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for row in self.rows("--curve", "-o", f"{folder}/plan.json"):
+                path = pathlib.Path(folder, f"plan-{row['memory_bytes']}.json")
+                self.assertEqual(path.exists(), row["status"] == "ok")
+                if path.exists():
+                    self.assertEqual(json.loads(path.read_text("utf-8"))["peak_bytes"], row["peak_allocated_bytes"])
+
     def test_a_curve_falls(self):
         rows = [row for row in self.rows("--curve") if row["status"] == "ok"]
         self.assertGreater(len(rows), 3)
@@ -222,7 +252,7 @@ class PlanTest(DirectoryTest):
 
     def test_wrong_input_gets_clear_messages(self):
         self.fails(2, "a budget is needed: --memory, or --curve for several", "plan", self.trace)
-        for beside in (("--memory", "1GiB"), ("--predict", self.output), ("-o", self.output)):
+        for beside in (("--memory", "1GiB"), ("--predict", self.output)):
             self.fails(2, "--curve plans for budgets of its own", "plan", self.trace, "--curve", *beside)
         for policy, message in (("nope", "unknown policy 'nope' (valid: "),
                                 ("dtr:zap=1", "policy 'dtr': unknown parameter 'zap'"),

@@ -6,6 +6,7 @@ usage: tables_test.py PATH_OF_SPILLWAY
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -56,6 +57,17 @@ class TablesTest(DirectoryTest):
 
 
 class EveryVerbTest(TablesTest):
+    def test_rows_of_several_devices_name_theirs(self):
+        for policies, devices in itertools.product(("liveness", "liveness,vdnn-all"), ("h200", "h200,h100", "h200,gtx_970")):
+            limit = ("limit", "vgg16", "--memory", "3GiB", "--scan", "1", "--policy", policies, "--device", devices, "--format", "markdown")
+            with self.subTest(limit):
+                text = self.ok(*limit)
+                head, *rows = self.check_markdown(text)
+                if "," in devices:
+                    self.assertEqual({row[head.index("device")].replace("\\", "") for row in rows}, set(devices.split(",")))
+                else:
+                    self.assertIn("device h200,", text.splitlines()[0])
+
     def commands(self):
         """Returns a command of each verb that takes --format."""
         decisions, trace, store, sweep = (self.directory / name for name in

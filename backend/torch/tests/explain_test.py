@@ -2,23 +2,28 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import itertools
 import json
 import os
 import pathlib
+import re
 import tempfile
 import unittest
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import cases
 from spillway_torch import SpillwayError, explain, make_plan, read_plan, record, write_step
 from spillway_torch.base.program import run_program
 from spillway_torch.__main__ import main
+from spillway_torch.base.errors import NoPlanError
 from spillway_torch.plan.plan import useful_moves
+from spillway_torch.tape.chains import stuck
 from spillway_torch.tape.tape_recorder import record_tape
 from stepping import MODELS, Stepping, check_schema
 
@@ -205,6 +210,88 @@ class LengthsTest(unittest.TestCase):
         without = record(lambda: (weights.tanh() @ weights).sum().backward(), "cpu", values=True)
         with self.assertRaisesRegex(SpillwayError, "are not known, because it calls no module with a tensor"):
             explain(without, memory=1 << 20)
+
+
+def _has_transformers():
+    return importlib.util.find_spec("transformers") is not None
+
+
+class StuckTest(unittest.TestCase):
+    """What cannot be recomputed is said, with the reason."""
+
+    class Net(nn.Module):
+        def __init__(self, frozen):
+            super().__init__()
+            self.embedding, self.layers = nn.Embedding(10, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+            self.embedding.requires_grad_(not frozen)
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            return x.square().mean()
+
+    def recorded(self, frozen):
+        torch.manual_seed(0)
+        model, tokens = self.Net(frozen), torch.randint(10, (1024,))
+        return record_tape(lambda: model(tokens).backward(), "cpu")
+
+    def test_bytes_and_reasons(self):
+        trained, frozen = self.recorded(False), self.recorded(True)
+        self.assertEqual(stuck(trained), [])
+        self.assertNotIn("cannot be recomputed", explain(trained).text())
+        (group,) = stuck(frozen)
+        self.assertEqual((group.bytes, group.operator), (1024 * 64 * 4, "aten::embedding in module 'embedding'"))
+        curve = explain(frozen)
+        self.assertIn(f"256.0 KiB that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}.\n", curve.text())
+        check_schema(self, "torch-explain", curve.object())
+        self.assertEqual(curve.object()["not_recomputed"], [dataclasses.asdict(group)])
+        said = f"; 262,144 bytes that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}"
+        for budget, kind in ((curve.floor.bytes - 1, SpillwayError), (curve.floor.bytes, NoPlanError)):
+            with self.assertRaises(kind) as caught:
+                make_plan(frozen, budget, moves=("evict",))
+            self.assertIn(said, str(caught.exception))
+            if kind is SpillwayError:
+                below = str(caught.exception)
+        # The error below the floor names the least memory of a plan, too.
+        self.assertGreater(caught.exception.best, curve.floor.bytes)
+        self.assertIn(f"; the least memory in which a plan was found is {caught.exception.best:,} bytes;", below)
+        self.assertLessEqual(make_plan(frozen, caught.exception.best, moves=("evict",)).peak, caught.exception.best)
+
+    def test_a_tensor_that_the_program_holds_stays(self):
+        kept = []
+        layer, x = nn.Linear(64, 64), torch.ones(64, 64)
+
+        def step():
+            y = layer(x).tanh()
+            kept[:] = [y]
+            y.exp().sum().backward()
+
+        self.assertIn((64 * 64 * 4, "the program holds it until backward reads it"),
+                      [(group.bytes, group.reason) for group in stuck(record_tape(step, "cpu"))])
+
+    @unittest.skipUnless(_has_transformers(), "transformers is missing")
+    def test_the_page_on_frozen_weights(self):
+        page = (pathlib.Path(__file__).parents[1] / "README.md").read_text("utf-8").split("### Frozen weights")[1].split("\n### ")[0]
+        program, shown = re.findall(r"```(?:python|console)\n(.*?)```", page, re.S)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "lora.py"
+            path.write_text(program, encoding="utf-8")
+            found = {}
+            for part in shown.split("$ ")[1:]:
+                command, *lines = part.splitlines()
+                function = command.rpartition(":")[2]
+                self.assertEqual(command, f"python3 -m spillway_torch explain lora.py:{function}")
+                out = io.StringIO()
+                with contextlib.redirect_stdout(out):
+                    self.assertEqual(main(["explain", f"{path}:{function}"]), 0)
+                printed = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+                self.assertEqual([line for line in lines if " ".join(line.split()) not in printed], [])
+                found[function] = {line.rpartition("  ")[2]: float(line.split()[1]) for line in lines if line.endswith("without a plan")}
+        least = float(re.search(r"a plan was found is ([\d.]+) MiB", shown)[1])
+        self.assertLess(least, found["checkpointed"]["without a plan"])
+        self.assertRegex(page, "The step takes {} MiB, with a checkpoint around each layer {}, and with plans down to {}.".format(
+            found["step"]["without a plan"], found["checkpointed"]["without a plan"], least))
 
 
 class CommandTest(unittest.TestCase):

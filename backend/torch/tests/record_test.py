@@ -209,6 +209,28 @@ class DeviceTest(unittest.TestCase):
         self.assertEqual([o.packet for o in record(step, GPU).operators], ["randn"] * 3)
         self.assertIs(torch.Generator, torch._C.Generator)
 
+    def test_what_is_made_on_the_host_takes_no_memory_before_it_moves(self):
+        def layers():
+            return torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
+
+        def on_the_gpu():
+            with torch.device("cuda"):
+                return layers().bfloat16()
+
+        full, half = 64 * 64 * 4, 64 * 64 * 2
+        cast = [[full, 4], [full, 5], [full, 6], *[[half, -1]] * 3]
+        for make, wanted in ((on_the_gpu, cast), (lambda: layers().cuda().bfloat16(), cast),
+                             (lambda: layers().to("cuda").to(torch.bfloat16), cast),
+                             (lambda: layers().bfloat16().cuda(), [[half, -1]] * 3),
+                             (lambda: layers().to(torch.bfloat16).to("cuda:0"), [[half, -1]] * 3),
+                             (lambda: layers().to("cuda", torch.bfloat16), [[half, -1]] * 3),
+                             (lambda: layers().bfloat16(), [[half, -1]] * 3)):
+            with pretend("cuda:sm_90"):
+                model = make()
+                step = record(lambda: model(torch.ones(4, 64, device="cuda", dtype=torch.bfloat16)).sum().backward(), "cuda:sm_90")
+            self.assertEqual(step.requests, wanted)
+            self.assertEqual(sum(tensor.get("request") is not None for tensor in step.trace()["tensors"]), 3)
+
     def test_a_model_that_moves_there_keeps_its_parameters(self):
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         second.weight = first.weight

@@ -22,6 +22,7 @@ class FitTest(unittest.TestCase):
         rows = self.recording.fit(["h200", "rtx4090"])
         self.assertEqual([(row.device, row.change, row.fits, row.slowdown) for row in rows],
                          [("h200", "none", True, 1), ("rtx4090", "none", True, 1)])
+        self.assertTrue(all(row.host_bound and row.iteration_ms == row.fastest_host_ms < row.slowest_host_ms for row in rows))
         self.assertEqual(rows[0].peak_requested_bytes, self.recording.peak_requested)
         for holders in (rows[0].peak_blocks, rows[0].peak_layers):
             self.assertEqual(sum(holder.requested_bytes for holder in holders), rows[0].peak_requested_bytes)
@@ -43,6 +44,25 @@ class FitTest(unittest.TestCase):
         for row, other in zip(rows, json.loads(text)["rows"], strict=True):
             self.assertEqual({key: getattr(row, key) for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")},
                              {key: other[key] for key in ("change", "remedy", "status", "iteration_ms", "margin_bytes")})
+
+    def test_a_model_that_is_built_in_fp32_and_cast(self):
+        def recording(build):
+            with pretend("cuda:sm_90"):
+                model = build(torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(16))))
+                model.requires_grad_(False)[0].requires_grad_()
+
+                def step():
+                    model(torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+                return record(step, "cuda:sm_90", model=model, name="cast")
+
+        first, build, *_ = recording(lambda model: model.cuda().bfloat16()).fit("h200", memory="250MiB")
+        self.assertRegex(first.reason, "^its construction, before the first step, takes .* at once, of 250 MiB that there are: build it in "
+                                       "bf16, or on the CPU$")
+        self.assertEqual((build.change, build.remedy, build.fits), ("construction", "build in bf16 or on the CPU", True))
+        self.assertIn("set_default_dtype(torch.bfloat16)", build.python)
+        # The remedy holds.
+        self.assertTrue(recording(lambda model: model.bfloat16().cuda()).fit("h200", memory="250MiB")[0].fits)
 
     def test_changed_steps_are_as_they_are_recorded(self):
         def recording(parts=1, dtype=torch.float32):

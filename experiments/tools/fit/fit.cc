@@ -154,6 +154,11 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   std::optional<Trace> built;
   if (fit.as_it_is.construction > Bytes()) built = BuiltElsewhere(given.trace());
   const bool builds = built.has_value();
+  if (builds) {
+    fit.as_it_is.reason += ": build it in bf16, or on the CPU";
+  } else {
+    fit.as_it_is.construction = Bytes();  // it makes nothing that is not kept
+  }
   const Question one = builds ? given.About(*std::move(built)) : given;
   const Trace& trace = one.trace();
   std::vector<FixedChange> fixed = FixedChanges(trace);
@@ -208,6 +213,7 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
       if (row.change == "combination" && TimePerSample(row) >= fastest) continue;
       const PyTorchRemedy build = BuildElsewhere();
       if (builds && row.runs_in_pytorch() && row.change != build.change) {
+        row.remedy += ", " + build.text;
         row.python = fmt::format("{}\n{}", build.python, row.python);
       }
       const bool helps = row.metrics.peak_reserved < fit.as_it_is.metrics.peak_reserved;

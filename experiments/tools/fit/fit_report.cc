@@ -225,6 +225,19 @@ Columns<FitRow> FitColumns() {
        [](auto& row) { return row.available().count() - row.metrics.peak_reserved.count(); },
        "margin"},
       {"iteration_ms", "ms", "predicted", metric(&Metrics::iteration), "time ms"},
+      {"host_bound", "",
+       "true if the host takes at least 80 % of the iteration to issue its commands",
+       [](auto& row) { return IsHostBound(row.metrics); }},
+      {"fastest_host_ms", "ms",
+       "iteration_ms of change none on the fastest host that was measured; absent unless the "
+       "host's times are assumed",
+       [](auto& row) {
+         return When(row.host_range.has_value(), row.host_range.value_or(HostRange()).fastest);
+       }},
+      {"slowest_host_ms", "ms", "on the slowest one",
+       [](auto& row) {
+         return When(row.host_range.has_value(), row.host_range.value_or(HostRange()).slowest);
+       }},
       {"arithmetic", "", "of the matrix products for which the time holds: fp32, tf32, bf16, ...",
        &FitRow::arithmetic, "arithmetic"},
       {"cost", "", "where the kernel times come from", &FitRow::cost, "times"},
@@ -294,6 +307,15 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
       "Sizes are in GiB.\n\n" +
       FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width) +
       ExplainReclaims(verdicts);
+  for (const std::string& workload : std::set<std::string>(workloads.begin(), workloads.end())) {
+    std::vector<HostPart> hosts;
+    for (const FitRow& row : verdicts) {
+      if (row.workload == workload && row.policy == "as-recorded") {
+        hosts.push_back({row.device, row.metrics, row.host_range});
+      }
+    }
+    text += FormatHost(workload, hosts, kTextWidth);
+  }
   for (const Fit& fit : fits) {
     if (!fit.as_it_is.leaves_recorded) continue;
     text += Wrapped(fmt::format(

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,9 +53,10 @@ struct FitRow {
   FitStatus status = FitStatus::kNot;
   // The run with unlimited memory has these metrics, except for policies of research.
   Metrics metrics;
+  std::optional<HostRange> host_range{};  // of the unchanged run, as `RunResult::host_range`
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
   // What the allocator takes for the construction of the model, before the first iteration, if that
-  // does not fit; else 0.
+  // does not fit, and takes less if it is built elsewhere; else 0.
   Bytes construction;
   std::string reason;  // why it does not fit, or how the policy failed; empty if it fits
   MemoryPeak peak;     // the peak of the unchanged run with unlimited memory

@@ -288,10 +288,12 @@ int Execute(const FitVerbOptions& options, Session& session) {
 }  // namespace
 
 void AddFit(Command& program, Session& session) {
-  Command& verb = program.Add("fit",
-                              "Tell if a workload fits under PyTorch's allocator, and which "
-                              "changes make it fit; exit code 1 if no unchanged workload fits "
-                              "on any device, 4 if a policy failed, which costs only its own row");
+  Command& verb = program.Add(
+      "fit",
+      "Predict if a workload fits under PyTorch's allocator, and which "
+      "changes make it fit (the function spillway_torch.fit predicts "
+      "nothing: it keeps training in a budget); exit code 1 if no unchanged workload fits "
+      "on any device, 4 if a policy failed, which costs only its own row");
   verb.examples = {"fit gpt2.json.zst --memory 4GiB",
                    "fit gpt2:8 --vary length --device h100,h200"};
   auto& options = verb.Runs(Execute, session);

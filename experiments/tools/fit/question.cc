@@ -133,7 +133,13 @@ FitRow Question::Try(const std::string& change, const PolicyChoice& policy,
   return row;
 }
 
-FitRow Question::AsItIs() const { return Predict("none", PolicyOf(trace()), FitAllocator::kUsual); }
+FitRow Question::AsItIs() const {
+  FitRow row = Predict("none", PolicyOf(trace()), FitAllocator::kUsual);
+  Case asked = loaded_.asked;
+  asked.memory = "unlimited";
+  row.host_range = HostRangeOf(asked, loaded_.inputs->DraftOf(asked));
+  return row;
+}
 
 FitRow Question::Remedied(const PyTorchRemedy& remedy) const {
   const PolicyChoice policy = remedy.policy.empty() ? PolicyOf(trace()) : remedy.policy;

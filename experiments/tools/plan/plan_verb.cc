@@ -150,6 +150,28 @@ std::optional<size_t> KneeOf(const std::vector<Row>& rows) {
   return knee;
 }
 
+// Returns a sentence on the floor, and on the least memory in which one of the plans was found if
+// that is more; an empty text if a plan was found for each row.
+std::string LeastOf(const StepPlanner& planner, const std::vector<Row>& rows) {
+  const Bytes floor = planner.floor().size;
+  Bytes least = Bytes::Unlimited();
+  bool all = true;
+  for (const Row& row : rows) {
+    const PlannedStep& planned = row.planned;
+    all = all && planned.fits();
+    const Bytes found = planned.fits() ? planned.prediction.peak : planned.best;
+    if (found > Bytes()) least = std::min(least, found);
+  }
+  if (all) return {};
+  std::string text =
+      fmt::format("\nNo plan takes less than the floor, {}", FormatBytes(floor, least));
+  if (least > floor && least != Bytes::Unlimited()) {
+    text +=
+        fmt::format("; the least memory in which one was found is {}", FormatBytes(least, floor));
+  }
+  return text + ".\n";
+}
+
 std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) {
   const Trace& trace = planner.trace();
   const StepFloor& floor = planner.floor();
@@ -181,10 +203,9 @@ std::string PathFor(const std::string& path, const std::string& size) {
 }
 
 void CheckOptions(const PlanOptions& options) {
-  if (options.curve &&
-      (options.asked.memory || !options.predict.empty() || !options.output.empty())) {
+  if (options.curve && (options.asked.memory || !options.predict.empty())) {
     throw UsageError(
-        "plan: --curve plans for budgets of its own: leave --memory, --predict and -o out");
+        "plan: --curve plans for budgets of its own: leave --memory and --predict out");
   }
   if (!options.family.empty() && (options.curve || options.explain)) {
     throw UsageError("plan: --curve and --explain are about one size: leave --family out");
@@ -244,6 +265,7 @@ int Execute(const PlanOptions& options, Session& session) {
       shown.push_back(column.name);
     }
     std::string text = FormatTable(columns, shown, Items<Row>(rows), options.format.width());
+    if (single) text += LeastOf(recorded, rows);
     if (options.explain) text += Explanation(recorded, rows.front().planned);
     return text;
   };
@@ -251,7 +273,8 @@ int Execute(const PlanOptions& options, Session& session) {
   std::vector<Export> exports;
   for (const Row& row : rows) {
     if (options.output.empty() || !row.planned.fits()) continue;
-    exports.push_back({"--output", PathFor(options.output, row.size),
+    const std::string memory = options.curve ? std::to_string(row.planned.memory.count()) : "";
+    exports.push_back({"--output", PathFor(options.output, memory + row.size),
                        [&row](const Manifest&) { return row.planner->Format(row.planned); }});
   }
   return session.Finish(
@@ -278,7 +301,8 @@ void AddPlan(Command& program, Session& session) {
           "the program has");
   verb.Declared("--memory").Help("The budget: a size (12GiB)");
   verb.Flag("--curve", options.curve,
-            "Plan for budgets between the least memory of any plan and that of the step as it is");
+            "Plan for budgets between the least memory of any plan and that of the step as it is; "
+            "-o plan.json writes plan-BYTES.json for each budget that has a plan");
   verb.Flag("--explain", options.explain,
             "Say what needs the memory, and list all storages that move");
   verb.Text("--family", options.family,

@@ -169,10 +169,10 @@ StepPrediction StepPlanner::PredictionOf(const Report& report) const {
   StepPrediction prediction;
   prediction.peak = report.metrics.peak_allocated;
   prediction.step = report.metrics.iteration;
+  prediction.host = report.metrics.host;
   prediction.eager_peak = eager_.metrics.peak_allocated;
   prediction.eager_step = eager_.metrics.iteration;
   for (const TimelineEntry& entry : report.timeline) {
-    prediction.host = std::max(prediction.host, entry.interval.issued);
     if (entry.kind != CommandKind::kKernel || entry.recompute) continue;
     if (trace().op(entry.op).phase != Phase::kForward) continue;
     prediction.forward = std::max(prediction.forward, entry.interval.issued);
@@ -259,7 +259,7 @@ Bytes StepPlanner::MemoryFor(Bytes peak) const {
 
 std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
   const Bytes eager = eager_.metrics.peak_allocated;
-  const auto needs_plan = [&](Bytes memory) { return memory >= floor_.size && memory < eager; };
+  const auto needs_plan = [&](Bytes memory) { return std::max(memory, floor_.size) < eager; };
   std::vector<StepRung> rungs;
   std::vector<PlannedStep> tried;
   Bytes most;
@@ -277,10 +277,14 @@ std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
   for (const Bytes memory : budgets) {
     PlannedStep& planned =
         all.emplace_back(PlannedStep{memory, {}, PredictionOf(eager_), Bytes(0)});
-    if (memory < floor_.size) planned.best = floor_.size;
-    if (!needs_plan(memory)) continue;
-    planned = rungs.empty() ? FastestOf(tried, memory) : OnRung(rungs, memory);
-    planned.memory = memory;
+    if (needs_plan(memory)) {
+      const Bytes within = std::max(memory, floor_.size);
+      planned = rungs.empty() ? FastestOf(tried, within) : OnRung(rungs, within);
+      planned.memory = memory;
+    }
+    if (memory < floor_.size && planned.fits()) {
+      planned = {memory, {}, PredictionOf(eager_), floor_.size};
+    }
   }
   return all;
 }

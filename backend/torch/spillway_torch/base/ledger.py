@@ -25,6 +25,7 @@ class Storage:
     dtype: torch.dtype | None = None  # the type of the first tensor in it
     shape: tuple[int, ...] = ()  # the shape of the first tensor that covers all of it
     request: int | None = None  # index in `Ledger.requests`
+    on_host: bool = False  # the program has it on the host until it moves it to the pretended device
 
 
 class Ledger:
@@ -53,11 +54,34 @@ class Ledger:
         if tensor.numel() * tensor.element_size() == storage.size:
             storage.shape = tuple(tensor.shape)
         self._seen += 1
+        self._request(storage)
+        self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
+        return storage
+
+    def _request(self, storage: Storage) -> None:
+        storage.on_host = False
         if not self.started and storage.size > 0:
             storage.request = len(self.requests)
             self.requests.append([storage.size, -1])
-        self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
-        return storage
+
+    def keep_on_host(self, storage: Storage) -> None:
+        """Takes the storage that was found last for one of the host, which the device does not have yet."""
+        if storage.request is not None:
+            del self.requests[storage.request:]
+            storage.request, storage.on_host = None, True
+
+    def arrive(self, tensor: torch.Tensor) -> None:
+        """Notes that the program moves a tensor to the device."""
+        storage = self.find(tensor)
+        if storage.on_host:
+            self._request(storage)
+
+    def start(self) -> None:
+        """Begins the first step, for which all storages are on the device."""
+        for storage, _ in list(self._alive.values()):
+            if storage.on_host:
+                self._request(storage)
+        self.started = True
 
     def known(self, tensor: torch.Tensor) -> Storage | None:
         """Returns the storage of a tensor; None if it was never seen."""

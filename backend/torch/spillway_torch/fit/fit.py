@@ -540,7 +540,7 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0) -> Fitted:
-    """Makes training steps of `model` stay within a budget; the script stays as it is.
+    """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
     larger one gets a plan of its own. On a GPU, plans are made in the background; until then, and wherever a step differs from what is

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from ..step.trace import operator_of
+from ..tape.chains import Stuck, stuck
 from ..tape.tape import Tape
 from .lengths import Lengths, explain_lengths
 from .plan import HOST_BOUND, Floor, parse_bytes, useful_moves
@@ -42,6 +43,7 @@ class Curve:
     at: int  # index of the operator that holds the floor
     throughout: int  # bytes that exist during the whole step
     gradients: int  # bytes that backward made until then and that stay
+    stuck: list[Stuck]  # what autograd saves and no plan recomputes
     without: tuple[int, str]  # the floor if no operator of this name needed more than others do, and the operator that holds it
 
     lengths: Optional[Lengths] = None  # if a memory was given
@@ -73,6 +75,9 @@ class Curve:
         least = min((row.peak if row.best is None else row.best) for row in self.rows)
         if least > floor.bytes:
             lines.append(f"The least memory in which a plan was found is {least / unit:,.1f} {name}.")
+        for group in self.stuck:
+            lines.append(f"{group.bytes / unit:,.1f} {name} that autograd saves, such as from {group.operator}, cannot be recomputed: "
+                         f"{group.reason}.")
         size, operator = self.without
         if size < floor.bytes:
             lines.append(f"If {floor.operator} needed less, such as in pieces or in another form, the floor would be "
@@ -114,6 +119,7 @@ class Curve:
                           "throughout_bytes": self.throughout, "gradients_bytes": self.gradients,
                           "held": [{"name": name, "bytes": size} for name, size in self.floor.held[1:]],
                           "without_operator": {"bytes": self.without[0], "operator": self.without[1]}},
+                "not_recomputed": [dataclasses.asdict(group) for group in self.stuck],
                 "rows": [described(at, row) for at, row in enumerate(self.rows)],
                 **({"lengths": self.lengths.object()} if self.lengths is not None else {})}
 
@@ -146,7 +152,8 @@ def explain(tape: Tape, moves: tuple[str, ...] | None = None, *, memory: Union[s
     knee = next((at for at, row in enumerate(found) if row["knee"]), None)
     without = (first["floor_without_bytes"] or 0, tape.ops[operator_of(first["floor_without_op"] or "none.0")].place)
     floor = floor_of(tape, first, 0)
-    curve = Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], without)
+    curve = Curve(tape, rows, knee, floor, floor.at, first["floor_throughout_bytes"], first["floor_gradients_bytes"], stuck(tape),
+                  without)
     if memory is not None:
         curve.lengths = explain_lengths(tape, parse_bytes(memory), lengths, dimension, moves)
     return curve

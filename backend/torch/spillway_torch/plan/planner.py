@@ -13,7 +13,7 @@ from ..base.document import write_document
 from ..base.errors import NoPlanError, SpillwayError
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
-from ..tape.chains import Saved, saved_like, saved_storages
+from ..tape.chains import Saved, saved_like, saved_storages, stuck
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -99,12 +99,15 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
     """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
     floor = floor_of(tape, row, unforeseen)
+    also = "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}"
+                   for group in stuck(tape))
+    best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
     if budget < floor.bytes:
-        raise SpillwayError(floor.sentence(budget))
+        found = f"; the least memory in which a plan was found is {best:,} bytes" if best > floor.bytes else ""
+        raise SpillwayError(floor.sentence(budget) + found + also)
     if row["status"] != "ok":
-        best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
         raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
-                          "larger budget", best)
+                          f"larger budget{also}", best)
     plan = plan_from(json.loads(pathlib.Path(path).read_text(encoding="utf-8")), tape)
     plan.budget, plan.floor, plan.unforeseen = budget, floor, unforeseen
     plan.peak, plan.eager_peak = plan.peak + unforeseen, plan.eager_peak + unforeseen

@@ -23,6 +23,7 @@ from torch.utils._device import _device_constructors
 
 from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
+from ..base.ledger import Ledger
 from ..base.target import Target, parse_target
 from .interpose import Interposer
 from .numbers import COMPARISONS, FINITE, NoValue, compared_by_choice, needs
@@ -45,7 +46,7 @@ class Names(TorchFunctionMode):
             _Tensor.is_cpu.__get__: lambda t: t.is_cpu or (t.is_meta and not target.cuda),
             _Tensor.is_meta.__get__: lambda t: False,
             _Tensor.get_device: lambda t: 0 if t.is_meta and target.cuda else t.get_device(),
-            _Tensor.cuda: lambda t, device=None, non_blocking=False, **kw: t.to(self.translated(device or "cuda"), **kw),
+            _Tensor.cuda: lambda t, device=None, non_blocking=False, **kw: self.moved(t.to(self.translated(device or "cuda"), **kw)),
             _Tensor.pin_memory: lambda t, device=None: t,
             _Tensor.is_pinned: lambda t, device=None: False,
             _Tensor.record_stream: lambda t, stream: None,
@@ -67,6 +68,12 @@ class Names(TorchFunctionMode):
 
     def device(self, tensor: torch.Tensor) -> torch.device:
         return self.target.shown if tensor.device.type == "meta" else tensor.device
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that the program moves to a device."""
+        if tensor.device.type == "meta":
+            self.recorder.ledger.arrive(tensor)
+        return tensor
 
     def backward(self, tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
                  inputs: Any = None) -> None:
@@ -176,7 +183,11 @@ class Names(TorchFunctionMode):
         if kwargs and kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         try:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            where = (kwargs or {}).get("device", args[1] if len(args) > 1 else None)
+            if func is _Tensor.to and isinstance(where, torch.device) and where == META:
+                self.moved(result)
+            return result
         except (RuntimeError, TypeError) as error:
             translated = self.recorder.translated(error, getattr(func, "__name__", str(func)))
             if translated is None:
@@ -236,14 +247,19 @@ class _NoDevice(contextlib.nullcontext):
         super().__init__()
 
 
-def _empty_weights() -> Callable[..., None]:
-    """Modules hold no data from the start, wherever the program puts them first, so that large models are quick to make."""
+def _empty_weights(ledger: Ledger | None) -> Callable[..., None]:
+    """Modules hold no data from the start, wherever the program puts them first, so that large models are quick to make.
+
+    ledger: that of a pretended GPU, to which the program moves what it makes on the host.
+    """
     register, thread = torch.nn.Module.register_parameter, threading.get_ident()
 
     def register_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         if parameter is not None and type(parameter) is torch.nn.Parameter and threading.get_ident() == thread and (
                 _is_on_host(parameter)):
             empty = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype, device="meta")
+            if ledger is not None:
+                ledger.keep_on_host(ledger.find(empty))
             parameter = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
@@ -332,7 +348,8 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
             stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_caches))
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         stack.enter_context(mock.patch.dict(checks, {"default": _plainly(checks["default"])}))
-        stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter", _empty_weights()))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter",
+                                              _empty_weights(pretended.recorder.ledger if wanted.cuda else None)))
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
         stack.enter_context(pretended.recorder)
         stack.enter_context(names)

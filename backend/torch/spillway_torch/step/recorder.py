@@ -441,6 +441,9 @@ class Recorder(TorchDispatchMode):
         writes = [self.operand(t) for t in call.written if self.here(t)]
         made = [(self.operand(t, now), t) for t in outputs if self.here(t)]
         fresh = [(operand, t) for operand, t in made if operand.storage.number not in given]
+        if read and all(operand.storage.on_host for operand in read) and call.kwargs.get("device") is None:
+            for operand, _ in reversed(fresh):
+                self.ledger.keep_on_host(operand.storage)
         return read, [operand for operand, _ in fresh], writes, [t for _, t in fresh]
 
     def note(self, call: Call, result: Any) -> None:

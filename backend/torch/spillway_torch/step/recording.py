@@ -38,7 +38,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             recorder = stack.enter_context(Recorder(wanted.shown.type, wanted, meter))
         else:
             recorder = stack.enter_context(pretend(wanted.name)).recorder
-        recorder.ledger.started = True
+        recorder.ledger.start()
         recorder.numbers.assume(assume)
         recorder.modules = modules = Modules()
         if model is not None:

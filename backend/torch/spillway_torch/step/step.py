@@ -25,7 +25,8 @@ class Step(StepData):
 
     def fit(self, device: str | Sequence[str] = (), *, memory: int | str | None = None, outside: int | str = 0,
             batch: int | str | None = None) -> list[FitRow]:
-        """Returns whether the step fits on each device, each followed by the changes of the program that make it fit, those
+        """Returns what the verb `spillway fit` predicts (the function `spillway_torch.fit` keeps training in a budget, and is another one):
+        whether the step fits on each device, each followed by the changes of the program that make it fit, those
         that cost the least time first, and by those that help without sufficing.
 
         device: names or files as `--device` of `spillway fit` takes them; by default all devices that come with it.

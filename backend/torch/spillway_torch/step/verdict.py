@@ -49,6 +49,9 @@ class FitRow:
     slowdown: float  # time per sample over that of the step as it is
     arithmetic: str
     reason: Optional[str]  # why it does not fit
+    host_bound: bool
+    fastest_host_ms: Optional[float]  # the range of `iteration_ms` by the host's speed; None for a change, or if that is known
+    slowest_host_ms: Optional[float]
     peak_blocks: tuple[Holder, ...] = ()
     peak_layers: tuple[Holder, ...] = ()
 

@@ -112,6 +112,19 @@ TEST(HostTimesTest, OfARecordingWithoutAGpu) {
   EXPECT_EQ(host({HostTimes::Kind::kNone}), Duration());
 }
 
+TEST(HostTimesTest, AreAssumedIfNoneWasMeasuredOrGiven) {
+  const auto assumed = [](Trace trace, const HostTimes& times) {
+    return WithHostTimes(std::move(trace), times).recording->host_assumed;
+  };
+  Trace step = RecordedStep("");
+  EXPECT_FALSE(assumed(step, {}));  // as calibrate-host measured it
+  for (Op& op : step.ops) op.recorded->host = Duration();
+  EXPECT_TRUE(assumed(step, {}));
+  EXPECT_FALSE(assumed(step, {HostTimes::Kind::kPlain, Duration::Microseconds(20)}));
+  EXPECT_FALSE(assumed(step, {HostTimes::Kind::kNone}));
+  EXPECT_FALSE(assumed(RecordedStep("NVIDIA H200"), {}));
+}
+
 TEST_F(InputsTest, SayWhichFilesWereRead) {
   asked_.workload = "vgg16:96";
   std::vector<std::string> names;
