@@ -21,7 +21,7 @@ CORE = ["traces/", "sim/core"]
 RUN = [*CORE, "sim/", "policies/", "backend/"]
 HALL = [*RUN, "experiments/changes", "experiments/run", "experiments/output"]
 TORCH = "backend/torch/spillway_torch"
-ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "fit")]
+ROOMS = [f"{TORCH}/{room}" for room in ("base", "step", "tape", "plan", "run", "compiled", "fit")]
 TOOLS = ["fit", "limit", "measure", "plan", "replay", "report", "sweep"]
 LAYERS = {
     **{folder: TRACES[:i] for i, folder in enumerate(TRACES)},

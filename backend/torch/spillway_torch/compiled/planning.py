@@ -1,0 +1,242 @@
+"""Chooses what a compiled graph saves within its room: `spillway plan` decides on the graph's step, and the graph's kernels judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+from collections.abc import Iterable
+
+import torch
+
+from ..base.ledger import BEFORE, Storage
+from ..base.program import rows_of
+from ..base.target import Target
+from ..plan.plan import EVICT
+from ..step.data import Again, Measured, Operand, Operator, Saved
+from ..step.step import Step
+from ..step.trace import storage_name
+from .joint import AGAIN, ALWAYS, Joint, Outcome, Room, Runs
+
+LONGEST = 400  # nodes that may run again for one value
+TRIES = 2  # plans between those of the curve
+CLOSE = 50  # a choice that leaves less than this part of its room free is good enough
+SMALLEST = 1 << 16  # bytes of a value that is worth a decision
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a graph saves."""
+
+    keep: frozenset[int]  # nodes that may be saved
+    near: int  # as for `Joint.backward_runs`
+    outcome: Outcome
+
+    def better(self, other: Choice | None, room: Room) -> bool:
+        """Returns whether this is the better choice for a room: it fits, or exceeds it by less, and takes less time."""
+        if other is None:
+            return True
+        return (max(0, self.outcome.over(room)), self.outcome.seconds) < (max(0, other.outcome.over(room)), other.outcome.seconds)
+
+
+def choose(joint: Joint, default: Iterable[int], room: Room, target: Target, smallest: int = SMALLEST) -> Choice:
+    """Returns the fastest choice found that stays within the room, or else the one that exceeds it by least.
+
+    default: the nodes that PyTorch saves.
+    smallest: values of fewer bytes are always saved.
+    """
+    values = joint.values()
+    always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
+    first = frozenset(always | {joint.owner[at] for at in default})
+    best = Choice(first, ALWAYS, joint.outcome(set(first)))
+    if best.outcome.over(room) <= 0:
+        return best
+    base = always | _anchors(joint, values)
+    step = _GraphStep(joint, base, always, target)
+    tried: dict[int, int] = {}  # by the bytes that the program plans for: those by which the graph exceeds its room
+    for memory, evicted in step.curve(room).items():
+        best, tried[memory] = _better(joint, frozenset(base - evicted), room, best)
+    for _ in range(TRIES):
+        fits = max((memory for memory, over in tried.items() if over <= 0), default=None)
+        above = min((memory for memory, over in tried.items() if over > 0 and (fits is None or memory > fits)), default=None)
+        if fits is None or above is None or -tried[fits] * CLOSE <= room.most:
+            break
+        memory = fits + (above - fits) * -tried[fits] // (tried[above] - tried[fits])
+        found = step.within(room, memory)
+        if memory in tried or found is None:
+            break
+        best, tried[memory] = _better(joint, frozenset(base - found), room, best)
+    return best
+
+
+def _better(joint: Joint, keep: frozenset[int], room: Room, best: Choice) -> tuple[Choice, int]:
+    """Returns the better one of `best` and of what may be saved, and by how many bytes the latter exceeds the room at least."""
+    least = None
+    for near in AGAIN:
+        choice = Choice(keep, near, joint.outcome(set(keep), near))
+        over = choice.outcome.over(room)
+        best = choice if choice.better(best, room) else best
+        least = over if least is None else min(least, over)
+        if choice.outcome.backward <= room.backward:
+            break  # the others recompute more, so that backward takes less
+    assert least is not None
+    return best, least
+
+
+def _anchors(joint: Joint, values: Iterable[int]) -> set[int]:
+    """Returns values that forward writes in any case, and from which much else follows: results of products and reductions, and what
+    kernels far apart read, such as the sums of a residual network."""
+    level: dict[int, int] = {}
+    for at, forward in enumerate(joint.forward):
+        if forward:
+            level[at] = max((level[i] + (not joint.fusible[i] and not joint.free[i]) for i in joint.inputs[at]), default=0)
+    readers: dict[int, set[int]] = {}
+    for at in reversed(list(level)):
+        mine = {level[at]} | (readers.get(at, set()) if joint.free[at] else set())
+        for i in joint.inputs[at]:
+            readers.setdefault(i, set()).update(mine)
+    return {at for at in values if not joint.fusible[joint.maker(at)] or len(readers.get(at, ())) > 1
+            or 4 * joint.size[at] < sum(joint.size[i] for i in joint.inputs[joint.maker(at)])}
+
+
+class _GraphStep:
+    """A graph as a step that the program `spillway` plans: kernels are its operators, and the values `union` are its saved tensors."""
+
+    def __init__(self, joint: Joint, union: set[int], always: set[int], target: Target) -> None:
+        self.joint, self.target = joint, target
+        self.operators: list[Operator] = []
+        self.storages: dict[int, Storage] = {}
+        self.saved: dict[int, Saved] = {}
+        self.inputs = 0  # bytes of inputs that operators read
+        self.between = 0  # the operator that stands for all that runs between forward and backward
+        self._make(union, always)
+
+    def curve(self, room: Room) -> dict[int, set[int]]:
+        """Returns the nodes that are recomputed in several memories, by the bytes that the program plans for. In the room's own
+        memory, the kernels of the graph would fit if they took what the operators of the step take."""
+        with tempfile.TemporaryDirectory() as folder:
+            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
+            rows = rows_of("plan", str(trace), "--curve", "-o", str(plan))
+            found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
+            return {memory: _evicted(plan.with_name(f"plan-{memory}.json")) for memory in found}
+
+    def within(self, room: Room, memory: int) -> set[int] | None:
+        """Returns the nodes that are recomputed in one memory of the curve's kind; None if the program finds no plan."""
+        with tempfile.TemporaryDirectory() as folder:
+            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
+            row = rows_of("plan", str(trace), "--memory", f"{memory}B", "-o", str(plan))[0]
+            return _evicted(plan) if row["status"] == "ok" else None
+
+    def _write(self, room: Room, folder: str) -> pathlib.Path:
+        """Writes the step as a trace. Its operators leave free what others take in the memory of the room."""
+        for at, op in enumerate(self.operators):
+            op.scratch = room.most - (room.forward if at < self.between else room.saved if at == self.between else room.backward)
+        places: dict[int, list[int]] = {}
+        for saved in self.saved.values():
+            places.setdefault(saved.packed, [0, 0])[0] += 1
+            for at in saved.unpacked:
+                places.setdefault(at, [0, 0])[1] += 1
+        hooks = {"places": [[at, *counts] for at, counts in sorted(places.items())], "pack_ns": 0, "unpack_ns": 0,
+                 "moves": {"evict_ns": 0}, "copy_bytes_per_second": 0, "beside_copy": 0}
+        step = Step("graph", 1, self.target, self.operators, self.storages, sorted(self.saved.values(), key=lambda s: s.packed),
+                    measured=Measured("compiled"), hooks=hooks)
+        path = pathlib.Path(folder, "step.json")
+        step.write(path)
+        return path
+
+    def _make(self, union: set[int], always: set[int]) -> None:
+        joint, runs = self.joint, Runs(self.joint)
+        saved, again = joint.split(union)  # others would be there for no reader
+        chains = self._chains(set(saved) - always, set(saved))
+        made = joint.forward_runs(saved, runs)
+        kept = {runs.key[made[at]] for at in [*saved, *joint.results] if joint.storage[at] is not None}
+        for kernel in joint.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept):
+            label = joint.nodes[runs.node[kernel.runs[-1]]].name
+            written = {runs.node[key]: size for key, size in kernel.writes.items()}
+            mine = [at for at in written if at in chains]
+            for at in mine:
+                seconds, sources, workspace = chains[at]
+                self._add(label, "forward", sources, [at], kernel.seconds / len(written), Again(round(1e9 * seconds), 0, workspace))
+            rest = [at for at in written if at not in chains]
+            if rest or not mine:
+                self._add(label, "forward", [runs.node[k] for k in kernel.reads], rest, kernel.seconds * len(rest) / max(1, len(written)))
+            for at in mine:
+                self.saved[at] = Saved(self._operand(at), len(self.operators))
+        self.between = len(self.operators)
+        self._add("between", "backward", [], [], 0.0)
+        back, order = joint.backward_runs(saved, again, ALWAYS, runs)
+        ends = {runs.key[back[at]] for at in joint.gradients if joint.storage[at] is not None}
+        named: dict[int, int] = {}  # keys of backward that are no saved values, by number
+        for kernel in joint.kernels(runs, order, ends):
+            reads = [runs.node[k] if runs.outside[k] else named.setdefault(k, len(joint.nodes) + k) for k in kernel.reads]
+            writes = [named.setdefault(k, len(joint.nodes) + k) for k in kernel.writes]
+            for at in reads:
+                if at in self.saved and len(self.operators) not in self.saved[at].unpacked:
+                    self.saved[at].unpacked.append(len(self.operators))
+            sizes = {named[k]: size for k, size in kernel.writes.items()}
+            there = [at for at in reads if at < len(joint.nodes) or at in self.storages]
+            self._add(joint.nodes[runs.node[kernel.runs[-1]]].name, "backward", there, writes, kernel.seconds, sizes=sizes)
+        last = {named[k] for k in ends if k in named} | {joint.owner[at] for at in joint.results}
+        self._add("end", "backward", [at for at in last if at in self.storages], [], 0.0)
+        ends_at = {}
+        for at, op in enumerate(self.operators):
+            for operand in (*op.inputs, *op.outputs):
+                ends_at[operand.storage.number] = at + 1
+        for number, storage in self.storages.items():
+            storage.died = None if storage.born == BEFORE else ends_at[number]
+
+    def _chains(self, wanted: set[int], union: set[int]) -> dict[int, tuple[float, list[int], int]]:
+        """Returns, by value that can be recomputed: seconds, the storages that it is recomputed from, and bytes in between."""
+        joint, found = self.joint, {}
+        for at in sorted(at for at in wanted if not joint.is_input[at]):
+
+            def absent(n: int, at: int = at) -> bool:
+                return n == at or not joint.is_input[n] and not (n in union and n < at)
+            nodes = joint.missing([at], absent)
+            if len(nodes) > LONGEST or any(joint.draws[n] for n in nodes):
+                continue
+            inside = set(nodes)
+            sources = list(dict.fromkeys(i for n in nodes for i in joint.inputs[n] if i not in inside))
+            runs = Runs(joint)
+            made: dict[int, int] = {}
+            for source in sources:
+                made[source] = runs.add(source)
+            for n in nodes:
+                made[n] = runs.add(n, made)
+            kernels = joint.kernels(runs, [made[n] for n in nodes], {runs.key[made[at]]})
+            seconds = sum(k.seconds for k in kernels)
+            if joint.fusible[joint.maker(at)]:  # its reader's kernel makes it, and does not read it
+                seconds = max(0.0, seconds - 2 * joint.size[at] / joint.rates.bytes_per_second)
+            most = max(joint.timeline(runs, kernels, (), {made[at]}), default=0)
+            read = dict.fromkeys(joint.owner[s] for s in sources if joint.storage[s] is not None)
+            found[at] = seconds, list(read), max(0, most - joint.size[at])
+        return found
+
+    def _add(self, label: str, phase: str, inputs: Iterable[int], outputs: Iterable[int], seconds: float, again: Again | None = None,
+             sizes: dict[int, int] | None = None) -> None:
+        number = len(self.operators)
+        read = [self._operand(at) for at in dict.fromkeys(inputs)]
+        made = [self._operand(at, number, (sizes or {}).get(at)) for at in outputs]
+        self.operators.append(Operator(label, "", phase, read, made, 0, False, number, time_ns=round(1e9 * seconds), number=number,
+                                       again=again))
+
+    def _operand(self, at: int, born: int = BEFORE, size: int | None = None) -> Operand:
+        if at not in self.storages:
+            bytes_ = self.joint.size[at] if size is None else size
+            self.storages[at] = Storage(at, bytes_, born, dtype=torch.uint8)
+            self.inputs += bytes_ if born == BEFORE else 0
+        return Operand(self.storages[at], 0, self.storages[at].size, (), torch.uint8)
+
+
+def _evicted(plan: pathlib.Path) -> set[int]:
+    """Returns the nodes that a plan's file recomputes."""
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    return {int(item["tensor"].removeprefix(storage_name(0)[:-1])) for item in document["storages"] if item["fate"] == EVICT}
+
+
+def default_saved(joint: Joint, names: set[str]) -> set[int]:
+    """Returns the values of forward that a backward reads, for the names of its inputs."""
+    read = {joint.owner[at] for at, n in enumerate(joint.nodes) if n.name in names and joint.forward[at]}
+    return {at for at in read if not joint.is_input[at]}
+

@@ -1,0 +1,179 @@
+"""All that Spillway uses of PyTorch's compiler and that is not public: tested with PyTorch 2.11."""
+
+from __future__ import annotations
+
+import operator
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import fx
+from torch._functorch import partitioners
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.fx_utils import get_node_storage
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import is_sym_node
+
+Inputs = Sequence[Any]
+Halves = tuple[fx.GraphModule, fx.GraphModule]
+_TYPES = partitioners.get_default_op_list()
+
+
+def after_tangents(graph: fx.GraphModule, static: Sequence[int], forward_outputs: int) -> set[fx.Node]:
+    """Returns the nodes of a joint graph that follow from the gradients of its results."""
+    return set(partitioners.classify_nodes(graph, list(static), forward_outputs).tangents_closure)
+
+
+def storage_of(node: fx.Node) -> Any:
+    """Returns what stands for the storage of a node's tensor; None if it has none."""
+    value = node.meta.get("val")
+    return get_node_storage(node) if isinstance(value, torch.Tensor) and torch._C._has_storage(value) else None
+
+
+def is_view(node: fx.Node) -> bool:
+    """Returns whether an operator makes a view of what it reads."""
+    return node.op == "call_function" and _TYPES.is_view(node)
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Returns whether Inductor puts an operator into one kernel with its neighbours."""
+    target = getattr(node.target, "overloadpacket", node.target)
+    return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target is torch.ops.aten.copy_
+
+
+def draws(node: fx.Node) -> bool:
+    """Returns whether an operator must not run again: it draws random numbers, or talks to other processes."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if "_c10d_functional" in str(node.target):
+        return True
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = {a.name: a for a in node.target._schema.arguments}  # type: ignore[union-attr]
+    rate = next((name for name in ("dropout_p", "p") if name in given), None)
+    if rate is None:
+        return True
+    place = list(given).index(rate)
+    value = node.kwargs.get(rate, node.args[place] if place < len(node.args) else given[rate].default_value)
+    return bool(value != 0)  # attention without dropout has the tag, too
+
+
+def own_marks(graph: fx.GraphModule) -> bool:
+    """Returns whether the program itself says what is recomputed, as torch.utils.checkpoint does."""
+    return any("recompute" in node.meta for node in graph.graph.nodes)
+
+
+def simplified(graph: fx.GraphModule) -> None:
+    """Removes what nobody reads, and what is computed twice, as PyTorch's partitioner does."""
+    graph.graph.eliminate_dead_code()
+    graph.graph = fx_graph_cse(graph.graph)
+
+
+def default_halves(graph: fx.GraphModule, inputs: Inputs, **options: Any) -> Halves:
+    """Returns the forward and backward that PyTorch makes of a joint graph."""
+    return partitioners.min_cut_rematerialization_partition(graph, inputs, **options)
+
+
+def copied(graph: fx.GraphModule) -> fx.GraphModule:
+    """Returns a graph with copies of the nodes, which have the same names."""
+    new, env = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.graph.nodes:
+        env[node] = new.node_copy(node, lambda n: env[n])
+    return fx.GraphModule(graph, new)
+
+
+def halves(graph: fx.GraphModule, saved: Sequence[fx.Node], order: Sequence[fx.Node], forward_outputs: int) -> Halves:
+    """Returns the forward and backward of a joint graph: forward saves the nodes `saved`, and backward runs `order`, in which a
+    node may stand several times."""
+    numbers = [n for n in saved if is_sym_node(n)]
+    forward, backward = partitioners._extract_fwd_bwd_modules(graph, [n for n in saved if not is_sym_node(n)], saved_sym_nodes=numbers,
+                                                              num_fwd_outputs=forward_outputs)
+    new, env, by_name = fx.Graph(), {}, {n.name: n for n in graph.graph.nodes}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        env[by_name[node.name]] = new.node_copy(node)
+    for node in order:
+        env[node] = new.node_copy(node, lambda n: env[n])
+    new.node_copy(backward.graph.output_node(), lambda n: env[by_name[n.name]])
+    return forward, fx.GraphModule(backward, new)
+
+
+def saved_by(backward: fx.GraphModule) -> set[str]:
+    """Returns the names of what a backward reads."""
+    return {node.name for node in backward.graph.find_nodes(op="placeholder")}
+
+
+class Partitioner(CustomPartitionerFn):
+    """Gives the compiler a partition that a function makes of a joint graph, its inputs and PyTorch's options.
+
+    key: what the partition depends on beside the graph. The compiler's caches know the partition by it.
+    """
+
+    def __init__(self, split: Callable[..., Halves], key: str) -> None:
+        self.split, self.key = split, key
+
+    def uuid(self) -> str:
+        return f"spillway {self.key}"
+
+    def __deepcopy__(self, memo: Any) -> Partitioner:
+        return self  # the compiler copies its settings
+
+    def __reduce__(self) -> Any:
+        return str, (self.uuid(),)  # caches that write the settings
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Inputs, **options: Any) -> Halves:
+        return self.split(gm, joint_inputs, **options)
+
+
+class _Seen(Exception):
+    """Ends a compilation whose joint graph is all that is wanted."""
+
+
+def joint_graph(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], look: Callable[..., None]) -> None:
+    """Traces forward and backward of a graph for inputs without data, and calls `look` as the compiler calls a partitioner."""
+    def split(*given: Any, **options: Any) -> Halves:
+        look(*given, **options)
+        raise _Seen
+    try:
+        compiled(copied(graph), inputs, settings, split, uuid.uuid4().hex)  # no cache may answer
+    except _Seen:
+        pass
+    except Exception as error:  # which the compiler wraps
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, _Seen):
+            cause = cause.__cause__ or getattr(cause, "inner_exception", None)
+        if cause is None:
+            raise
+
+
+def compiled(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], split: Callable[..., Halves], key: str) -> Callable[..., Any]:
+    """Returns a graph that Inductor has compiled, with a partition of ours, which `key` tells from others. The graph is used up."""
+    patches = {**settings, "custom_partitioner_fn": Partitioner(split, key)}
+    return compile_fx(graph, list(inputs), config_patches=patches)  # type: ignore[return-value]
+
+
+def without_data(inputs: Inputs) -> list[Any]:
+    """Returns inputs as the compiler knows them, without their data."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return [mode.from_tensor(given, static_shapes=True) if isinstance(given, torch.Tensor) else given for given in inputs]
+
+
+def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optional[Callable[..., Any]]]) -> Callable[[], None]:
+    """Gives each graph that torch.compile finds for Inductor to `take`, which returns what runs in its place, or None.
+
+    Returns a function that ends this.
+    """
+    kind = torch._TorchCompileInductorWrapper
+    plain = kind.__call__
+
+    def call(self: Any, graph: fx.GraphModule, inputs: Inputs) -> Any:
+        taken = take(graph, inputs, self.config)
+        return plain(self, graph, inputs) if taken is None else taken
+    kind.__call__ = call  # type: ignore[method-assign]
+
+    def end() -> None:
+        if kind.__call__ is call:
+            kind.__call__ = plain  # type: ignore[method-assign]
+    return end
