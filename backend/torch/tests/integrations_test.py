@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spillway_torch import SpillwayError
 from spillway_torch.integrations import lightning, transformers as huggingface
+from compiled_test import by_operators
 from stepping import Vit, different
 
 transformers.logging.set_verbosity_error()
@@ -205,9 +206,25 @@ class IntegrationsTest(unittest.TestCase):
             self.assertIsNot(first, None)
             self.assertIsNone(first.plan)
 
+    def test_a_compiled_model(self):
+        class Seen(huggingface.FitCallback):
+            def on_step_end(self, *_, **__):
+                self.numbers, self.text = self.fitted.stats(), self.fitted.report()
+
+        with by_operators():
+            plain = train_tokens(torch_compile=True, logging_steps=2)[0]
+            callback = Seen(1 << 40)
+            train_tokens(callback, torch_compile=True, logging_steps=2)
+            budget = int(0.9 * callback.numbers["predicted_bytes"])
+            callback = Seen(budget)
+            found = train_tokens(callback, torch_compile=True, logging_steps=2)[0]
+        self.assertGreater(callback.numbers["planned"], 2)
+        self.assertLessEqual(callback.numbers["predicted_bytes"], budget)
+        self.assertIn("a graph of", callback.text)
+        for one, other in zip(plain, found):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # the first step runs other operators
+
     def test_arguments_that_are_refused(self):
-        with self.assertRaisesRegex(SpillwayError, "a Trainer with torch_compile is not planned"):
-            train_tokens(huggingface.FitCallback("1GiB"), torch_compile=True)
         many = mock.Mock(world_size=1, n_gpu=2)
         with self.assertRaisesRegex(SpillwayError, "a Trainer with several processes or GPUs is not planned"):
             huggingface.FitCallback("1GiB").on_train_begin(many, None, None)

@@ -33,12 +33,11 @@ def refuse_kinds(model: torch.nn.Module) -> None:
                 raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
 
 
-def _refuse_model(model: torch.nn.Module) -> None:
+def _refuse_model(model: torch.nn.Module, compiled: bool) -> None:
     refuse_kinds(model)
     for name, module in model.named_modules():
-        if not name and is_compiled(module):
-            raise SpillwayError("the whole model is compiled, which is not planned, because nothing is seen of what it runs: compile its "
-                                "blocks one by one")
+        if not name and not compiled and is_compiled(module):
+            raise SpillwayError("the whole model is compiled, and nothing is seen of what it runs: leave compiled=False out")
         if not name and isinstance(module, torch.jit.ScriptModule):
             raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
         if CALL in vars(module):
@@ -48,13 +47,13 @@ def _refuse_model(model: torch.nn.Module) -> None:
             raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
 
 
-def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:
-    """Returns one or several models as a list. Raises `SpillwayError` for what a plan cannot run."""
+def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]], compiled: bool = False) -> list[torch.nn.Module]:
+    """Returns one or several models, compiled or not, as a list. Raises `SpillwayError` for what a plan cannot run."""
     models = list(given) if isinstance(given, (list, tuple)) and given else [given]
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a list of them")
-        _refuse_model(model)
+        _refuse_model(model, compiled)
     for at, model in enumerate(models):
         if any(model is module for other in (*models[:at], *models[at + 1:]) for module in other.modules()):
             raise SpillwayError(f"a {type(model).__name__} is given twice, or is a part of another model in the list: give it once")

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -18,6 +18,7 @@ from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..tape.hooks import Hooks, in_backward
+from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
@@ -25,6 +26,9 @@ from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
+
+if TYPE_CHECKING:
+    from .compiled import CompiledFitted
 
 log = logging.getLogger("spillway_torch")
 
@@ -151,7 +155,7 @@ class Fitted:
         """Returns what stands in the place of the model's `_call_impl`."""
         def call(*given: Any, **named: Any) -> Any:
             if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
-                raise SpillwayError("the model runs under torch.compile, which is not planned: compile its blocks one by one, before `fit`")
+                raise SpillwayError("the model runs under torch.compile, which has a budget with fit(..., compiled=True)")
             hooks = self._begin(at, (given, named))
             if hooks is None:
                 return type(model)._call_impl(model, *given, **named)
@@ -539,7 +543,8 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
-        hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0) -> Fitted:
+        hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
+        compiled: bool | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -558,16 +563,37 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     report_every: after so many steps, the log "spillway_torch" has a line about them, at level INFO; 0 for none.
     verify: in each step of so many, the bits of what is recomputed are compared with what autograd saved, of which the host keeps a copy;
         the backward raises RuntimeError where they differ. 0 for none.
+    compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
+        is compiled. It takes none of the four options above.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
-    models, optimizers = models_of(model), optimizers_of(optimizer)
+    given = list(model) if isinstance(model, (list, tuple)) else [model]
+    if compiled is None:
+        compiled = any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
+    models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
+    if compiled:
+        if not hook_forward or policy is not None or report_every or verify:
+            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every and verify: leave them out")
+        from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
+        return CompiledFitted(models, optimizers, budget, device)
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
     return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify)
+
+
+def compile(model: torch.nn.Module, memory: Union[str, int] = "8GiB",
+            optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, **options: Any) -> torch.nn.Module:
+    """Compiles a model in place and gives its steps a budget, as `model.compile(**options)` and `fit(model, optimizer, memory)` do.
+
+    Returns the model. Raises `SpillwayError` as `fit` does.
+    """
+    model.compile(**options)
+    fit(model, optimizer, memory)
+    return model

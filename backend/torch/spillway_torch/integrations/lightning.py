@@ -33,8 +33,10 @@ class FitCallback(Callback):
         if pl_module._compiler_ctx is not None:
             raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        self.fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, report_every=self.report_every,
-                          verify=self.verify)
+        fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, report_every=self.report_every,
+                     verify=self.verify, compiled=False)
+        assert isinstance(fitted, Fitted)
+        self.fitted = fitted
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.fitted is not None:

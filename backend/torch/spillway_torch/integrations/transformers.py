@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from transformers import TrainerCallback
 
 from ..base.errors import SpillwayError
 from ..fit.fit import Fitted, fit
 from ..plan.plan import parse_bytes
+
+if TYPE_CHECKING:
+    from ..fit.compiled import CompiledFitted
 
 
 class FitCallback(TrainerCallback):
@@ -23,18 +26,17 @@ class FitCallback(TrainerCallback):
         """memory, policy, report_every, verify: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
         self.policy, self.report_every, self.verify = policy, report_every, verify
-        self.fitted: Fitted | None = None  # while `train` runs, and after it ended with an error
+        self.fitted: Fitted | CompiledFitted | None = None  # while `train` runs, and after it ended with an error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_train_end(args, state, control)
         for refused, name in ((args.world_size > 1 or args.n_gpu > 1, "several processes or GPUs"), (args.deepspeed, "deepspeed"),
-                              (args.fsdp, "fsdp"), (args.torch_compile, "torch_compile")):
+                              (args.fsdp, "fsdp")):
             if refused:
                 raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
-        self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,
-                          policy=self.policy, report_every=self.report_every,
-                          verify=self.verify)  # accelerate wraps it
+        self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,  # accelerate wraps it
+                          policy=self.policy, report_every=self.report_every, verify=self.verify, compiled=bool(args.torch_compile))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.fitted is not None and logs is not None:

@@ -1,0 +1,352 @@
+"""`fit` for compiled models: each graph that torch.compile finds is cut into forward and backward so that the step stays in a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import fx
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..base.errors import SpillwayError
+from ..base.target import Target
+from ..compiled import pytorch
+from ..compiled.joint import Joint, Outcome, Room
+from ..compiled.planning import SMALLEST, Choice, choose, default_saved
+from ..compiled.rates import rates_of
+from ..plan.plan import in_unit
+from .accepted import BUDGET
+
+log = logging.getLogger("spillway_torch")
+
+_BUDGETS: weakref.WeakKeyDictionary[torch.nn.Module, CompiledFitted] = weakref.WeakKeyDictionary()  # as long as their models exist
+
+MOST_CORRECTIONS = 3  # plans for less, where steps took more than the budget
+CHECKED = 2  # the first steps with new graphs, whose memory is compared with the budget
+UNSEEN = 2  # after so many updates without a graph, a line says so
+ROUNDS = 6  # in which the graphs of a step share its budget
+
+
+@dataclasses.dataclass(eq=False)
+class Graph:
+    """A graph of the program. It runs operator by operator, with what autograd saves on the host, until it has a plan."""
+
+    owner: weakref.ref[CompiledFitted]
+    module: fx.GraphModule
+    settings: dict[str, Any]  # of Inductor
+    device: str
+    inputs: list[Any] = dataclasses.field(default_factory=list)  # of the first call, without data
+    joint: Optional[Joint] = None
+    default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
+    choice: Optional[Choice] = None
+    compiled: Any = None
+    trained: bool = True  # a backward follows, and it can be planned
+
+    def __call__(self, *given: Any) -> Any:
+        owner = self.owner()
+        return self.module(*given) if owner is None else owner._call(self, given)
+
+    def look(self, gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> None:
+        """Learns the joint graph, as the compiler shows it."""
+        options.pop("compiler", None)
+        pytorch.simplified(gm)
+        if pytorch.own_marks(gm):
+            raise SpillwayError("the program says itself what is recomputed (torch.utils.checkpoint)")
+        self.joint = Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
+        backward = pytorch.default_halves(pytorch.copied(gm), inputs, compiler="inductor", **options)[1]
+        self.default = default_saved(self.joint, pytorch.saved_by(backward))
+
+    def key(self) -> str:
+        """Returns what tells the graph's partition from others of the same joint graph."""
+        if self.choice is None or self.choice.keep == self.default or self.joint is None:
+            return "as PyTorch cuts it"
+        saved = [self.joint.nodes[at].name for at in sorted(self.choice.keep)]
+        return hashlib.sha256(f"{self.choice.near} {' '.join(saved)}".encode()).hexdigest()
+
+    def split(self, gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> pytorch.Halves:
+        """Cuts a joint graph as planned; as PyTorch does where nothing has to be planned."""
+        planned = self.joint
+        if self.choice is None or self.choice.keep == self.default or planned is None:
+            return pytorch.default_halves(gm, inputs, **options)
+        pytorch.simplified(gm)
+        joint = Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), planned.rates)
+        if [n.name for n in joint.nodes] != [n.name for n in planned.nodes]:
+            log.warning("spillway: a graph was traced in another way than when it was planned, and is cut as PyTorch cuts it")
+            return pytorch.default_halves(gm, inputs, **options)
+        saved, order = joint.cut(set(self.choice.keep), self.choice.near)
+        return pytorch.halves(gm, [joint.nodes[at] for at in saved], [joint.nodes[at] for at in order], options["num_fwd_outputs"])
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a graph in a step that is recorded. Bytes are those in use outside the graphs."""
+
+    graph: Graph
+    forward: int
+    backward: Optional[int] = None  # None until its backward begins
+
+
+class CompiledFitted:
+    """Compiled models whose steps stay in a budget, once their graphs have plans. `remove` ends that."""
+
+    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str) -> None:
+        for model in models:
+            if model in _BUDGETS:
+                raise SpillwayError(f"a {type(model).__name__} has a budget already: call `remove` of what the earlier `fit` returned")
+            _BUDGETS[model] = self
+        self._models, self._optimizers = [weakref.ref(model) for model in models], list(optimizers)
+        self._budget, self.device = budget, device
+        self._graphs: list[Graph] = []
+        self._calls: list[Call] = []  # of the step that is recorded
+        self._events: list[tuple[Call, bool]] = []  # a call, and whether its backward begins
+        self._state = 0  # bytes of the optimizers' state when the step began
+        self._unforeseen = 0  # bytes that steps took and that no plan counts
+        self._corrections = self._steps = self._planned = self._most = 0
+        self._fresh = CHECKED  # steps to check
+        self._compiling = False  # a graph was compiled in this step
+        self._predicted = 0
+        this = weakref.ref(self)
+
+        def take(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Optional[Graph]:
+            fitted = this()
+            return None if fitted is None else fitted._take(module, inputs, settings)
+        self._end = pytorch.take_graphs(take)
+        weakref.finalize(self, self._end)
+
+        def after_update(of: torch.optim.Optimizer, *_: Any) -> None:
+            fitted = this()
+            if fitted is not None:
+                fitted._after_update(of)
+        setattr(after_update, BUDGET, this)
+        self._handles = [optimizer.register_step_post_hook(after_update) for optimizer in optimizers] or [
+            register_optimizer_step_post_hook(after_update)]
+        torch.compiler.reset()  # what was compiled before is not planned
+
+    def remove(self) -> None:
+        """Makes PyTorch compile the models anew, without a budget."""
+        for handle in self._handles:
+            handle.remove()
+        self._end()
+        self._graphs.clear()
+        for model in self._modules():
+            _BUDGETS.pop(model, None)
+        torch.compiler.reset()
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    def stats(self) -> dict[str, float]:
+        """Returns the numbers of `report` by name, for loggers."""
+        found = {"steps": self._steps, "planned": self._planned, "graphs": len(self._graphs), "budget_bytes": self._budget,
+                 "most_bytes": self._most, "predicted_bytes": self._predicted}
+        return {name: number for name, number in found.items() if number or not name.endswith("_bytes")}
+
+    def report(self) -> str:
+        """Returns what steps took so far, and what the graphs save."""
+        most = f", of which steps took at most {self._text(self._most)}" if self._most else ""
+        lines = [f"budget {self._text(self._budget)}{most}; {self._steps} steps: {self._planned} planned, {self._steps - self._planned} "
+                 f"recorded or compiled; predicted peak {self._text(self._predicted)}"]
+        for graph in self._graphs:
+            if graph.choice is not None and graph.joint is not None:
+                taken = graph.choice.outcome
+                plain = graph.joint.outcome(graph.default)
+                lines.append(f"a graph of {len(graph.joint.nodes)} nodes saves {self._text(taken.saved)} (as PyTorch cuts it "
+                             f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
+                             f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
+        return "\n".join(lines)
+
+    def _text(self, size: int) -> str:
+        return in_unit(size, self._budget)
+
+    # ---- steps ----
+
+    def _take(self, module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Optional[Graph]:
+        """Returns a graph in the place of what the compiler makes of it; None for one without a backward."""
+        if not torch.is_grad_enabled() or not any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs):
+            return None
+        if any(isinstance(i, torch.SymInt) for i in inputs):
+            log.warning("spillway: a graph has sizes that vary, and is cut as PyTorch cuts it: give torch.compile dynamic=False")
+            return None
+        self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self.device))
+        return self._graphs[-1]
+
+    def _call(self, graph: Graph, given: Sequence[Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return graph.module(*given)
+        if graph.choice is None and graph.trained:
+            return self._record(graph, given)
+        if graph.compiled is None:
+            self._compiling = True
+            graph.compiled = pytorch.compiled(pytorch.copied(graph.module), given, graph.settings, graph.split, graph.key())
+        return graph.compiled(*given)
+
+    def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
+        """Runs a graph operator by operator, with what autograd saves on the host."""
+        if not self._calls:
+            self._state = self._state_bytes()
+        if not graph.inputs:
+            graph.inputs = pytorch.without_data(given)
+        call = Call(graph, self._in_use())
+        self._calls.append(call)
+        self._events.append((call, False))
+        with _saved_on_host(self.device, given):
+            results = graph.module(*given)
+        torch.clear_autocast_cache()  # no compiled graph has one
+
+        def begin(*_: Any) -> None:
+            if call.backward is None:
+                call.backward = self._in_use()
+                self._events.append((call, True))
+        for result in results:
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                result.grad_fn.register_prehook(begin)
+        return results
+
+    def _in_use(self) -> int:
+        """Returns the bytes of the device in use; on a CPU, which does not count them, those of parameters, gradients and state."""
+        if self.device == "cuda":
+            return torch.cuda.memory_allocated()
+        own = [p for model in self._modules() for p in model.parameters()]
+        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in own) + self._state_bytes()
+
+    def _state_bytes(self) -> int:
+        return sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
+                   for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self.device)
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        own = {id(p) for model in self._modules() for p in model.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            return
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        self._steps += 1
+        if self._steps == UNSEEN and not self._graphs:
+            log.warning("spillway: nothing is planned, because torch.compile found no graph of a model that learns: `compile` of a module "
+                        "of PyTorch itself, such as nn.Sequential, compiles nothing, and torch.compile(model) does")
+        if self.device == "cuda":
+            self._most = max(self._most, torch.cuda.max_memory_allocated())
+        if self._events:
+            self._plan()
+        elif self._compiling:
+            self._compiling = False
+        else:
+            self._planned += 1
+            self._check()
+        if self.device == "cuda" and self._fresh:
+            torch.cuda.reset_peak_memory_stats()
+
+    def _check(self) -> None:
+        """Compares a step with the budget; plans again where it took more."""
+        if self.device != "cuda" or not self._fresh:
+            return
+        self._fresh -= 1
+        over = torch.cuda.max_memory_allocated() - self._budget
+        if over <= 0 or self._corrections == MOST_CORRECTIONS:
+            return
+        self._corrections += 1
+        self._unforeseen += over + (torch.cuda.max_memory_allocated() >> 8)
+        log.warning("spillway: a compiled step took %s bytes more than the budget, and is planned again for less", f"{over:,}")
+        for graph in self._graphs:
+            graph.choice = graph.compiled = None
+        self._fresh = CHECKED
+
+    # ---- plans ----
+
+    def _plan(self) -> None:
+        """Plans the graphs of the step that was recorded. Raises `SpillwayError` if they do not fit."""
+        events, self._events, self._calls = self._events, [], []
+        log.debug("spillway: bytes outside the graphs: %s", ", ".join(
+            f"{'backward' if backward else 'forward'} {call.backward if backward else call.forward:,}" for call, backward in events))
+        more = self._state_bytes() - self._state + self._unforeseen
+        graphs = list(dict.fromkeys(call.graph for call, _ in events))
+        for graph in graphs:
+            try:
+                pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
+            except SpillwayError as error:
+                log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
+                graph.trained = False
+        graphs = [graph for graph in graphs if graph.joint is not None]
+        if not graphs:
+            return
+        target = Target(self.device, False, torch.device(self.device))
+        smallest = SMALLEST if self.device == "cuda" else 0
+        for graph in graphs:
+            assert graph.joint is not None
+            graph.choice = choose(graph.joint, graph.default, Room(1 << 60, 1 << 60, 1 << 60), target, smallest)
+        over = self._most_over(events, more)
+        for _ in range(ROUNDS):
+            for graph in sorted(graphs, key=lambda g: -_outcome(g).saved):
+                if over > 0:
+                    assert graph.joint is not None
+                    graph.choice = choose(graph.joint, graph.default, self._room(graph, events, more), target, smallest)
+                    over = self._most_over(events, more)
+        self._predicted = self._budget + over
+        if over > 0:
+            predicted = self._predicted
+            self.remove()
+            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for the compiled step (one takes {predicted:,}): give "
+                                "a larger budget")
+        log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
+                 self._text(self._predicted), self._text(self._budget))
+        self._fresh = CHECKED
+
+    def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
+        """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
+        return max(free_of - self._budget for free_of in (outside + more + sum(_outcome(other).saved for other in held) + (
+            _outcome(call.graph).backward if backward else _outcome(call.graph).forward)
+            for call, backward, outside, held in _moments(events)))
+
+    def _room(self, graph: Graph, events: list[tuple[Call, bool]], more: int) -> Room:
+        """Returns what a graph may take if the others stay as they are."""
+        saved, forward, backward = 1 << 60, 1 << 60, 1 << 60
+        for call, in_backward, outside, held in _moments(events):
+            free = self._budget - outside - more - sum(_outcome(other).saved for other in held if other is not graph)
+            mine, taken = held.count(graph), _outcome(call.graph)
+            if call.graph is graph and in_backward:
+                backward = min(backward, free - mine * taken.saved)
+            elif call.graph is graph:
+                forward = min(forward, free - mine * taken.saved)
+            if mine:
+                saved = min(saved, (free - (taken.backward if in_backward else taken.forward)) // mine)
+        return Room(max(1, min(saved, forward, backward)), max(1, forward), max(1, backward))
+
+
+def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Call, bool, int, list[Graph]]]:
+    """Gives, for each forward and backward of a step: its call, whether it is a backward, bytes outside the graphs, and the graphs of
+    the other calls whose saved values exist."""
+    held: list[Call] = []
+    for call, backward in events:
+        if backward and call in held:
+            held.remove(call)
+        outside = call.backward if backward else call.forward
+        assert outside is not None
+        yield call, backward, outside, [other.graph for other in held]
+        if not backward:
+            held.append(call)
+
+
+def _outcome(graph: Graph) -> Outcome:
+    return graph.choice.outcome if graph.choice is not None else Outcome(0, 0, 0, 0.0)
+
+
+@contextlib.contextmanager
+def _saved_on_host(device: str, given: Sequence[Any]) -> Iterator[None]:
+    """Keeps on the host what autograd saves of a graph, but for its inputs `given`, which exist in any case."""
+    inputs = {tensor.untyped_storage()._cdata for tensor in given if isinstance(tensor, torch.Tensor)}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        if tensor.device.type != device or device == "cpu" or tensor.untyped_storage()._cdata in inputs:
+            return tensor
+        host = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+        return host.copy_(tensor), tensor.device
+
+    def unpack(packed: Any) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

@@ -1,0 +1,368 @@
+"""Compiled models in a budget. Most tests run the compiler's graphs operator by operator, because generated code takes long to build."""
+
+import contextlib
+import gc
+import logging
+import operator
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import unittest
+import weakref
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch._inductor import compile_fx as inductor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import spillway_torch
+from spillway_torch import SpillwayError, fit
+from spillway_torch.compiled import pytorch
+from spillway_torch.compiled.joint import ALWAYS, Joint, Room
+from spillway_torch.compiled.planning import choose, default_saved
+from spillway_torch.compiled.rates import CPU
+from spillway_torch.base.target import Target
+
+TARGET = Target("cpu", False, torch.device("cpu"))
+ANY = Room(1 << 60, 1 << 60, 1 << 60)
+
+
+def operators(graph, _inputs, **_options):
+    """Stands for the compiler's last part."""
+    def run(given):
+        values = list(given)
+        given.clear()
+        return fx.Interpreter(graph).boxed_run(values)
+    run._boxed_call = True
+    return run
+
+
+@contextlib.contextmanager
+def by_operators():
+    """Within it, compiled graphs run operator by operator."""
+    plain = inductor.compile_fx
+
+    def compiled(graph, inputs, config_patches=None):
+        return plain(graph, inputs, inner_compile=operators, config_patches=config_patches)
+    kind = torch._TorchCompileInductorWrapper
+    with mock.patch.object(pytorch, "compile_fx", compiled), mock.patch.object(
+            kind, "__call__", lambda self, graph, inputs: compiled(graph, inputs, self.config)), \
+            torch._inductor.config.patch(fallback_random=True):
+        torch.compiler.reset()
+        yield
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.down(self.dropout(F.gelu(self.up(self.norm(x)))))
+
+
+class Layers(nn.Sequential):
+    def forward(self, x):  # torch.compile leaves the one of nn.Sequential out
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class Breaks(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = Layers(Block(width), Block(width)), Layers(Block(width), Block(width))
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(torch.tanh(x))
+
+
+class Training:
+    """Steps of a model with drawn data, the same each time."""
+
+    def __init__(self, make, rows=512, width=16):
+        torch.manual_seed(0)
+        self.model, self.rows, self.width = make(), rows, width
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def step(self, seed):
+        torch.manual_seed(seed)
+        given = torch.randn(self.rows, self.width)
+        loss = self.model(given).square().mean()
+        saved = saved_bytes(loss, [given, *self.model.parameters()])
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item(), saved
+
+    def run(self, steps=4):
+        found = [self.step(seed) for seed in range(steps)]
+        return [loss for loss, _ in found], found[-1][1], [p.detach().clone() for p in self.model.parameters()]
+
+
+def saved_bytes(loss, beside):
+    """Returns the bytes that the backward of compiled graphs holds, without the tensors `beside`."""
+    own = {p.untyped_storage()._cdata for p in beside}
+    found, waiting, seen = {}, [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [after for after, _ in node.next_functions]
+        for tensor in node.saved_tensors if "CompiledFunction" in node.name() else ():
+            if tensor.untyped_storage()._cdata not in own:
+                found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def joint_of(function, inputs):
+    """Returns the joint graph of a function, and what PyTorch saves."""
+    found = {}
+
+    def look(graph, given, **options):
+        options.pop("compiler", None)
+        pytorch.simplified(graph)
+        found["joint"] = Joint(graph, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), CPU)
+        found["graph"], found["outputs"] = graph, options["num_fwd_outputs"]
+        backward = pytorch.default_halves(pytorch.copied(graph), given, compiler="inductor", **options)[1]
+        found["default"] = default_saved(found["joint"], pytorch.saved_by(backward))
+    torch.compiler.reset()
+    torch.compile(function, backend=lambda graph, given: pytorch.joint_graph(graph, given, {}, look) or graph)(*inputs)
+    return found
+
+
+def walk(graph, before):
+    """Returns the most bytes that are alive while a graph runs node by node, with the storages of the nodes `before` from the start."""
+    last, results, inputs = {}, set(), set()
+    for node in graph.graph.nodes:
+        parts = [user for user in node.users if user.target is operator.getitem] or [node]
+        for read in (*node.all_input_nodes, *parts):
+            last[pytorch.storage_of(read)] = node
+        if node.op == "output":
+            results = {pytorch.storage_of(read) for read in node.all_input_nodes}
+        if node.op == "placeholder":
+            inputs.add(pytorch.storage_of(node))
+    alive = {pytorch.storage_of(n): n.meta["val"].untyped_storage().nbytes() for n in before if pytorch.storage_of(n) is not None}
+    most = sum(alive.values())
+    for node in graph.graph.nodes:
+        for made in [user for user in node.users if user.target is operator.getitem] or [node]:
+            storage = pytorch.storage_of(made)
+            if made.op == "call_function" and storage is not None and storage not in inputs:
+                alive[storage] = made.meta["val"].untyped_storage().nbytes()
+        most = max(most, sum(alive.values()))
+        for ended in [s for s in alive if last.get(s) is node and s not in results]:
+            del alive[ended]
+    return most
+
+
+class ChoiceTest(unittest.TestCase):
+    """What is chosen for one graph."""
+
+    @classmethod
+    def setUpClass(cls):
+        torch.manual_seed(0)
+        model = Layers(*(Block(16) for _ in range(6)))
+        with by_operators():
+            cls.found = joint_of(lambda x: model(x).square().mean(), [torch.randn(64, 16)])
+
+    def test_budgets_between_the_default_and_the_least(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        before = None
+        for share in 1.0, 0.9, 0.8, 0.7, 0.6, 0.5:
+            room = Room(*(int(share * size) for size in (plain.saved, plain.forward, plain.backward)))
+            choice = choose(joint, default, room, TARGET, 0)
+            self.assertLessEqual(choice.outcome.over(room), 0, share)
+            if share == 1.0:
+                self.assertEqual(choice.outcome, plain)
+            self.assertGreaterEqual(choice.outcome.seconds, 0.99 * (before or 0.0))
+            before = choice.outcome.seconds
+        least = choose(joint, default, Room(1, 1, 1), TARGET, 0)
+        self.assertGreater(least.outcome.over(Room(1, 1, 1)), 0)
+        self.assertLess(least.outcome.forward + least.outcome.backward, plain.forward + plain.backward)
+
+    def test_bytes_are_those_of_a_walk_over_the_two_halves(self):
+        joint, graph = self.found["joint"], self.found["graph"]
+        fusible, joint.fusible = joint.fusible, [False] * len(joint.nodes)
+        try:
+            drawn = random.Random(1)
+            for near in ALWAYS, 16:
+                keep = {i for i in joint.values() if drawn.random() < 0.5}
+                taken = joint.outcome(keep, near)
+                saved, order = joint.cut(keep, near)
+                forward, backward = pytorch.halves(graph, [joint.nodes[i] for i in saved], [joint.nodes[i] for i in order],
+                                                   self.found["outputs"])
+                self.assertEqual(taken.forward, walk(forward, ()))
+                values = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith(("primals", "tangents"))]
+                self.assertEqual(taken.backward, walk(backward, values))
+        finally:
+            joint.fusible = fusible
+
+
+class FitTest(unittest.TestCase):
+    """Compiled models in training."""
+
+    def setUp(self):
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
+        within = by_operators()
+        within.__enter__()
+        self.addCleanup(within.__exit__, None, None, None)
+
+    def train(self, make, budget=None, **options):
+        training = Training(make)
+        training.model.compile()
+        fitted = fit(training.model, training.optimizer, budget, **options) if budget else None
+        if fitted is not None:
+            self.addCleanup(fitted.remove)
+        return (*training.run(), fitted)
+
+    def check(self, make, shares=(0.95, 0.9), **options):
+        """Compares steps in budgets with steps that are cut as PyTorch cuts them, after the first, which runs operator by operator."""
+        losses, saved, values, fitted = self.train(make, 1 << 40, **options)
+        predicted = fitted.stats()["predicted_bytes"]
+        for share in shares:
+            budget = int(share * predicted)
+            found, less, others, fitted = self.train(make, budget, **options)
+            self.assertEqual(found, losses)
+            self.assertTrue(all(map(torch.equal, values, others)))
+            self.assertLess(less, saved)
+            self.assertLessEqual(fitted.stats()["predicted_bytes"], budget)
+            if len(fitted._graphs) == 1:
+                self.assertEqual(fitted._graphs[0].choice.outcome.saved, less)
+            self.assertIn("saves", fitted.report())
+
+    def test_results_and_saved_bytes_of_drawn_models(self):
+        drawn = random.Random(3)
+        for _ in range(3):
+            layers = drawn.randint(3, 7)
+            self.check(lambda layers=layers: Layers(*(Block(16) for _ in range(layers))))
+
+    def test_dropout_repeats_its_numbers(self):
+        make = lambda: Layers(*(Block(16, 0.3) for _ in range(4)))
+        self.check(make)
+        with mock.patch.object(pytorch, "draws", lambda node: False), self.assertRaises(AssertionError):
+            self.check(make)  # fresh numbers are noticed
+
+    def test_graph_breaks_share_one_budget(self):
+        self.check(lambda: Breaks(16))
+
+    def test_a_value_that_is_not_saved_is_noticed(self):
+        cut = Joint.cut
+
+        def less(joint, keep, near):
+            def size(keep):
+                return sum(joint.size[i] for i in cut(joint, keep, near)[0] if not joint.is_input[i])
+            lost = next(i for i in cut(joint, keep, near)[0] if size(keep - {i}) != size(keep))
+            return cut(joint, keep - {lost}, near)
+        with mock.patch.object(Joint, "cut", less), self.assertRaises(AssertionError):
+            self.check(lambda: Layers(*(Block(16) for _ in range(4))))
+
+    def test_blocks_that_are_compiled(self):
+        make = lambda: Layers(*(Block(16) for _ in range(4)))
+
+        def train(budget):
+            training = Training(make)
+            for block in training.model:
+                block.compile()
+            fitted = fit(training.model, training.optimizer, budget, compiled=True)
+            self.addCleanup(fitted.remove)
+            return (*training.run(), fitted)
+        losses, saved, values, fitted = train(1 << 40)
+        budget = int(0.95 * fitted.stats()["predicted_bytes"])
+        found, less, others, fitted = train(budget)
+        self.assertEqual((found, len(fitted._graphs)), (losses, 2))  # the first block's input needs no gradient
+        self.assertLess(less, saved)
+        self.assertLessEqual(fitted.stats()["predicted_bytes"], budget)
+        self.assertTrue(all(map(torch.equal, values, others)))
+
+    def test_marks_of_the_program_are_kept(self):
+        class Marked(nn.Sequential):
+            def forward(self, x):
+                for block in self:
+                    x = checkpoint(block, x, use_reentrant=False)
+                return x
+        with self.assertLogs("spillway_torch", "WARNING") as logged:
+            self.train(lambda: Marked(Block(16), Block(16)), 1 << 40)
+        self.assertIn("a graph is cut as PyTorch cuts it: the program says itself what is recomputed", logged.output[0])
+
+    def test_a_budget_that_is_too_small(self):
+        training = Training(lambda: Layers(Block(16), Block(16)))
+        training.model.compile()
+        fitted = fit(training.model, training.optimizer, 1000)
+        with self.assertRaisesRegex(SpillwayError, r"no plan within 1,000 bytes was found for the compiled step \(one takes [\d,]+\)"):
+            training.step(0)
+        training.run()  # as without a budget
+        self.assertEqual(fitted.stats()["graphs"], 0)
+
+    def test_a_model_that_is_not_compiled_in_truth(self):
+        model = nn.Sequential(nn.Linear(16, 16))
+        model.compile()  # compiles nothing, since PyTorch leaves its own containers out
+        training = Training(lambda: model)
+        self.addCleanup(fit(model, training.optimizer, "1GiB").remove)
+        with self.assertLogs("spillway_torch", "WARNING") as logged:
+            training.run()
+        self.assertEqual(len(logged.output), 1)
+        self.assertIn("nothing is planned, because torch.compile found no graph", logged.output[0])
+
+    def test_a_budget_ends_with_its_model(self):
+        training = Training(lambda: Layers(Block(16), Block(16)))
+        model = spillway_torch.compile(training.model, "1GiB", training.optimizer)
+        self.assertIs(model, training.model)
+        training.run()
+        with self.assertRaisesRegex(SpillwayError, "a Layers has a budget already: call `remove` of what the earlier `fit` returned"):
+            fit(model, training.optimizer, "1GiB")
+        parameter = weakref.ref(next(model.parameters()))
+        del training, model
+        torch.compiler.reset()
+        gc.collect()
+        self.assertIsNone(parameter())
+
+    def test_refusals(self):
+        model = Layers(Block(16))
+        model.compile()
+        for options in {"policy": "dtr"}, {"verify": 2}, {"report_every": 1}, {"hook_forward": False}:
+            with self.assertRaisesRegex(SpillwayError, "a compiled model has a budget without hook_forward, policy"):
+                fit(model, memory="1GiB", **options)
+        with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* leave compiled=False out"):
+            fit(model, memory="1GiB", compiled=False)
+
+
+class InductorTest(unittest.TestCase):
+    """The same with the compiler's own code."""
+
+    def test_the_page_shows_what_its_program_prints(self):
+        page = (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
+        program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(("spillway: ", "budget ", "a graph "))]
+        self.assertEqual("".join(lines), shown, done.stdout)
+
+    def test_dropout(self):
+        def train(budget):
+            torch.compiler.reset()
+            training = Training(lambda: Layers(*(Block(16, 0.3) for _ in range(2))))
+            training.model.compile()
+            fitted = spillway_torch.fit(training.model, training.optimizer, budget)
+            result = training.run(3)
+            predicted = fitted.stats()["predicted_bytes"]
+            fitted.remove()
+            return result, predicted
+        (losses, saved, values), predicted = train(1 << 40)
+        (found, less, others), _ = train(int(0.85 * predicted))
+        self.assertEqual(found, losses)
+        self.assertLess(less, saved)
+        self.assertTrue(all(map(torch.equal, values, others)))
+
+
+if __name__ == "__main__":
+    unittest.main()
