@@ -285,6 +285,27 @@ class FitTest(unittest.TestCase):
         self.assertLessEqual(fitted.stats()["predicted_bytes"], budget)
         self.assertTrue(all(map(torch.equal, values, others)))
 
+    def test_a_loss_that_is_compiled(self):
+        def train(budget):
+            training = Training(lambda: Layers(*(Block(16) for _ in range(4))))
+            loss = torch.compile(lambda x: training.model(x).tanh().square().mean())
+            fitted = fit(training.model, training.optimizer, budget, compiled=True)
+            self.addCleanup(fitted.remove)
+            losses = []
+            for seed in range(4):
+                torch.manual_seed(seed)
+                value = loss(torch.randn(training.rows, training.width))
+                value.backward()
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+                losses.append(value.item())
+            return losses, fitted.stats()
+        losses, plain = train(1 << 40)
+        found, stats = train(int(0.9 * plain["predicted_bytes"]))
+        self.assertEqual(found, losses)
+        self.assertEqual((stats["graphs"], stats["planned"]), (1, 2))
+        self.assertLess(stats["predicted_bytes"], plain["predicted_bytes"])
+
     def test_marks_of_the_program_are_kept(self):
         class Marked(nn.Sequential):
             def forward(self, x):

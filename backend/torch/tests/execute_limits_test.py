@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import execute_autograd_test
 import execute_changes_test
+import compiled_test
 import execute_compiled_test as of_blocks
 import execute_steps_test
 import execute_test as equality
@@ -92,8 +93,8 @@ class LimitsTest(unittest.TestCase):
         whole = nn.Linear(8, 8)
         whole.compile(backend="aot_eager")
         for model in (torch.compile(nn.Linear(8, 8), backend="aot_eager"), whole):
-            with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* compile its blocks one by one"):
-                fit(model)
+            with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* leave compiled=False out"):
+                fit(model, compiled=False)
 
     def test_transforms_of_functions(self):
         case = Case(lambda s: s.c(torch.func.grad(lambda h: h.sin().sum())(s.a(s.x))).sum())
@@ -145,7 +146,8 @@ def tests_of_rows():
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
                                          blocks.test_a_checkpoint_around_a_compiled_block_is_refused),
-        "`torch.compile`": (LimitsTest.test_compiled_models, LimitsTest.test_compiled_parts),
+        "`torch.compile` of a whole model": (LimitsTest.test_compiled_models, compiled_test.FitTest.test_graph_breaks_share_one_budget),
+        "`torch.compile` of functions": (LimitsTest.test_compiled_parts, compiled_test.FitTest.test_a_loss_that_is_compiled),
         "`torch.func.grad`": (LimitsTest.test_transforms_of_functions, whole.test_nothing_is_active_in_a_backward_and_after_it),
         "CUDA graphs": (LimitsTest.test_a_captured_graph,),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),

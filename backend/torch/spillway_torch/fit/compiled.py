@@ -227,8 +227,9 @@ class CompiledFitted:
             self._optimizers.append(optimizer)
         self._steps += 1
         if self._steps == UNSEEN and not self._graphs:
-            log.warning("spillway: nothing is planned, because torch.compile found no graph of a model that learns: `compile` of a module "
-                        "of PyTorch itself, such as nn.Sequential, compiles nothing, and torch.compile(model) does")
+            log.warning("spillway: nothing is planned, because torch.compile found no graph of a model that learns for Inductor: "
+                        "`compile` of a module of PyTorch itself, such as nn.Sequential, compiles nothing, torch.compile(model) does, and "
+                        "other backends have no plans")
         if self.device == "cuda":
             self._most = max(self._most, torch.cuda.max_memory_allocated())
         if self._events:
