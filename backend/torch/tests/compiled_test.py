@@ -212,7 +212,7 @@ class FitTest(unittest.TestCase):
     """Compiled models in training."""
 
     def setUp(self):
-        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        logging.getLogger("spillway_torch").setLevel(logging.WARNING)
         self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
         within = by_operators()
         within.__enter__()
@@ -232,7 +232,8 @@ class FitTest(unittest.TestCase):
         predicted = fitted.stats()["predicted_bytes"]
         for share in shares:
             budget = int(share * predicted)
-            found, less, others, fitted = self.train(make, budget, **options)
+            with self.assertNoLogs("spillway_torch", "WARNING"):
+                found, less, others, fitted = self.train(make, budget, **options)
             self.assertEqual(found, losses)
             self.assertTrue(all(map(torch.equal, values, others)))
             self.assertLess(less, saved)

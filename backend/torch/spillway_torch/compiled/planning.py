@@ -46,12 +46,11 @@ def choose(joint: Joint, default: Iterable[int], room: Room, target: Target, sma
     default: the nodes that PyTorch saves.
     smallest: values of fewer bytes are always saved.
     """
-    values = joint.values()
-    always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
-    first = frozenset(always | {joint.owner[at] for at in default})
-    best = Choice(first, ALWAYS, joint.outcome(set(first)))
+    best = Choice(frozenset(default), ALWAYS, joint.outcome(set(default)))
     if best.outcome.over(room) <= 0:
         return best
+    values = joint.values()
+    always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
     base = always | _anchors(joint, values)
     step = _GraphStep(joint, base, always, target)
     tried: dict[int, int] = {}  # by the bytes that the program plans for: those by which the graph exceeds its room

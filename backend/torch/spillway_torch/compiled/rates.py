@@ -10,7 +10,7 @@ import torch
 from .joint import Rates
 
 SIDE = 4096  # of the matrices whose product is timed
-COPIED = 256 << 20  # bytes
+COPIED = 64 << 20  # bytes
 TRIES = 5
 CPU = Rates(2e10, {}, 1e11, 1e-6)  # they serve to compare plans, and no time is predicted from them
 

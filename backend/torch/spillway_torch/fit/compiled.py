@@ -80,7 +80,12 @@ class Graph:
             log.warning("spillway: a graph was traced in another way than when it was planned, and is cut as PyTorch cuts it")
             return pytorch.default_halves(gm, inputs, **options)
         saved, order = joint.cut(set(self.choice.keep), self.choice.near)
-        return pytorch.halves(gm, [joint.nodes[at] for at in saved], [joint.nodes[at] for at in order], options["num_fwd_outputs"])
+        given = pytorch.copied(gm)
+        try:
+            return pytorch.halves(gm, [joint.nodes[at] for at in saved], [joint.nodes[at] for at in order], options["num_fwd_outputs"])
+        except Exception as error:  # pylint: disable=broad-except
+            log.warning("spillway: a graph could not be cut as planned, and is cut as PyTorch cuts it: %s", error)
+            return pytorch.default_halves(given, inputs, **options)
 
 
 @dataclasses.dataclass(eq=False)
@@ -269,9 +274,9 @@ class CompiledFitted:
         for graph in graphs:
             try:
                 pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
-            except SpillwayError as error:
+            except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
-                graph.trained = False
+                graph.trained, graph.joint = False, None
         graphs = [graph for graph in graphs if graph.joint is not None]
         if not graphs:
             return
@@ -305,7 +310,7 @@ class CompiledFitted:
 
     def _room(self, graph: Graph, events: list[tuple[Call, bool]], more: int) -> Room:
         """Returns what a graph may take if the others stay as they are."""
-        saved, forward, backward = 1 << 60, 1 << 60, 1 << 60
+        saved = forward = backward = self._budget
         for call, in_backward, outside, held in _moments(events):
             free = self._budget - outside - more - sum(_outcome(other).saved for other in held if other is not graph)
             mine, taken = held.count(graph), _outcome(call.graph)
