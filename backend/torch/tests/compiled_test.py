@@ -88,15 +88,16 @@ class Breaks(nn.Module):
 class Training:
     """Steps of a model with drawn data, the same each time."""
 
-    def __init__(self, make, rows=512, width=16):
+    def __init__(self, make, rows=512, width=16, autocast=False):
         torch.manual_seed(0)
-        self.model, self.rows, self.width = make(), rows, width
+        self.model, self.rows, self.width, self.autocast = make(), rows, width, autocast
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def step(self, seed):
         torch.manual_seed(seed)
         given = torch.randn(self.rows, self.width)
-        loss = self.model(given).square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            loss = self.model(given).square().mean()
         saved = saved_bytes(loss, [given, *self.model.parameters()])
         loss.backward()
         self.optimizer.step()
@@ -219,7 +220,7 @@ class FitTest(unittest.TestCase):
         self.addCleanup(within.__exit__, None, None, None)
 
     def train(self, make, budget=None, **options):
-        training = Training(make)
+        training = Training(make, autocast=options.pop("autocast", False))
         training.model.compile()
         fitted = fit(training.model, training.optimizer, budget, **options) if budget else None
         if fitted is not None:
@@ -253,6 +254,9 @@ class FitTest(unittest.TestCase):
         self.check(make)
         with mock.patch.object(pytorch, "draws", lambda node: False), self.assertRaises(AssertionError):
             self.check(make)  # fresh numbers are noticed
+
+    def test_autocast(self):
+        self.check(lambda: Layers(*(Block(16) for _ in range(4))), autocast=True)
 
     def test_graph_breaks_share_one_budget(self):
         self.check(lambda: Breaks(16))

@@ -42,6 +42,7 @@ class Graph:
     settings: dict[str, Any]  # of Inductor
     device: str
     inputs: list[Any] = dataclasses.field(default_factory=list)  # of the first call, without data
+    autocasts: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # those that the first call ran under
     joint: Optional[Joint] = None
     default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
     choice: Optional[Choice] = None
@@ -197,6 +198,8 @@ class CompiledFitted:
             self._state = self._state_bytes()
         if not graph.inputs:
             graph.inputs = pytorch.without_data(given)
+            graph.autocasts = [{"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+                               for kind in dict.fromkeys(("cpu", self.device))]
         call = Call(graph, self._in_use())
         self._calls.append(call)
         self._events.append((call, False))
@@ -273,7 +276,10 @@ class CompiledFitted:
         graphs = list(dict.fromkeys(call.graph for call, _ in events))
         for graph in graphs:
             try:
-                pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
+                with contextlib.ExitStack() as under:
+                    for autocast in graph.autocasts:
+                        under.enter_context(torch.autocast(**autocast))
+                    pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
             except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
                 graph.trained, graph.joint = False, None
