@@ -21,14 +21,14 @@ from torch.utils.checkpoint import checkpoint
 
 import spillway_torch
 from spillway_torch import SpillwayError, fit
+from spillway_torch.base.target import Target
 from spillway_torch.compiled import pytorch
 from spillway_torch.compiled.joint import ALWAYS, Joint, Room
-from spillway_torch.compiled.planning import choose, default_saved
-from spillway_torch.compiled.rates import CPU
-from spillway_torch.base.target import Target
+from spillway_torch.compiled.planning import choose
+from spillway_torch.fit import compiled as fitting
+from spillway_torch.fit.compiled import Graph
 
 TARGET = Target("cpu", False, torch.device("cpu"))
-ANY = Room(1 << 60, 1 << 60, 1 << 60)
 
 
 def operators(graph, _inputs, **_options):
@@ -130,12 +130,9 @@ def joint_of(function, inputs):
     found = {}
 
     def look(graph, given, **options):
-        options.pop("compiler", None)
-        pytorch.simplified(graph)
-        found["joint"] = Joint(graph, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), CPU)
-        found["graph"], found["outputs"] = graph, options["num_fwd_outputs"]
-        backward = pytorch.default_halves(pytorch.copied(graph), given, compiler="inductor", **options)[1]
-        found["default"] = default_saved(found["joint"], pytorch.saved_by(backward))
+        seen = Graph(None, graph, {}, "cpu")
+        seen.look(graph, given, **options)
+        found.update(joint=seen.joint, default=seen.default, graph=graph, outputs=options["num_fwd_outputs"])
     torch.compiler.reset()
     torch.compile(function, backend=lambda graph, given: pytorch.joint_graph(graph, given, {}, look) or graph)(*inputs)
     return found
@@ -325,8 +322,11 @@ class FitTest(unittest.TestCase):
         training = Training(lambda: Layers(Block(16), Block(16)))
         training.model.compile()
         fitted = fit(training.model, training.optimizer, 1000)
-        with self.assertRaisesRegex(SpillwayError, r"no plan within 1,000 bytes was found for the compiled step \(one takes [\d,]+\)"):
+        with mock.patch.object(fitting, "choose", wraps=choose) as chosen, self.assertRaisesRegex(
+                SpillwayError, r"no plan within 1,000 bytes was found for the compiled step \(one takes [\d,]+\)"):
             training.step(0)
+        rooms = [call.args[2] for call in chosen.call_args_list]
+        self.assertEqual(len(rooms), len(set(rooms)))  # none is searched for twice
         training.run()  # as without a budget
         self.assertEqual(fitted.stats()["graphs"], 0)
 

@@ -116,7 +116,7 @@ std::vector<StepSize> Named(std::vector<StepSize> sizes, std::string_view list,
                             const std::string& workload) {
   if (sizes.empty()) {
     throw UsageError(fmt::format(
-        "plan: --family {}: {} has no other sizes; write them with write_step(..., sizes=) or "
+        "plan: --family {}: {} has no other sizes; write them with write_step(..., lengths=) or "
         "explain --export-step --lengths of the Python package spillway_torch",
         list, workload));
   }

@@ -38,7 +38,7 @@ class Rates:
 class Outcome:
     """What a graph takes under a choice of saved values. Bytes count neither its inputs nor what else exists."""
 
-    saved: int  # bytes that forward keeps for backward, beside inputs and results
+    saved: int  # bytes that forward keeps for backward, beside inputs
     forward: int  # most bytes while forward runs
     backward: int  # most bytes while backward runs, with what was saved
     seconds: float  # of all kernels
@@ -58,6 +58,7 @@ class Room:
 
     @property
     def most(self) -> int:
+        """Returns the largest of the three."""
         return max(self.saved, self.forward, self.backward)
 
 

@@ -33,20 +33,18 @@ class Choice:
     near: int  # as for `Joint.backward_runs`
     outcome: Outcome
 
-    def better(self, other: Choice | None, room: Room) -> bool:
-        """Returns whether this is the better choice for a room: it fits, or exceeds it by less, and takes less time."""
-        if other is None:
-            return True
+    def better(self, other: Choice, room: Room) -> bool:
+        """Returns whether this is the better choice for a room: it exceeds it by less, or fits as the other one and takes less time."""
         return (max(0, self.outcome.over(room)), self.outcome.seconds) < (max(0, other.outcome.over(room)), other.outcome.seconds)
 
 
-def choose(joint: Joint, default: Iterable[int], room: Room, target: Target, smallest: int = SMALLEST) -> Choice:
+def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest: int = SMALLEST) -> Choice:
     """Returns the fastest choice found that stays within the room, or else the one that exceeds it by least.
 
     default: the nodes that PyTorch saves.
     smallest: values of fewer bytes are always saved.
     """
-    best = Choice(frozenset(default), ALWAYS, joint.outcome(set(default)))
+    best = Choice(frozenset(default), ALWAYS, joint.outcome(default))
     if best.outcome.over(room) <= 0:
         return best
     values = joint.values()
@@ -107,13 +105,11 @@ class _GraphStep:
         self.operators: list[Operator] = []
         self.storages: dict[int, Storage] = {}
         self.saved: dict[int, Saved] = {}
-        self.inputs = 0  # bytes of inputs that operators read
         self.between = 0  # the operator that stands for all that runs between forward and backward
         self._make(union, always)
 
     def curve(self, room: Room) -> dict[int, set[int]]:
-        """Returns the nodes that are recomputed in several memories, by the bytes that the program plans for. In the room's own
-        memory, the kernels of the graph would fit if they took what the operators of the step take."""
+        """Returns the nodes that are recomputed in several memories, by the bytes that the program plans for, inputs included."""
         with tempfile.TemporaryDirectory() as folder:
             trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
             rows = rows_of("plan", str(trace), "--curve", "-o", str(plan))
@@ -174,8 +170,7 @@ class _GraphStep:
                 if at in self.saved and len(self.operators) not in self.saved[at].unpacked:
                     self.saved[at].unpacked.append(len(self.operators))
             sizes = {named[k]: size for k, size in kernel.writes.items()}
-            there = [at for at in reads if at < len(joint.nodes) or at in self.storages]
-            self._add(joint.nodes[runs.node[kernel.runs[-1]]].name, "backward", there, writes, kernel.seconds, sizes=sizes)
+            self._add(joint.nodes[runs.node[kernel.runs[-1]]].name, "backward", reads, writes, kernel.seconds, sizes=sizes)
         last = {named[k] for k in ends if k in named} | {joint.owner[at] for at in joint.results}
         self._add("end", "backward", [at for at in last if at in self.storages], [], 0.0)
         ends_at = {}
@@ -222,9 +217,7 @@ class _GraphStep:
 
     def _operand(self, at: int, born: int = BEFORE, size: int | None = None) -> Operand:
         if at not in self.storages:
-            bytes_ = self.joint.size[at] if size is None else size
-            self.storages[at] = Storage(at, bytes_, born, dtype=torch.uint8)
-            self.inputs += bytes_ if born == BEFORE else 0
+            self.storages[at] = Storage(at, self.joint.size[at] if size is None else size, born, dtype=torch.uint8)
         return Operand(self.storages[at], 0, self.storages[at].size, (), torch.uint8)
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger("spillway_torch")
 _BUDGETS: weakref.WeakKeyDictionary[torch.nn.Module, CompiledFitted] = weakref.WeakKeyDictionary()  # as long as their models exist
 
 MOST_CORRECTIONS = 3  # plans for less, where steps took more than the budget
+SPARE = 256  # a corrected plan leaves one part in so many of the budget free
 CHECKED = 2  # the first steps with new graphs, whose memory is compared with the budget
 UNSEEN = 2  # after so many updates without a graph, a line says so
 ROUNDS = 6  # in which the graphs of a step share its budget
@@ -47,7 +48,7 @@ class Graph:
     default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
     choice: Optional[Choice] = None
     compiled: Any = None
-    trained: bool = True  # a backward follows, and it can be planned
+    refused: bool = False  # PyTorch cuts it, whatever the budget
 
     def __call__(self, *given: Any) -> Any:
         owner = self.owner()
@@ -59,9 +60,12 @@ class Graph:
         pytorch.simplified(gm)
         if pytorch.own_marks(gm):
             raise SpillwayError("the program says itself what is recomputed (torch.utils.checkpoint)")
-        self.joint = Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
+        self.joint = self._joint(gm, options)
         backward = pytorch.default_halves(pytorch.copied(gm), inputs, compiler="inductor", **options)[1]
         self.default = default_saved(self.joint, pytorch.saved_by(backward))
+
+    def _joint(self, gm: fx.GraphModule, options: dict[str, Any]) -> Joint:
+        return Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
 
     def key(self) -> str:
         """Returns what tells the graph's partition from others of the same joint graph."""
@@ -76,7 +80,7 @@ class Graph:
         if self.choice is None or self.choice.keep == self.default or planned is None:
             return pytorch.default_halves(gm, inputs, **options)
         pytorch.simplified(gm)
-        joint = Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), planned.rates)
+        joint = self._joint(gm, options)
         if [n.name for n in joint.nodes] != [n.name for n in planned.nodes]:
             log.warning("spillway: a graph was traced in another way than when it was planned, and is cut as PyTorch cuts it")
             return pytorch.default_halves(gm, inputs, **options)
@@ -107,10 +111,9 @@ class CompiledFitted:
                 raise SpillwayError(f"a {type(model).__name__} has a budget already: call `remove` of what the earlier `fit` returned")
             _BUDGETS[model] = self
         self._models, self._optimizers = [weakref.ref(model) for model in models], list(optimizers)
-        self._budget, self.device = budget, device
+        self._budget, self._device = budget, device
         self._graphs: list[Graph] = []
-        self._calls: list[Call] = []  # of the step that is recorded
-        self._events: list[tuple[Call, bool]] = []  # a call, and whether its backward begins
+        self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
         self._state = 0  # bytes of the optimizers' state when the step began
         self._unforeseen = 0  # bytes that steps took and that no plan counts
         self._corrections = self._steps = self._planned = self._most = 0
@@ -179,13 +182,13 @@ class CompiledFitted:
         if any(isinstance(i, torch.SymInt) for i in inputs):
             log.warning("spillway: a graph has sizes that vary, and is cut as PyTorch cuts it: give torch.compile dynamic=False")
             return None
-        self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self.device))
+        self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self._device))
         return self._graphs[-1]
 
     def _call(self, graph: Graph, given: Sequence[Any]) -> Any:
         if not torch.is_grad_enabled():
             return graph.module(*given)
-        if graph.choice is None and graph.trained:
+        if graph.choice is None and not graph.refused:
             return self._record(graph, given)
         if graph.compiled is None:
             self._compiling = True
@@ -194,16 +197,15 @@ class CompiledFitted:
 
     def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
         """Runs a graph operator by operator, with what autograd saves on the host."""
-        if not self._calls:
+        if not self._events:
             self._state = self._state_bytes()
         if not graph.inputs:
             graph.inputs = pytorch.without_data(given)
             graph.autocasts = [{"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
-                               for kind in dict.fromkeys(("cpu", self.device))]
+                               for kind in dict.fromkeys(("cpu", self._device))]
         call = Call(graph, self._in_use())
-        self._calls.append(call)
         self._events.append((call, False))
-        with _saved_on_host(self.device, given):
+        with _saved_on_host(self._device, given):
             results = graph.module(*given)
         torch.clear_autocast_cache()  # no compiled graph has one
 
@@ -218,14 +220,14 @@ class CompiledFitted:
 
     def _in_use(self) -> int:
         """Returns the bytes of the device in use; on a CPU, which does not count them, those of parameters, gradients and state."""
-        if self.device == "cuda":
+        if self._device == "cuda":
             return torch.cuda.memory_allocated()
         own = [p for model in self._modules() for p in model.parameters()]
         return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in own) + self._state_bytes()
 
     def _state_bytes(self) -> int:
         return sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
-                   for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self.device)
+                   for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         own = {id(p) for model in self._modules() for p in model.parameters()}
@@ -238,7 +240,7 @@ class CompiledFitted:
             log.warning("spillway: nothing is planned, because torch.compile found no graph of a model that learns for Inductor: "
                         "`compile` of a module of PyTorch itself, such as nn.Sequential, compiles nothing, torch.compile(model) does, and "
                         "other backends have no plans")
-        if self.device == "cuda":
+        if self._device == "cuda":
             self._most = max(self._most, torch.cuda.max_memory_allocated())
         if self._events:
             self._plan()
@@ -247,19 +249,19 @@ class CompiledFitted:
         else:
             self._planned += 1
             self._check()
-        if self.device == "cuda" and self._fresh:
+        if self._device == "cuda" and self._fresh:
             torch.cuda.reset_peak_memory_stats()
 
     def _check(self) -> None:
         """Compares a step with the budget; plans again where it took more."""
-        if self.device != "cuda" or not self._fresh:
+        if self._device != "cuda" or not self._fresh:
             return
         self._fresh -= 1
         over = torch.cuda.max_memory_allocated() - self._budget
         if over <= 0 or self._corrections == MOST_CORRECTIONS:
             return
         self._corrections += 1
-        self._unforeseen += over + (torch.cuda.max_memory_allocated() >> 8)
+        self._unforeseen += over + self._budget // SPARE
         log.warning("spillway: a compiled step took %s bytes more than the budget, and is planned again for less", f"{over:,}")
         for graph in self._graphs:
             graph.choice = graph.compiled = None
@@ -269,7 +271,7 @@ class CompiledFitted:
 
     def _plan(self) -> None:
         """Plans the graphs of the step that was recorded. Raises `SpillwayError` if they do not fit."""
-        events, self._events, self._calls = self._events, [], []
+        events, self._events = self._events, []
         log.debug("spillway: bytes outside the graphs: %s", ", ".join(
             f"{'backward' if backward else 'forward'} {call.backward if backward else call.forward:,}" for call, backward in events))
         more = self._state_bytes() - self._state + self._unforeseen
@@ -282,22 +284,23 @@ class CompiledFitted:
                     pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
             except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
-                graph.trained, graph.joint = False, None
+                graph.refused, graph.joint = True, None
         graphs = [graph for graph in graphs if graph.joint is not None]
         if not graphs:
             return
-        target = Target(self.device, False, torch.device(self.device))
-        smallest = SMALLEST if self.device == "cuda" else 0
+        target = Target(self._device, False, torch.device(self._device))
+        smallest = SMALLEST if self._device == "cuda" else 0
         for graph in graphs:
             assert graph.joint is not None
             graph.choice = choose(graph.joint, graph.default, Room(1 << 60, 1 << 60, 1 << 60), target, smallest)
         over = self._most_over(events, more)
-        for _ in range(ROUNDS):
-            for graph in sorted(graphs, key=lambda g: -_outcome(g).saved):
-                if over > 0:
-                    assert graph.joint is not None
-                    graph.choice = choose(graph.joint, graph.default, self._room(graph, events, more), target, smallest)
-                    over = self._most_over(events, more)
+        rooms: dict[Graph, Room] = {}  # for which graphs were planned last
+        for graph in sorted(graphs, key=lambda g: -_outcome(g).saved) * ROUNDS:
+            room = self._room(graph, events, more)
+            if over > 0 and rooms.get(graph) != room:
+                assert graph.joint is not None
+                graph.choice, rooms[graph] = choose(graph.joint, graph.default, room, target, smallest), room
+                over = self._most_over(events, more)
         self._predicted = self._budget + over
         if over > 0:
             predicted = self._predicted
@@ -310,22 +313,22 @@ class CompiledFitted:
 
     def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
         """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
-        return max(free_of - self._budget for free_of in (outside + more + sum(_outcome(other).saved for other in held) + (
-            _outcome(call.graph).backward if backward else _outcome(call.graph).forward)
-            for call, backward, outside, held in _moments(events)))
+        taken = [outside + sum(_outcome(other).saved for other in held) + _most(call.graph, backward)
+                 for call, backward, outside, held in _moments(events)]
+        return max(taken) + more - self._budget
 
     def _room(self, graph: Graph, events: list[tuple[Call, bool]], more: int) -> Room:
         """Returns what a graph may take if the others stay as they are."""
         saved = forward = backward = self._budget
         for call, in_backward, outside, held in _moments(events):
             free = self._budget - outside - more - sum(_outcome(other).saved for other in held if other is not graph)
-            mine, taken = held.count(graph), _outcome(call.graph)
+            mine = held.count(graph)
             if call.graph is graph and in_backward:
-                backward = min(backward, free - mine * taken.saved)
+                backward = min(backward, free - mine * _outcome(graph).saved)
             elif call.graph is graph:
-                forward = min(forward, free - mine * taken.saved)
+                forward = min(forward, free - mine * _outcome(graph).saved)
             if mine:
-                saved = min(saved, (free - (taken.backward if in_backward else taken.forward)) // mine)
+                saved = min(saved, (free - _most(call.graph, in_backward)) // mine)
         return Room(max(1, min(saved, forward, backward)), max(1, forward), max(1, backward))
 
 
@@ -345,6 +348,12 @@ def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Call, bool, int,
 
 def _outcome(graph: Graph) -> Outcome:
     return graph.choice.outcome if graph.choice is not None else Outcome(0, 0, 0, 0.0)
+
+
+def _most(graph: Graph, backward: bool) -> int:
+    """Returns the most bytes that a graph takes in forward, or in backward."""
+    taken = _outcome(graph)
+    return taken.backward if backward else taken.forward
 
 
 @contextlib.contextmanager
