@@ -20,7 +20,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 8;
+constexpr int kVersion = 9;
+constexpr int kVersionWithState = 9;
 constexpr int kVersionWithoutSizes = 7;
 constexpr int kVersionWithoutHooks = 6;
 constexpr int kVersionWithoutSaved = 5;
@@ -234,7 +235,11 @@ class TraceReader {
                  [&](Value moves) {
                    json_.ReadObject(moves, Optional("offload_ns", move(hooks.offload)),
                                     Optional("prefetch_ns", move(hooks.prefetch)),
-                                    Optional("evict_ns", move(hooks.evict)));
+                                    Optional("evict_ns", move(hooks.evict)),
+                                    Optional("state_ns", [&](Value v) {
+                                      NeedVersion(kVersionWithState, "state_ns");
+                                      move(hooks.state)(v);
+                                    }));
                  }),
         Required("copy_bytes_per_second", ToInteger(hooks.copies.bytes_per_second, 0, kMaxAmount)),
         Required("beside_copy", [&](Value v) { hooks.beside_copy = json_.ReadNumber(v); }));
@@ -466,6 +471,7 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
+    if (trace_.hooks && trace_.hooks->state) return kVersionWithState;
     const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
     if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) {
       return kVersionWithoutSizes;
@@ -557,6 +563,7 @@ class TraceWriter {
     if (hooks.offload) PutNanoseconds("offload_ns", *hooks.offload);
     if (hooks.prefetch) PutNanoseconds("prefetch_ns", *hooks.prefetch);
     if (hooks.evict) PutNanoseconds("evict_ns", *hooks.evict);
+    if (hooks.state) PutNanoseconds("state_ns", *hooks.state);
     json_.EndObject().Put("copy_bytes_per_second", hooks.copies.bytes_per_second);
     json_.Put("beside_copy", hooks.beside_copy).EndObject();
   }

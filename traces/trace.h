@@ -138,6 +138,9 @@ struct StepHooks {
   std::optional<Duration> offload{};
   std::optional<Duration> prefetch{};
   std::optional<Duration> evict{};
+  // To start a copy, in either direction, of optimizer state that only updates use: it can be on
+  // the host between them.
+  std::optional<Duration> state{};
   Bandwidth copies;        // the rate of a copy beside ops, in each direction; 0: not measured
   double beside_copy = 0;  // the part of a copy's time by which the ops beside it take longer
 

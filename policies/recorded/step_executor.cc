@@ -30,7 +30,7 @@ class CarriedOutPolicy final : public ForwardingPolicy {
 }  // namespace
 
 StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_t ops)
-    : moves_(ops) {
+    : moves_(ops), state_(plan.state) {
   for (size_t op = 0; op < ops; ++op) moves_[op].hook = places.LastBefore(op) == op;
   auto times = places.storages().begin();
   for (const StepPlan::Storage& storage : plan.storages) {
@@ -55,6 +55,20 @@ StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_
       (storage.fate == StepPlan::Fate::kOffload ? moves.dropped : moves.evicted)
           .push_back(storage.storage);
     }
+  }
+}
+
+bool StepExecutor::LivesOutside(const Trace&, TensorId tensor) {
+  return std::ranges::count(state_, tensor) > 0;
+}
+
+void StepExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
+  const Trace& trace = context.trace();
+  if (state_.empty() || trace.op(op).phase != Phase::kUpdate) return;
+  for (const TensorId used : trace.op(op).inputs) {
+    const auto now = std::ranges::find(state_, used);
+    if (now == state_.end() || std::next(now) == state_.end()) continue;
+    context.Prefetch(*std::next(now));  // one comes while another one is updated
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // A policy decides in the middle of a run. The program's executor knows the decisions before the
 // step begins, and acts in the hooks of autograd alone: it starts each copy to the host where
-// autograd saves the storage, and lets go of storages and fetches them where a hook is.
+// autograd saves the storage, and lets go of storages and fetches them where a hook is. Optimizer
+// state that is on the host comes back for its update, and leaves behind it.
 // `CarriedOut` makes a run of the policy first, and then a run as the executor does it.
 
 #ifndef SPILLWAY_POLICIES_RECORDED_STEP_EXECUTOR_H_
@@ -23,7 +24,9 @@ class StepExecutor final : public Policy {
   // REQUIRES: the plan is for the trace that `places` is about.
   StepExecutor(const StepPlan& plan, const StepPlaces& places, size_t ops);
 
+  bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
+  void BeforeLaunch(PolicyContext& context, OpId op) override;
   void AfterOp(PolicyContext& context, OpId op) override;
 
  private:
@@ -39,7 +42,8 @@ class StepExecutor final : public Policy {
   static void GiveUp(PolicyContext& context, const std::vector<TensorId>& storages);
 
   std::vector<Moves> moves_;
-  std::vector<TensorId> late_;  // prefetches for which there was no room
+  const std::vector<TensorId> state_;  // on the host
+  std::vector<TensorId> late_;         // prefetches for which there was no room
 };
 
 // Returns a policy that makes a trial run of `policy` and carries its decisions out. A

@@ -66,6 +66,16 @@ StepPlaces::StepPlaces(const Trace& trace, const Liveness& liveness) : trace_(tr
     }
   }
   std::ranges::stable_sort(storages_, {}, &Times::packed);
+  for (size_t i = 0; trace.hooks->state && i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const auto uses = liveness.Uses(id);
+    const auto updates = [&](OpId op) { return trace.op(op).phase == Phase::kUpdate; };
+    if (trace.tensor(id).kind == TensorKind::kOptimizerState && trace.tensor(id).movable &&
+        liveness.Root(id) == id && !uses.empty() && std::ranges::all_of(uses, updates)) {
+      state_.push_back(id);
+    }
+  }
+  std::ranges::stable_sort(state_, {}, [&](TensorId id) { return liveness.Uses(id).front(); });
 }
 
 std::optional<size_t> StepPlaces::LastBefore(size_t op) const {
@@ -192,6 +202,11 @@ std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepP
   json.Put("step_s", Seconds(prediction.step)).Put("eager_step_s", Seconds(prediction.eager_step));
   json.Put("host_s", Seconds(prediction.host));
   json.Put("forward_host_s", Seconds(prediction.forward));
+  if (!plan.state.empty()) {
+    json.Key("state").BeginArray();
+    for (const TensorId id : plan.state) json.Put(trace.tensor(id).name);
+    json.EndArray();
+  }
   json.Key("storages").BeginArray();
   for (const StepPlan::Storage& storage : plan.storages) {
     json.BeginObject().Put("tensor", trace.tensor(storage.storage).name);
@@ -270,6 +285,17 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
     storage.storage = times->storage;
     plan.storages.push_back(std::move(storage));
   };
+  const auto read_state = [&](Value value) {
+    const std::string_view name = document.ReadString(value);
+    const auto named = [&](TensorId id) { return trace.tensor(id).name == name; };
+    const auto found = std::ranges::find_if(places.state(), named);
+    if (found == places.state().end() || std::ranges::count(plan.state, *found) > 0) {
+      document.Fail(
+          fmt::format("'{}' is no optimizer state that can be on the host, or stands twice",
+                      JsonExcerpt(name)));
+    }
+    plan.state.push_back(*found);
+  };
   document.ReadRoot(Required("format", SkipJson), Required("version", SkipJson),
                     Required("workload",
                              [&](Value v) {
@@ -282,6 +308,7 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
                     Required("peak_bytes", SkipJson), Required("eager_peak_bytes", SkipJson),
                     Required("step_s", SkipJson), Required("eager_step_s", SkipJson),
                     Required("host_s", SkipJson), Required("forward_host_s", SkipJson),
+                    Optional("state", [&](Value v) { document.ReadArray(v, read_state); }),
                     Required("storages", [&](Value v) { document.ReadArray(v, read_storage); }));
   const auto packed = [&](const StepPlan::Storage& storage) {
     return std::ranges::find(places.storages(), storage.storage, &StepPlaces::Times::storage);

@@ -37,6 +37,9 @@ class StepPlaces {
     std::vector<Read> reads;  // at least one
   };
   const std::vector<Times>& storages() const { return storages_; }  // by `packed`
+  // The optimizer state that the program can keep on the host, in the order of its updates. It is
+  // used by updates alone.
+  const std::vector<TensorId>& state() const { return state_; }
 
   // Return the last place with hooks that is not behind the op, or the first one that is not before
   // it; nullopt if there is none. The op behind a place names the place; for a place at the end,
@@ -52,6 +55,7 @@ class StepPlaces {
  private:
   const Trace& trace_;
   std::vector<Times> storages_;
+  std::vector<TensorId> state_;
   std::vector<size_t> places_;      // ascending
   std::vector<int64_t> positions_;  // by place: the position of its last hook
 };
@@ -76,7 +80,9 @@ struct StepPlan {
     bool operator==(const Storage&) const = default;
   };
   std::vector<Storage> storages;  // by `Times::packed`
+  std::vector<TensorId> state{};  // on the host but while an update uses it, by the updates
 
+  bool IsEmpty() const { return storages.empty() && state.empty(); }
   bool operator==(const StepPlan&) const = default;
 };
 
@@ -95,6 +101,7 @@ struct StepPrediction {
   Duration
       host;  // at least this part of `step` goes by until the host has started operators and copies
   Duration forward;  // the part of `host` until forward ends
+  Duration update;   // the part of `step` behind the last op that is no update
 };
 
 // Returns the plan as a JSON document (experiments/schemas/step-plan.json). `policy` has decided.

@@ -584,7 +584,9 @@ class Runtime final : public PolicyContext {
     commands_.Begin(entry);
     if (hooks_ != nullptr) {
       // The program starts copies where its ops are.
-      const auto& work = to_host ? hooks_->offload : hooks_->prefetch;
+      const auto& work = storage.lives_outside ? hooks_->state
+                         : to_host             ? hooks_->offload
+                                               : hooks_->prefetch;
       parts_.backend->OnHostWork(work.value_or(Duration()));
       WaitSet issued;
       issued.Add(commands_.Newest(Stream::kCompute));

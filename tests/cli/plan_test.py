@@ -53,6 +53,17 @@ def step(**hooks):
     }
 
 
+def with_updates(trace, count, moves=True):
+    """Returns the step with so many updates behind it, each of optimizer state of its own, which can be on the host."""
+    names = [f"state{i}" for i in range(count)]
+    trace["tensors"] += [tensor(name, "optimizer_state") for name in names]
+    trace["layers"].append({"name": "u", "type": "other"})
+    trace["ops"] += [{**op(f"update{i}.u", "update", [name], [name]), "layer": "u"} for i, name in enumerate(names)]
+    if moves:
+        trace["hooks"]["moves"]["state_ns"] = 10000
+    return {**trace, "version": 9}
+
+
 def drawn(draw):
     """Returns the chain with drawn sizes and times, and ops that also read earlier results."""
     trace = step()
@@ -155,6 +166,47 @@ class PlanTest(DirectoryTest):
             self.assertEqual(self.rows("--memory", f"{row['least_bytes']}B", trace=trace, quick=quick)[0]["status"], "ok")
             self.assertNotIn("floor", self.ok("plan", trace, "--memory", "4GiB", *quick))
         self.assertGreater(apart, 0)
+
+    def test_state_of_the_optimizer_leaves_where_that_is_faster(self):
+        """Below 1.25 GiB of state and what is saved, both leave; the floor has all state on the host."""
+        trace = with_updates(step(), 10)
+        path = self.file("updates.json", trace)
+        search = ("--policy", "joint")
+        rows = self.rows("--curve", "-o", self.output, trace=path, quick=search)
+        self.assertEqual(rows[0]["floor_state_bytes"], 10 * 64 * MIB)
+        self.assertEqual(rows[0]["eager_peak_bytes"], (10 + LENGTH + 1) * 64 * MIB)
+        self.assertLess(rows[0]["floor_bytes"], 6 * 64 * MIB)
+        fitting = [row for row in rows if row["status"] == "ok"]
+        moved = [row["state_bytes"] for row in fitting]
+        self.assertGreater(len(set(moved)), 2)
+        self.assertEqual((moved[-1], fitting[-1]["slowdown"]), (0, 1))
+        times_ = [row["iteration_ms"] for row in fitting]
+        self.assertEqual(times_, sorted(times_, reverse=True))
+        for row in fitting:
+            plan = self.directory / f"plan-{row['memory_bytes']}.json"
+            document = json.loads(plan.read_text("utf-8"))
+            self.assertEqual(list(schema_errors(document, load_schema("step-plan"))), [])
+            self.assertEqual(64 * MIB * len(document.get("state", ())), row["state_bytes"])
+            (again,) = self.rows("--memory", f"{row['memory_bytes']}B", "--predict", plan, trace=path, quick=search)
+            for key in ("peak_allocated_bytes", "iteration_ms", "state_bytes", "update_ms"):
+                self.assertEqual(again[key], row[key], key)
+        # The plan is as good as one that moves only what is saved, and a policy decides on that alone.
+        fixed = self.file("fixed.json", with_updates(step(), 10, moves=False))
+        for share in (0.8, 0.9, 0.95):
+            memory = f"{int(share * rows[0]['eager_peak_bytes'])}B"
+            (both,), (alone,) = (self.rows("--memory", memory, trace=t, quick=search) for t in (path, fixed))
+            self.assertEqual((both["status"], alone["status"], alone["state_bytes"]), ("ok", "ok", 0))
+            self.assertLessEqual(both["iteration_ms"], 1.01 * alone["iteration_ms"])
+            (other,) = self.rows("--memory", memory, trace=path)
+            self.assertLessEqual(other["peak_allocated_bytes"], int(share * rows[0]["eager_peak_bytes"]))
+        text = self.ok("plan", path, *search, "--memory", f"{rows[1]['memory_bytes']}B", "--explain")
+        self.assertIn("640 MiB of 640 MiB of the optimizer's state are on the host but while an update uses them", text)
+        old = {**trace, "version": 8}
+        self.fails(3, "the key 'state_ns' needs version 9", "plan", self.file("old.json", old), "--memory", "1GiB")
+        bad = json.loads((self.directory / f"plan-{fitting[0]['memory_bytes']}.json").read_text("utf-8"))
+        for names in (["y0"], ["state0", "state0"], [3]):
+            given = self.file("bad.json", {**bad, "state": names})
+            self.assertIn(str(given), self.fails(3, "state[", "plan", path, "--memory", "1GiB", "--predict", given))
 
     def test_a_curve_writes_its_plans(self):
         with tempfile.TemporaryDirectory() as folder:

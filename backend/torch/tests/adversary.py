@@ -29,7 +29,7 @@ class Adversary(CpuDevice):
         self.draw = random.Random(seed)
         self.work = {Queue.OUT: collections.deque(), Queue.IN: collections.deque()}
         self.seen = {Queue.OUT: None, Queue.IN: None}
-        self.now = Event(Queue.COMPUTE, True)  # the last event of COMPUTE, until a copy used it
+        self.latest = Event(Queue.COMPUTE, True)  # the last event of COMPUTE, until a copy used it
         self.slabs = []
         self.violations = []
         self.copies = 0
@@ -49,14 +49,14 @@ class Adversary(CpuDevice):
         self.advance()
         made = super().empty(size)
         self.garbage(made)
-        self.now = None  # events recorded before say nothing about this memory
+        self.latest = None  # events recorded before say nothing about this memory
         return made
 
     def record(self, queue):
         self.advance()
         event = Event(queue, queue is Queue.COMPUTE)
         if queue is Queue.COMPUTE:
-            self.now = event
+            self.latest = event
         else:
             self.work[queue].append(event)
         return event
@@ -78,9 +78,10 @@ class Adversary(CpuDevice):
     def copy(self, queue, into, source):
         self.advance()
         self.copies += 1
-        race = self.now is None or self.seen[queue] is not self.now
-        self.now = None  # the next copy needs an event of its own
-        ends = [t if t.untyped_storage()._cdata in self.slabs else weakref.ref(t.untyped_storage()) for t in (into, source)]
+        race = self.latest is None or self.seen[queue] is not self.latest
+        self.latest = None  # the next copy needs an event of its own
+        ends = [t if t.untyped_storage()._cdata in self.slabs else (weakref.ref(t.untyped_storage()), t.storage_offset(), t.numel())
+                for t in (into, source)]
         self.work[queue].append(("copy", *ends, race))
 
     def advance(self):
@@ -113,8 +114,8 @@ class Adversary(CpuDevice):
         def memory(end):
             if isinstance(end, torch.Tensor):
                 return end
-            storage = end()
-            return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+            storage, offset, size = end[0](), *end[1:]
+            return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,))
 
         into, source = memory(into), memory(source)
         if into is None:

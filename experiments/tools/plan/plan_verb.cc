@@ -84,12 +84,22 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
        "offloaded GiB"},
       {"evicted_bytes", "B", "storages that are recomputed", moved(StepPlan::Fate::kEvict),
        "evicted GiB"},
+      {"state_bytes", "B", "optimizer state that is on the host but while an update uses it",
+       [](const Row& row) {
+         Bytes bytes;
+         for (const TensorId id : row.planned.plan.state) {
+           bytes += row.planner->trace().tensor(id).size;
+         }
+         return When(row.planned.fits(), bytes);
+       }},
       {"offloaded_storages", "1", "their number", count(StepPlan::Fate::kOffload)},
       {"evicted_storages", "1", "their number", count(StepPlan::Fate::kEvict)},
       {"host_ms", "ms", "of the step, at least: the host starts operators and copies",
        fits([](auto& p) { return p.prediction.host; })},
       {"forward_host_ms", "ms", "the part of it until forward ends",
        fits([](auto& p) { return p.prediction.forward; })},
+      {"update_ms", "ms", "of the step: behind the last operator that is no update",
+       fits([](auto& p) { return p.prediction.update; })},
       {"knee", "", "the farthest below the line from the first plan to the last",
        [](auto& r) { return r.is_knee; }},
       {"eager_peak_bytes", "B", "without a plan",
@@ -102,6 +112,9 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
        [&](auto& r) { return trace.op(r.floor().op).name; }},
       {"floor_throughout_bytes", "B", "of the floor: exists during the whole step",
        [](auto& r) { return r.floor().throughout; }},
+      {"floor_state_bytes", "B",
+       "optimizer state that is on the host there, and that would exist during the whole step",
+       [](auto& r) { return r.floor().state; }},
       {"floor_gradients_bytes", "B", "of the floor: gradients that backward made before",
        [](auto& r) { return r.floor().gradients; }},
       {"floor_storages", "", "the largest other storages of that moment",
@@ -180,6 +193,13 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
       "are gradients that backward made before.\n",
       FormatBytes(floor.size), trace.op(floor.op).name, FormatBytes(floor.throughout),
       FormatBytes(floor.gradients));
+  if (floor.state > Bytes(0)) {
+    Bytes outside;
+    for (const TensorId id : planned.plan.state) outside += trace.tensor(id).size;
+    text += fmt::format(
+        "{} of {} of the optimizer's state are on the host but while an update uses them.\n",
+        FormatBytes(outside), FormatBytes(floor.state));
+  }
   std::vector<const StepPlan::Storage*> storages;
   for (const StepPlan::Storage& storage : planned.plan.storages) storages.push_back(&storage);
   std::ranges::stable_sort(storages, std::greater(),

@@ -29,6 +29,8 @@ constexpr int64_t kLevels = 12;
 // storage that autograd saves than this. A trial of 1,000 ops takes 2 ms.
 constexpr int64_t kTrialsOfOps = 800'000;
 constexpr int64_t kTrialsOfStorage = 10;
+// So many shares of the optimizer state are tried on the host.
+constexpr int64_t kStateShares = 8;
 constexpr std::string_view kDefault = "joint";
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
@@ -38,8 +40,13 @@ bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
   return trace.hooks->evict && std::ranges::all_of(liveness.Writers(id), recomputable);
 }
 
-StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces& places) {
+// `state` is the optimizer state that is on the host between its updates.
+StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces& places,
+                  std::span<const TensorId> state) {
   const size_t ops = trace.ops.size();
+  size_t updates = ops;  // they begin here
+  while (updates > 0 && trace.ops[updates - 1].phase == Phase::kUpdate) --updates;
+  StepFloor floor;
   std::vector<int64_t> change(ops + 1), gradients(ops + 1);
   std::vector<std::vector<std::pair<size_t, size_t>>> present(trace.tensors.size());
   Bytes throughout;
@@ -47,8 +54,10 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
     const auto id = static_cast<TensorId>(i);
     const Tensor& tensor = trace.tensors[i];
     if (liveness.Root(id) != id) continue;
-    const bool persistent =
-        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    const bool streamed = std::ranges::count(state, id) > 0;
+    if (streamed) floor.state += tensor.size;
+    const bool persistent = !streamed && (tensor.kind == TensorKind::kParameter ||
+                                          tensor.kind == TensorKind::kOptimizerState);
     if (persistent) throughout += tensor.size;
     if (persistent || liveness.Uses(id).empty()) continue;
     const bool arrives = tensor.kind == TensorKind::kInput;
@@ -67,11 +76,10 @@ StepFloor FloorOf(const Trace& trace, const Liveness& liveness, const StepPlaces
     for (const auto& [begin, end] : present[i]) {
       change[begin] += trace.tensors[i].size.count();
       change[end] -= trace.tensors[i].size.count();
-      const bool stays = end == ops && trace.tensors[i].kind == TensorKind::kGradient;
+      const bool stays = end == updates && trace.tensors[i].kind == TensorKind::kGradient;
       if (stays && begin + 1 < ops) gradients[begin + 1] += trace.tensors[i].size.count();
     }
   }
-  StepFloor floor;
   std::vector<Bytes> least(ops);
   int64_t alive = throughout.count(), made = 0;
   for (size_t i = 0; i < ops; ++i) {
@@ -156,7 +164,8 @@ StepPlanner::StepPlanner(const Case& asked, std::shared_ptr<const Trace> given)
             return trace();
           }(),
           liveness_),
-      floor_(FloorOf(trace(), liveness_, places_)) {
+      least_(FloorOf(trace(), liveness_, places_, {}).size),
+      floor_(FloorOf(trace(), liveness_, places_, places_.state())) {
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
   Trace plain = trace();
   plain.hooks.reset();  // nothing runs in the hooks of a step without a plan
@@ -172,17 +181,21 @@ StepPrediction StepPlanner::PredictionOf(const Report& report) const {
   prediction.host = report.metrics.host;
   prediction.eager_peak = eager_.metrics.peak_allocated;
   prediction.eager_step = eager_.metrics.iteration;
+  Duration before_update;
   for (const TimelineEntry& entry : report.timeline) {
-    if (entry.kind != CommandKind::kKernel || entry.recompute) continue;
-    if (trace().op(entry.op).phase != Phase::kForward) continue;
+    if (entry.kind != CommandKind::kKernel) continue;
+    const Phase phase = trace().op(entry.op).phase;
+    if (phase != Phase::kUpdate) before_update = std::max(before_update, entry.interval.end);
+    if (phase != Phase::kForward || entry.recompute) continue;
     prediction.forward = std::max(prediction.forward, entry.interval.issued);
   }
+  prediction.update = prediction.step - before_update;
   return prediction;
 }
 
 PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
   PlannedStep planned{memory, plan, PredictionOf(eager_), Bytes(0)};
-  if (plan.storages.empty()) return planned;
+  if (plan.IsEmpty()) return planned;
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
   run.policy = Following(plan, places_, trace().ops.size());
   planned.prediction = PredictionOf(Predict(run, 1).report);
@@ -200,11 +213,11 @@ PlannedStep StepPlanner::Tried(Bytes memory) const {
 }
 
 std::vector<PlannedStep> StepPlanner::OfPolicy() const {
-  const int64_t range = (eager_.metrics.peak_allocated - floor_.size).count();
+  const int64_t range = (eager_.metrics.peak_allocated - least_).count();
   std::vector<PlannedStep> tried(kLevels);
   InParallel(kLevels, [&](size_t i) {
     const auto square = static_cast<int64_t>(i * i);
-    tried[i] = Tried(floor_.size + Bytes(range / (kLevels * kLevels) * square));
+    tried[i] = Tried(least_ + Bytes(range / (kLevels * kLevels) * square));
   });
   std::erase_if(tried, [](const PlannedStep& planned) { return !planned.fits(); });
   return tried;
@@ -214,7 +227,7 @@ PlannedStep StepPlanner::FastestOf(std::span<const PlannedStep> tried, Bytes mem
   PlannedStep fastest{memory, {}, PredictionOf(eager_), eager_.metrics.peak_allocated};
   for (const PlannedStep& planned : tried) {
     const StepPrediction& prediction = planned.prediction;
-    if (prediction.peak > AimOf(memory)) {
+    if (prediction.peak > AimOf(memory, least_)) {
       if (!fastest.fits()) fastest.best = std::min(fastest.best, MemoryFor(prediction.peak));
     } else if (!fastest.fits() || prediction.step < fastest.prediction.step) {
       fastest = planned;
@@ -226,7 +239,7 @@ PlannedStep StepPlanner::FastestOf(std::span<const PlannedStep> tried, Bytes mem
 std::vector<StepRung> StepPlanner::RungsTo(Bytes memory) const {
   const auto ops = static_cast<int64_t>(trace().ops.size());
   const auto saved = static_cast<int64_t>(trace().saved.size());
-  const StepSearchOptions options{floor_.size, eager_.metrics.peak_allocated, memory,
+  const StepSearchOptions options{least_, eager_.metrics.peak_allocated, memory,
                                   std::min(kTrialsOfOps / ops, kTrialsOfStorage * saved)};
   std::vector<StepRung> rungs;
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
@@ -237,17 +250,17 @@ std::vector<StepRung> StepPlanner::RungsTo(Bytes memory) const {
 }
 
 PlannedStep StepPlanner::OnRung(std::span<const StepRung> rungs, Bytes memory) const {
-  const Bytes aim = AimOf(memory);
+  const Bytes aim = AimOf(memory, least_);
   const auto above = std::ranges::upper_bound(rungs, aim, {}, &StepRung::memory);
   const StepRung& rung = *std::prev(above);
   if (rung.peak <= aim) return Predicted(rung.plan, memory);
   return {memory, {}, PredictionOf(eager_), MemoryFor(rung.peak)};
 }
 
-Bytes StepPlanner::AimOf(Bytes memory) const {
+Bytes StepPlanner::AimOf(Bytes memory, Bytes floor) const {
   const Bytes margin =
       trace().recording->device == "CPU" ? Bytes(0) : Bytes(memory.count() / kMargin);
-  return std::max(floor_.size, memory - margin);
+  return std::max(floor, memory - margin);
 }
 
 Bytes StepPlanner::MemoryFor(Bytes peak) const {
@@ -257,14 +270,46 @@ Bytes StepPlanner::MemoryFor(Bytes peak) const {
   return std::min(memory, eager_.metrics.peak_allocated);
 }
 
+template <typename PlanIn>
+PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
+  PlannedStep fastest = plan_in(memory);
+  if (fastest.fits() && fastest.plan.IsEmpty()) return fastest;
+  const std::vector<TensorId>& state = places_.state();
+  std::vector<TensorId> outside;
+  Bytes size;
+  for (int64_t share = 1; share <= kStateShares && !state.empty(); ++share) {
+    while (std::ssize(outside) < std::ssize(state) * share / kStateShares) {
+      outside.push_back(state[outside.size()]);
+      size += trace().tensor(outside.back()).size;
+    }
+    PlannedStep planned = plan_in(memory + size);
+    // What updates need on the device while their state comes and goes is taken from the rest.
+    for (int attempt = 0; attempt < 2 && planned.fits(); ++attempt) {
+      planned.plan.state = outside;
+      planned = Predicted(planned.plan, memory);
+      const Bytes over = planned.prediction.peak - AimOf(memory, floor_.size);
+      if (over <= Bytes(0)) break;
+      planned = attempt == 0 ? plan_in(memory + size - over)
+                             : PlannedStep{memory, {}, planned.prediction, memory + over};
+    }
+    if (!planned.fits()) {
+      if (!fastest.fits())
+        fastest.best = std::min(fastest.best, std::max(floor_.size, planned.best - size));
+    } else if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
+      fastest = std::move(planned);
+    }
+  }
+  return fastest;
+}
+
 std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
   const Bytes eager = eager_.metrics.peak_allocated;
-  const auto needs_plan = [&](Bytes memory) { return std::max(memory, floor_.size) < eager; };
   std::vector<StepRung> rungs;
   std::vector<PlannedStep> tried;
   Bytes most;
   for (const Bytes memory : budgets) {
-    if (needs_plan(memory)) most = std::max(most, AimOf(memory));
+    const Bytes on_device = std::max(memory, floor_.size) + floor_.state;
+    if (memory < eager) most = std::max(most, AimOf(std::min(eager, on_device), least_));
   }
   if (most > Bytes(0)) {
     if (asked_.policy.name() == kDefault) {
@@ -273,15 +318,15 @@ std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
       tried = OfPolicy();
     }
   }
+  const auto plan_in = [&](Bytes memory) {
+    if (memory >= eager) return PlannedStep{memory, {}, PredictionOf(eager_), Bytes(0)};
+    if (memory < least_) return PlannedStep{memory, {}, PredictionOf(eager_), least_};
+    return rungs.empty() ? FastestOf(tried, memory) : OnRung(rungs, memory);
+  };
   std::vector<PlannedStep> all;
   for (const Bytes memory : budgets) {
-    PlannedStep& planned =
-        all.emplace_back(PlannedStep{memory, {}, PredictionOf(eager_), Bytes(0)});
-    if (needs_plan(memory)) {
-      const Bytes within = std::max(memory, floor_.size);
-      planned = rungs.empty() ? FastestOf(tried, within) : OnRung(rungs, within);
-      planned.memory = memory;
-    }
+    PlannedStep& planned = all.emplace_back(WithState(std::max(memory, floor_.size), plan_in));
+    planned.memory = memory;
     if (memory < floor_.size && planned.fits()) {
       planned = {memory, {}, PredictionOf(eager_), floor_.size};
     }

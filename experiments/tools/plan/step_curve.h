@@ -18,11 +18,13 @@
 
 namespace spillway {
 
-// The least memory that any plan needs, and the op that needs it.
+// The least memory that any plan needs, and the op that needs it. All optimizer state that can be
+// on the host is there.
 struct StepFloor {
   Bytes size;
   OpId op{};
   Bytes throughout;            // the part of `size` that exists during the whole step
+  Bytes state;                 // what is on the host, and would exist during the whole step
   Bytes gradients;             // the part that backward made before, and that stays after the step
   std::vector<TensorId> held;  // the other storages of that moment, the largest first
   // The floor if no op of this kind needed more than ops of other kinds do, and the op that then
@@ -56,8 +58,9 @@ class StepPlanner {
   // Returns the plan of `asked.policy` within `memory` bytes, or within each of the budgets. It
   // leaves a little of the memory free, because a GPU's allocator does not place the blocks of all
   // steps alike. If the budget suffices without a plan, the plan is empty. `joint` stands for
-  // `SearchSteps`. With more memory there is never a slower plan, or none. Throws the errors of the
-  // policy.
+  // `SearchSteps`. With more memory there is never a slower plan, or none. Of the optimizer state
+  // that can be on the host, as many tensors are there as makes the step fastest. Throws the errors
+  // of the policy.
   PlannedStep In(Bytes memory) const;
   std::vector<PlannedStep> In(std::span<const Bytes> budgets) const;
   // Carries a given plan out, which need not fit.
@@ -69,8 +72,8 @@ class StepPlanner {
   std::string Format(const PlannedStep& planned) const;
 
  private:
-  // Returns the part of a budget that a plan may take.
-  Bytes AimOf(Bytes memory) const;
+  // Returns the part of a budget that a plan may take, which is not less than the floor.
+  Bytes AimOf(Bytes memory, Bytes floor) const;
   // Returns a memory, at most that of the step as it is, of which a plan with this peak may be.
   Bytes MemoryFor(Bytes peak) const;
   // Returns what the policy decides with the memory.
@@ -83,12 +86,17 @@ class StepPlanner {
   // has.
   std::vector<StepRung> RungsTo(Bytes memory) const;
   PlannedStep OnRung(std::span<const StepRung> rungs, Bytes memory) const;
+  // Returns the fastest step in `memory` with some optimizer state on the host; `plan_in` returns
+  // what a memory has where all state is on the device.
+  template <typename PlanIn>
+  PlannedStep WithState(Bytes memory, const PlanIn& plan_in) const;
   StepPrediction PredictionOf(const Report& report) const;
 
   const Inputs inputs_;
   const Case asked_;
   const Liveness liveness_;
   const StepPlaces places_;
+  const Bytes least_;  // the floor if all state is on the device
   StepFloor floor_;
   Report eager_;
 };

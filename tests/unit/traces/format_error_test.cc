@@ -84,13 +84,13 @@ TEST(FormatErrorTest, Json) {
 TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
-  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 9"),
-            "t.json:2:40: version: unsupported version 9; this program reads version 1 to 8");
+  EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 99"),
+            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 9");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
-  EXPECT_THAT(ErrorOfEdit("\"version\": 1, \"name\"", "\"new\": {}, \"version\": 9, \"name\""),
-              HasSubstr("unsupported version 9"));
+  EXPECT_THAT(ErrorOfEdit("\"version\": 1, \"name\"", "\"new\": {}, \"version\": 99, \"name\""),
+              HasSubstr("unsupported version 99"));
 }
 
 TEST(FormatErrorTest, Keys) {

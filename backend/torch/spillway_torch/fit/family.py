@@ -51,6 +51,8 @@ class Family:
         self.tape, self.shapes, self.used, self.gradients = tape, shapes, used, gradients
         self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
         self.tape.costs = host_costs(device.type)
+        self.state: list[int] = []  # bytes of parts of the optimizer's state that can be on the host
+        self.staying = ""  # for messages: the state that cannot
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.unguarded = 0  # bytes over the budget that steps without a plan took
@@ -144,7 +146,10 @@ class Family:
         moves = useful_moves(self.tape.device)
         made: dict[Shapes, Plan | SpillwayError] = {}
         if len(all_) == 1:
-            made[shapes] = make_plan(self._scaled(shapes), self._budget, moves=moves, policy=self._policy, unforeseen=self.unforeseen)
+            try:
+                made[shapes] = make_plan(self._scaled(shapes), self._budget, moves=moves, policy=self._policy, unforeseen=self.unforeseen)
+            except SpillwayError as error:
+                made[shapes] = error
         else:
             largest = functools.reduce(lambda a, b: tuple(tuple(map(max, one, other)) for one, other in zip(a, b)), all_)
             named = {name_of(s): s for s in all_}
@@ -153,6 +158,7 @@ class Family:
             made = {s: plans[name] for name, s in named.items()}
         refused = made[shapes]
         if isinstance(refused, SpillwayError):
+            refused.args = (f"{refused}{self.staying}", *refused.args[1:])
             raise refused
         found = {s: plan for s, plan in made.items() if isinstance(plan, Plan)}
         for plan in found.values():
@@ -162,6 +168,7 @@ class Family:
     def _scaled(self, shapes: Shapes) -> Tape:
         """Returns the recorded step with inputs of other shapes, and with what exists besides."""
         tape, (state, gradients) = scaled(self.tape, self.shapes, shapes), self.more
+        tape.state = self.state
         # The step adds to the gradients where it made others while it was recorded.
         grown = [now - was for now, was in zip(tape.used, self.tape.used)]
         tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]

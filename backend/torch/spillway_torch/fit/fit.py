@@ -17,6 +17,7 @@ from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
+from ..run.updates import STAGES, HostedState, can_host
 from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
@@ -117,14 +118,17 @@ class Fitted:
         self._budget = budget
         self._policy = policy
         self._device = device
+        self._given = [weakref.ref(optimizer) for optimizer in optimizers]
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._structures = Structures()
         self._taken = Taken(budget)
         self._report_every, self._verify = report_every, verify
+        self._least_state = 0  # bytes of the optimizer's state that are on the host whatever a plan says, because the update takes more
         self._accumulated = 0  # most bytes of gradients before a forward
         self._unseen = 0  # updates of the model before its forward was called
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._hosted: weakref.WeakKeyDictionary[torch.optim.Optimizer, HostedState] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
@@ -211,7 +215,7 @@ class Fitted:
         return self._taken.numbers()
 
     def remove(self) -> None:
-        """Makes later steps ordinary ones, and gives the memory of the host back."""
+        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state comes back to the device."""
         _remove(self._handles, self._open)
         for model, call in zip(self._models, self._calls):
             if vars(model).get(CALL) is call:
@@ -220,6 +224,8 @@ class Fitted:
         self._end()
         self._state = Removed()
         self._structures.close()
+        for hosted in self._hosted.values():
+            hosted.close()
 
     def begin(self, inputs: Any = ()) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
@@ -344,6 +350,7 @@ class Fitted:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
+        self._host_state(max(self._least_state, state.rung.plan.state if state.rung is not None else 0))
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
@@ -398,12 +405,44 @@ class Fitted:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model)
         recorder = TapeRecorder(self._device, self._model)
+        self._find_hosted(recorder.device)
+        if self._hosted:  # what exists, and gradients and state that do not exist yet
+            trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+            most = recorder.device.in_use() + trained - self._gradient_bytes() + sum(
+                sum(hosted.sizes) - hosted.existing()[0] + hosted.temporaries() for hosted in self._hosted.values())
+            if most > self._budget:
+                self._least_state = most - self._budget + STAGES * max(self._parts(), default=0)
+            self._host_state(self._least_state)
         recorder.mix = steps_library().mix
         recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._structures.recordings += 1
         self._taken.guards = recorder.device.in_use() >= 0
         self._taken.record()
+
+    def _find_hosted(self, device: Device) -> None:
+        """Finds the optimizers whose state can be on the host, if that has other memory."""
+        if device.in_use() < 0:
+            return
+        for optimizer in (*(given() for given in self._given), *self._optimizers):
+            if optimizer is not None and optimizer not in self._hosted and can_host(optimizer):
+                self._hosted[optimizer] = HostedState(optimizer, device)
+
+    def _staying(self) -> str:
+        """Returns a part of a message: which optimizers have to have their state on the device."""
+        staying = {type(o).__name__: self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
+        return "".join(f", of which {size:,} are state of {kind}, which stays on the device" for kind, size in staying.items())
+
+    def _parts(self) -> list[int]:
+        """Returns the bytes of the parts in which state can leave, in their order."""
+        return [size for hosted in self._hosted.values() for size in hosted.sizes]
+
+    def _host_state(self, size: int) -> None:
+        """Has at least so many bytes of state on the host from now on, and prepares optimizers for the next step."""
+        for hosted in self._hosted.values():
+            hosted.move(max(0, size))
+            size -= sum(hosted.sizes)
+            hosted.settle()
 
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
@@ -440,9 +479,10 @@ class Fitted:
         return False
 
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
-        """Returns the bytes of the optimizer's state on the device."""
-        return sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
-                   if isinstance(v, torch.Tensor) and v.device.type == self._device)
+        """Returns the bytes that the optimizer's state takes if all of it is on the device."""
+        there = self._hosted[optimizer].existing()[1] if optimizer in self._hosted and self._device == "cuda" else 0
+        return there + sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
+                           if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
@@ -475,7 +515,8 @@ class Fitted:
             return
         self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
         state.recorder.device.memory()
-        self._state = Recorded(tape, tape.used, state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later),
+        there = sum(hosted.existing()[1] for hosted in self._hosted.values()) if self._device == "cuda" else 0
+        self._state = Recorded(tape, [used + there for used in tape.used], state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later),
                                state.later, state.recorder.hosts())
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -506,10 +547,12 @@ class Fitted:
         if isinstance(state, Recorded):
             memory = state.device.memory()
             update = memory.most if memory is not None else 0
-            if update > self._budget:
+            if update > self._budget and self._least_state < sum(self._parts()):
+                self._least_state += update - self._budget + STAGES * max(self._parts())
+            elif update > self._budget:
                 self._state = Waiting()
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
-                                    f"{type(optimizer).__name__} takes; another optimizer, or its option foreach=False, lowers it")
+                                    f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, lowers it")
             state = self._make_plan(state, (self._new_state(), 0))
         if isinstance(state, Planned):
             self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
@@ -519,7 +562,7 @@ class Fitted:
         self._state = Waiting()
         family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
                         recorded.hosts)
-        family.more, family.later = more, recorded.later
+        family.more, family.later, family.state, family.staying = more, recorded.later, self._parts(), self._staying()
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")

@@ -105,9 +105,12 @@ class Plan:
     forward_seconds: float = 0.0  # of `host_seconds`, until forward ends
     unforeseen: int = 0  # bytes of `peak`, `eager_peak` and `floor` that steps took and that the tape does not show
     update_seconds: float = 0.0  # of `seconds` and of `eager_seconds`: the optimizer's update, where it was not recorded
+    state: int = 0  # bytes of the optimizer's state that are on the host but while an update uses them
+    state_seconds: float = 0.0  # of `seconds`: what follows backward, because they come and go
 
     def add_update(self, seconds: float) -> None:
-        """Counts an update of the model that follows the recorded step."""
+        """Counts an update of the model that follows the recorded step, and during which the state comes and goes as planned."""
+        seconds = max(0.0, seconds - self.state_seconds)
         self.update_seconds += seconds
         self.seconds += seconds
         self.eager_seconds += seconds
@@ -132,6 +135,7 @@ class Plan:
                      f"{self.eager_seconds * 1e3:.1f} ms, which no plan beats")
         peak, budget, eager, host = (in_unit(size, self.budget) for size in (self.peak, self.budget, self.eager_peak, self.host_bytes))
         floor = f", floor {in_unit(self.floor.bytes, self.budget)}" if self.floor is not None else ""
+        state = f", and {in_unit(self.state, self.budget)} of the optimizer's state are on the host between updates" if self.state else ""
         there = f" (which keeps {host} for them)" if counts[OFFLOAD] else ""
         return (f"predicted peak {peak} of {budget} (without a plan {eager}{floor}){times}; {counts[OFFLOAD]} storages go to the "
-                f"host{there} and {counts[EVICT]} are recomputed")
+                f"host{there} and {counts[EVICT]} are recomputed{state}")

@@ -77,6 +77,8 @@ class _Planned:
     def step(self, moves: tuple[str, ...]) -> Step:
         tape = self.tape
         self._add_operators()
+        state = [Storage(-2 - at, size, BEFORE, dtype=torch.uint8) for at, size in enumerate(tape.state)]
+        self.storages |= {storage.number: storage for storage in state}
         by_number = dict(zip(self.numbers, self.operators))  # of two for one operator, the second
         self._hold(by_number)
         for unpack in tape.unpacks:  # backward takes it before the next operator, and may hold it until others have run
@@ -91,6 +93,10 @@ class _Planned:
         started, before = host_clock(tape, tape.costs), 0.0
         for op, at in zip(self.operators, self.numbers):
             op.host_ns, before = round(1e9 * (started[at + 1] - before)), started[at + 1]
+        for storage in state:  # behind all others, so that places stay; one part more leaves meanwhile
+            operand = [Operand(storage, 0, storage.size, (), torch.uint8)]
+            self.operators.append(Operator("optimizer::update", "", "update", operand, operand, 0, False, len(self.operators),
+                                           max(0, rest[-1] - unused) + storage.size, number=len(tape.ops) - 2 - storage.number))
         saved = [SavedTensor(self._operand(of.storage), self._place(pack.op),
                              [self._place(tape.unpacks[at].op) for at in of.unpacks if tape.unpacks[at].pack is pack])
                  for of in self.movable.values() for pack in of.packs]
@@ -166,13 +172,13 @@ class _Planned:
             op.inputs.append(self._operand(storage))
 
     def _rest(self) -> list[int]:
-        """Returns, by operator of the tape, the recorded bytes that no storage of the step has."""
-        used = [0] * len(self.tape.ops)
+        """Returns, by operator of the tape, and behind the last one, the recorded bytes that no storage of the step has."""
+        used = [0] * len(self.tape.ops) + self.tape.used[-1:]
         for at, home in enumerate(self.home):
             used[home] = max(used[home], self.tape.used[at])
         change = [0] * (len(self.tape.ops) + 2)
         for storage in self.storages.values():
-            end = -1 if self._outlives(storage) else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: after all
+            end = -1 if self._outlives(storage) else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: behind all
             change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
             change[end] -= storage.size
         return [max(0, most - alive) for most, alive in zip(used, itertools.accumulate(change))]
@@ -191,7 +197,7 @@ class _Planned:
 
     def _outlives(self, storage: Storage) -> bool:
         """Returns whether a storage exists before and after the step."""
-        return storage.born == BEFORE and self.tape.storages[storage.number].died is None
+        return storage.born == BEFORE and (storage.number < -1 or self.tape.storages[storage.number].died is None)
 
     def _hooks(self, moves: tuple[str, ...]) -> dict[str, Any]:
         """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""
@@ -205,6 +211,8 @@ class _Planned:
                 places.append([op, 0, 0])
             places[-1][1 if packed else 2] += 1
         times = {OFFLOAD: {"offload_ns": costs.left, "prefetch_ns": costs.came}, EVICT: {"evict_ns": costs.compared}}
+        if tape.state:
+            times["state"] = {"state_ns": costs.came}
         return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
-                "moves": {name: round(1e9 * seconds) for move in moves for name, seconds in times[move].items()},
+                "moves": {name: round(1e9 * seconds) for move in (*moves, "state") for name, seconds in times.get(move, {}).items()},
                 "copy_bytes_per_second": round(tape.bandwidth), "beside_copy": BESIDE if tape.device == "cuda" else 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import itertools
 import json
 import pathlib
 import tempfile
@@ -93,7 +94,8 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
         listed.append({"name": name, "tensors": [tensor["size"] for tensor in at["tensors"]],
                        "ops": [[cost["time_ns"], cost["workspace"]] for cost in costs],
                        "again": [[cost["again"]["time_ns"], cost["again"]["workspace"]] for cost in costs if "again" in cost]})
-    return {**trace_of(copy.copy(tape)), "version": 8, "sizes": listed}
+    trace = trace_of(copy.copy(tape))
+    return {**trace, "version": max(8, trace["version"]), "sizes": listed}
 
 
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
@@ -110,6 +112,7 @@ def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen
                           f"larger budget{also}", best)
     plan = plan_from(json.loads(pathlib.Path(path).read_text(encoding="utf-8")), tape)
     plan.budget, plan.floor, plan.unforeseen = budget, floor, unforeseen
+    plan.state_seconds = row["update_ms"] / 1e3 if plan.state else 0.0
     plan.peak, plan.eager_peak = plan.peak + unforeseen, plan.eager_peak + unforeseen
     return plan
 
@@ -136,6 +139,7 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3
+    plan.state_seconds = row["update_ms"] / 1e3 if plan.state else 0.0
     plan.floor = floor_of(plan.tape, row, 0)
     return plan
 
@@ -180,8 +184,9 @@ def _end_sources(tape: Tape, actions: dict[int, str], moments: Moments) -> None:
 
 def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
     """Returns the floor that a row of `spillway plan` has."""
-    named = [tape.storages[int(name[1:])] for name in row["floor_storages"].split()]
-    return Floor(row["floor_bytes"] + unforeseen, tape.ops[operator_of(row["floor_op"])].place, operator_of(row["floor_op"]), [
+    named = [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
+    at = operator_of(row["floor_op"])
+    return Floor(row["floor_bytes"] + unforeseen, tape.ops[at].place if at < len(tape.ops) else "the update", at, [
         ("parameters and others from before the step", row["floor_throughout_bytes"]),
         *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in named)])
 
@@ -201,7 +206,14 @@ def document_of(plan: Plan) -> dict[str, Any]:
     return {"format": FORMAT, "version": 1, "workload": f"{step_name(plan.tape)}:1", "memory_bytes": plan.budget - plan.unforeseen,
             "policy": "as given", "peak_bytes": plan.peak - plan.unforeseen, "eager_peak_bytes": plan.eager_peak - plan.unforeseen,
             "step_s": plan.seconds - plan.update_seconds, "eager_step_s": plan.eager_seconds - plan.update_seconds,
-            "host_s": plan.host_seconds, "forward_host_s": plan.forward_seconds, "storages": storages}
+            "host_s": plan.host_seconds, "forward_host_s": plan.forward_seconds, **({"state": _parts(plan)} if plan.state else {}),
+            "storages": storages}
+
+
+def _parts(plan: Plan) -> list[str]:
+    """Returns the names of the first parts of the optimizer's state, which are on the host."""
+    ends = list(itertools.accumulate(plan.tape.state, initial=0))
+    return [storage_name(-2 - at) for at in range(bisect.bisect_left(ends, plan.state))]
 
 
 def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
@@ -227,7 +239,7 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
     _end_sources(tape, actions, moments)
     return Plan(int(document["memory_bytes"]), actions, moments.releases, moments.prefetches, moments.drops, document["peak_bytes"],
                 document["eager_peak_bytes"], document["step_s"], document["eager_step_s"], None, tape, document["host_s"],
-                document["forward_host_s"])
+                document["forward_host_s"], state=sum(tape.state[int(name.removeprefix("state."))] for name in document.get("state", ())))
 
 
 def learn_host_speed(plan: Plan, took: float) -> bool:

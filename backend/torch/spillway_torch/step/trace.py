@@ -73,7 +73,8 @@ class _Writer:
         recording = {"framework": f"PyTorch {torch.__version__}", "device": measured.device, "step_ns": measured.step_ns,
                      "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated, "reserved": measured.reserved,
                      **({"requests": step.requests} if step.requests else {})}  # before the first step
-        version = 7 if self.planned else 6 if saved else 5 if step.requests else 4  # the earliest that knows all that the step has
+        moves = step.hooks["moves"] if step.hooks is not None else None  # the version is the earliest that knows all that the step has
+        version = 9 if moves and "state_ns" in moves else 7 if self.planned else 6 if saved else 5 if step.requests else 4
         return {"format": "spillway-trace", "version": version, "name": f"{step.network}:{step.batch}", "network": step.network,
                 "batch": step.batch, "preset": "recorded", "training": any(phase != "forward" for phase in self.phases),
                 "recording": recording, "layers": [{"name": name, "type": type_} for name, type_ in self.layers.items()],
@@ -254,8 +255,8 @@ class _Writer:
 
 
 def storage_name(storage: int) -> str:
-    """Returns the name that a storage has in a step that can be planned, and in plans."""
-    return f"s{storage}"
+    """Returns the name that a storage has in a step that can be planned, and in plans. Parts of optimizer state are below -1."""
+    return f"s{storage}" if storage >= -1 else f"state.{-2 - storage}"
 
 
 def operator_of(op: str) -> int:

@@ -124,6 +124,7 @@ class Tape(Step):
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
         self.costs = HostCosts()  # they are 0 until they are measured
         self.host_share = 1.0  # steps take the host this share of its recorded time
+        self.state: list[int] = []  # bytes of parts of the optimizer's state that can be on the host, in the order of their updates
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:

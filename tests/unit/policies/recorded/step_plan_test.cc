@@ -3,6 +3,7 @@
 
 #include "policies/recorded/step_plan.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include "tests/testing/fixtures.h"
 #include "tests/testing/scripted_policy.h"
 #include "traces/base/error.h"
+#include "traces/format.h"
 
 namespace spillway {
 namespace {
@@ -133,6 +135,66 @@ TEST_F(StepPlanTest, AFileHasThePlan) {
   EXPECT_EQ(ParseStepPlan(Format(plan), "plan.json", trace_, places_), plan);
   EXPECT_EQ(ParseStepPlan(Format({}), "plan.json", trace_, places_), StepPlan());
   EXPECT_THAT(Format(plan), HasSubstr("\"release\": 1"));  // the second of the positions
+}
+
+// `HookedChain` with three updates behind it, each of optimizer state of 10 bytes.
+Trace WithUpdates() {
+  Trace trace = HookedChain();
+  for (int i = 1; i <= 3; ++i) {
+    Tensor& state = trace.tensors.emplace_back(trace.tensors.front());
+    state.name = fmt::format("s{}", i);
+    state.kind = TensorKind::kOptimizerState;
+    Op& update = trace.ops.emplace_back(trace.ops.back());
+    update.name = fmt::format("u{}", i);
+    update.phase = Phase::kUpdate;
+    update.inputs = update.outputs = {static_cast<TensorId>(trace.tensors.size() - 1)};
+  }
+  trace.hooks->state = Duration();
+  trace.Validate();
+  return trace;
+}
+
+// While s1 is updated, s2 comes. Copies wait for the ops that were launched before them.
+//
+//   kernels     |b1|  |u1|u2|u3|
+//   to device      |s1|s2|
+//   to host              |s1|s2|
+TEST(StepStateTest, StateComesForItsUpdateAndLeaves) {
+  const Trace trace = WithUpdates();
+  const Liveness liveness(trace);
+  const StepPlaces places(trace, liveness);
+  ASSERT_EQ(places.state().size(), 3);
+  StepPlan plan;
+  plan.state = {places.state()[0], places.state()[1]};
+  StepExecutor executor(plan, places, trace.ops.size());
+  const RunResult result = RunSim(trace, FixedCost(), executor);
+  EXPECT_THAT(result.violations, IsEmpty());
+  EXPECT_THAT(TimelineText(trace, result.report), HasSubstr("   50    60 compute b1\n"
+                                                            "   60    70 h2d s1\n"
+                                                            "   70    80 h2d s2\n"
+                                                            "   70    80 compute u1\n"
+                                                            "   80    90 d2h s1\n"
+                                                            "   80    90 compute u2\n"
+                                                            "   90   100 d2h s2\n"
+                                                            "   90   100 compute u3\n"));
+  const std::string text = FormatStepPlan(plan, trace, places, Bytes(100), "test", {});
+  EXPECT_EQ(ParseStepPlan(text, "plan.json", trace, places), plan);
+  for (const char* name : {"y1", "s1", "nope"}) {
+    std::string bad = text;
+    bad.replace(bad.find("\"s2\""), 4, fmt::format("\"{}\"", name));
+    EXPECT_THROW(ParseStepPlan(bad, "plan.json", trace, places), InputError) << name;
+  }
+  EXPECT_EQ(ParseTrace(FormatTrace(trace), "t.json"), trace);
+}
+
+TEST(StepStateTest, OnlyWhatTheProgramCanMoveIsState) {
+  Trace trace = WithUpdates();
+  trace.ops[5].inputs.push_back(trace.ops[6].inputs.front());  // backward uses s1, too
+  trace.tensors.back().movable = false;
+  const Liveness liveness(trace);
+  EXPECT_EQ(StepPlaces(trace, liveness).state(), std::vector(trace.ops[7].inputs));
+  trace.hooks->state.reset();
+  EXPECT_THAT(StepPlaces(trace, liveness).state(), IsEmpty());
 }
 
 TEST_F(StepPlanTest, ErrorsNameThePlace) {

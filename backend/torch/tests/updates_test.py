@@ -1,0 +1,352 @@
+"""Tests optimizers whose state is on the host between updates: the bits, the order of copies, and what others see of it."""
+
+import contextlib
+import copy
+import io
+import tempfile
+import unittest
+
+import torch
+
+from adversary import Adversary
+from guard_test import Guarded, counted
+from spillway_torch import fit, make_plan, read_plan, write_plan
+from spillway_torch.base.device import CpuDevice, Queue
+from spillway_torch.base.errors import SpillwayError
+from spillway_torch.run.updates import HostedState, can_host
+from spillway_torch.tape.tape_recorder import record_tape
+
+COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
+KINDS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1, foreach=True),
+    "amsgrad": lambda p: torch.optim.Adam(p, 0.1, amsgrad=True, foreach=False),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.1),
+    "fused": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+}
+# The waits of an update: the function, the queue that waits, and the queue that is waited for.
+WAITS = {
+    "state is used before it came": (("_stream",), COMPUTE, IN),
+    "state leaves before its update": (("_stream",), OUT, COMPUTE),
+    "memory comes back while its last owner uses it": (("fetch",), IN, COMPUTE),
+    "memory is used again before its state has left": (("fetch",), IN, OUT),
+    "memory is given up before its state has left": (("_stream",), COMPUTE, OUT),
+}
+
+
+class Training:
+    """A model of odd sizes, one parameter of which gets no gradient in some steps, in two groups."""
+
+    def __init__(self, make, seed=0):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last), torch.nn.Flatten(),
+                                         torch.nn.Linear(5 * 4 * 4, 37), torch.nn.Tanh(), torch.nn.Linear(37, 11))
+        self.model.extra = torch.nn.Parameter(torch.randn(301))
+        parameters = list(self.model.parameters())
+        self.optimizer = make([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.01}])
+        self.at = 0
+        self.others = []  # tensors that hooks of the optimizer make
+
+    def step(self):
+        torch.manual_seed(100 + self.at)
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(4, 3, 6, 6)).square().mean()
+        if self.at % 3:
+            loss = loss + self.model.extra.square().sum()
+        loss.backward()
+        self.optimizer.step()
+        self.at += 1
+
+    def values(self):
+        state = [value for p in self.model.parameters() for _, value in sorted(self.optimizer.state[p].items())]
+        return [v.clone() if isinstance(v, torch.Tensor) else v for v in (*self.model.parameters(), *self.others, *state)]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(
+        torch.equal(a, b) and a.stride() == b.stride() if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other))
+
+
+class UpdatesTest(unittest.TestCase):
+    def run_steps(self, make, device, size=1 << 40, steps=5):
+        training = Training(make)
+        hosted = HostedState(training.optimizer, device)
+        hosted.move(size)
+        for _ in range(steps):
+            hosted.settle()
+            training.step()
+        return training, hosted
+
+    def test_the_bits_are_those_of_the_optimizer(self):
+        for name, make in KINDS.items():
+            want = Training(make)
+            for _ in range(5):
+                want.step()
+            total = sum(HostedState(want.optimizer, CpuDevice()).sizes)
+            later = Training(make)
+            for _ in range(6):
+                later.step()
+            for seed in range(3):
+                with self.subTest(name, seed=seed):
+                    device = Adversary(seed)
+                    training, hosted = self.run_steps(make, device, total * seed // 2)
+                    self.assertTrue(same(want.values(), training.values()))
+                    self.assertEqual(device.violations, [])
+                    self.assertGreaterEqual(hosted.outside, total * seed // 2)
+                    hosted.close()
+                    self.assertEqual(hosted.outside, 0)
+                    training.step()
+                    self.assertTrue(same(later.values(), training.values()))
+
+    def test_each_planted_race_is_caught(self):
+        want = Training(KINDS["adamw"])
+        for _ in range(5):
+            want.step()
+        for name, omit in WAITS.items():
+            with self.subTest(name):
+                caught = omitted = 0
+                for seed in range(40):
+                    device = Adversary(seed, omit)
+                    training, _ = self.run_steps(KINDS["adamw"], device)
+                    caught += not same(want.values(), training.values()) or bool(device.violations)
+                    omitted += device.omitted
+                    if caught:
+                        break
+                self.assertGreater(omitted, 0)
+                self.assertGreater(caught, 0)
+
+    def test_state_dicts_are_those_of_the_optimizer(self):
+        for name in ("adamw", "sgd"):
+            make = KINDS[name]
+            want = Training(make)
+            for _ in range(4):
+                want.step()
+            with self.subTest(name):
+                training, _ = self.run_steps(make, Adversary(1), steps=2)
+                file = io.BytesIO()
+                torch.save((training.model.state_dict(), training.optimizer.state_dict()), file)
+                file.seek(0)
+                weights, state = torch.load(file)
+                ordinary = Training(make, seed=7)  # continues without a budget
+                ordinary.model.load_state_dict(weights)
+                ordinary.optimizer.load_state_dict(state)
+                other = Training(make, seed=8)  # continues with one, which was there before
+                hosted = HostedState(other.optimizer, Adversary(2))
+                hosted.move(1 << 40)
+                other.step()
+                other.model.load_state_dict(copy.deepcopy(weights))
+                other.optimizer.load_state_dict(copy.deepcopy(state))
+                other.at = ordinary.at = 2
+                for _ in range(2):
+                    ordinary.step()
+                    hosted.settle()
+                    other.step()
+                self.assertTrue(same(want.values(), ordinary.values()))
+                self.assertTrue(same(want.values(), other.values()))
+                self.assertTrue(all(of.has(value) for of in {unit.of for bucket in hosted._buckets for unit in bucket.units}
+                                    for name, value in other.optimizer.state[of.tensor].items() if name in of.names))
+
+    def variant(self, change, hosts):
+        """Runs steps that `change` changes; returns the values, the bytes on the host in the end, and those of all state."""
+        training, hosted = Training(KINDS["adamw"]), None
+        if hosts:
+            hosted = HostedState(training.optimizer, Adversary(3))
+            hosted.move(1 << 40)
+        step = change(training)
+        for _ in range(4):
+            if hosted is not None:
+                hosted.settle()
+            step()
+            training.at += 1
+        return training.values(), hosted and (hosted.outside, sum(hosted.sizes))
+
+    def loss(self, training):
+        torch.manual_seed(100 + training.at)
+        return training.model(torch.randn(4, 3, 6, 6)).square().mean()
+
+    def test_loops_of_others(self):
+        def clipping(training):
+            def step():
+                training.optimizer.zero_grad(set_to_none=False)
+                self.loss(training).backward()
+                torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
+                training.optimizer.step()
+            return step
+
+        def clipping_in_a_hook(training):
+            training.optimizer.register_step_pre_hook(
+                lambda *_: torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3) and None)
+            return accumulating(training)
+
+        def averaging(training):
+            average = torch.optim.swa_utils.AveragedModel(training.model)
+            training.optimizer.register_step_post_hook(lambda *_: average.update_parameters(training.model))
+            training.others = list(average.parameters())
+            return accumulating(training)
+
+        def scheduled(training):
+            scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+            inner = accumulating(training)
+            return lambda: (inner(), scheduler.step())
+
+        def accumulating(training):
+            def step():
+                training.optimizer.zero_grad()
+                for _ in range(2):
+                    self.loss(training).backward()
+                training.optimizer.step()
+            return step
+
+        def closure(training):
+            def compute():
+                training.optimizer.zero_grad()
+                loss = self.loss(training)
+                loss.backward()
+                return loss
+            return lambda: training.optimizer.step(compute)
+
+        def another_group(training):
+            inner = accumulating(training)
+
+            def step():
+                if training.at == 2:
+                    training.model.more = torch.nn.Parameter(torch.ones(5))
+                    training.optimizer.add_param_group({"params": [training.model.more]})
+                    training.model.register_forward_hook(lambda module, _, result: result * module.more.sum())
+                inner()
+            return step
+
+        def late_hook(training):
+            inner = accumulating(training)
+
+            def step():
+                if training.at == 2:
+                    clipping_in_a_hook(training)
+                inner()
+            return step
+
+        for change in (clipping, clipping_in_a_hook, averaging, scheduled, accumulating, closure, another_group, late_hook):
+            with self.subTest(change.__name__):
+                want, _ = self.variant(change, False)
+                got, (outside, all_) = self.variant(change, True)
+                self.assertTrue(same(want, got))
+                self.assertEqual(outside, 0 if change is closure else all_)
+
+    def test_what_has_no_state_on_the_host(self):
+        parameters = [torch.nn.Parameter(torch.ones(3))]
+        self.assertFalse(can_host(torch.optim.Adagrad(parameters)))
+        self.assertFalse(can_host(torch.optim.AdamW(parameters, differentiable=True, foreach=False)))
+        self.assertEqual(HostedState(torch.optim.SGD(parameters, 0.1), CpuDevice()).sizes, [])
+
+
+class Wide(torch.nn.Module):
+    """A model whose parameters take more than what a step saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+                                          for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class FitTest(unittest.TestCase):
+    def train(self, make, budget=None, device=None, rows=(128,) * 6):
+        """Returns parameters and state after some steps, the optimizer, and what `fit` made, on a device that counts if there is a budget."""
+        torch.manual_seed(0)
+        with counted(device) if device is not None else contextlib.nullcontext():
+            model = Wide()
+            optimizer = make(model.parameters())
+            fitted = fit(model, optimizer, budget) if budget is not None else None
+            for count in rows:
+                optimizer.zero_grad()
+                model(torch.randn(count, 64)).square().mean().backward()
+                optimizer.step()
+        state = [value for p in model.parameters() for _, value in sorted(optimizer.state[p].items())]
+        return [v.clone() for v in (*model.parameters(), *state)], optimizer, fitted
+
+    def test_a_budget_below_the_state_is_kept(self):
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        for name in ("adamw", "sgd"):
+            want, *_ = self.train(KINDS[name])
+            state = parameters * (2 if name == "adamw" else 1)
+            with self.subTest(name):
+                budget = 2 * parameters + state  # without what is saved
+                got, optimizer, fitted = self.train(KINDS[name], budget, Guarded())
+                self.assertTrue(same(want, got))
+                plan = fitted.plan
+                self.assertGreater(plan.state, 0)
+                self.assertLess(plan.state, state + 4096)
+                self.assertLessEqual(plan.peak, budget)
+                self.assertIn("of the optimizer's state are on the host", fitted.report())
+                hosted = fitted._hosted[optimizer]
+                self.assertGreaterEqual(hosted.existing()[1], plan.state)
+                fitted.remove()
+                self.assertEqual(hosted.existing()[1], 0)
+
+    def test_what_is_on_the_host_is_predicted(self):
+        """On a device that counts, the first step already keeps a budget in which the state does not fit."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        for name in ("adamw", "amsgrad", "sgd"):
+            want, *_ = self.train(KINDS[name])
+            for share in (2.9, 3.2, 3.6):
+                with self.subTest(name, share=share):
+                    budget, device = int(share * parameters), Guarded()
+                    got, _, fitted = self.train(KINDS[name], budget, device)
+                    self.assertTrue(same(want, got))
+                    self.assertLessEqual(device.peak, budget)
+                    self.assertLess(abs(fitted.plan.peak - device.most), 0.05 * budget)  # parts and temporaries are large here
+
+    def test_steps_of_other_sizes(self):
+        """One ladder of plans; a larger step takes more state to the host."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        want, *_ = self.train(KINDS["adamw"], rows=(128, 64, 200, 128, 160, 200, 64))
+        device = Guarded()
+        got, _, fitted = self.train(KINDS["adamw"], int(3.6 * parameters), device, rows=(128, 64, 200, 128, 160, 200, 64))
+        self.assertTrue(same(want, got))
+        self.assertLessEqual(device.peak, int(3.6 * parameters))
+        family, = fitted._structures.all()
+        self.assertGreater(len({rung.plan.state for rung in family.rungs}), 1)
+
+    def test_what_stays_is_named(self):
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        with self.assertRaisesRegex(SpillwayError, "of which [0-9,]+ are state of Adagrad, which stays on the device"):
+            self.train(lambda p: torch.optim.Adagrad(p), int(2.8 * parameters), Guarded())
+
+    def test_no_plan_is_slower_than_one_of_a_kind(self):
+        """State and saved tensors together are at least as fast as each alone."""
+        tape, parameters = record_tape(self.loss(), "cpu"), sum(p.nbytes for p in Wide().parameters())
+        tape.used = [used + 2 * parameters for used in tape.used]
+        alone = make_plan(tape, 1 << 40)
+        tape.state = [parameters // 8] * 16
+        seconds = []
+        for share in (0.05, 0.3, 0.6, 0.9):
+            budget = alone.floor.bytes - 2 * parameters + int(share * (alone.peak - alone.floor.bytes + 2 * parameters))
+            both = make_plan(tape, budget)
+            self.assertLessEqual(both.peak, budget)
+            seconds.append(both.seconds)
+            if budget >= alone.floor.bytes:
+                tape.state, kept = [], tape.state
+                self.assertLessEqual(both.seconds, 1.01 * make_plan(tape, budget).seconds)
+                tape.state = kept
+            again = read(both, tape)
+            self.assertEqual((again.state, again.peak, again.actions), (both.state, both.peak, both.actions))
+        self.assertEqual(seconds, sorted(seconds, reverse=True))
+
+    def loss(self):
+        model, data = Wide(), torch.randn(128, 64)
+        return lambda: model(data).square().mean().backward()
+
+
+def read(plan, tape):
+    """Returns the plan from its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_plan(plan, f"{folder}/plan.json")
+        return read_plan(f"{folder}/plan.json", tape)
+
+
+if __name__ == "__main__":
+    unittest.main()
