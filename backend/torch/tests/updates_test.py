@@ -14,6 +14,7 @@ from spillway_torch import fit, make_plan, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.run.updates import HostedState, can_host
+from spillway_torch.tape.tape import Update
 from spillway_torch.tape.tape_recorder import record_tape
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
@@ -26,11 +27,11 @@ KINDS = {
 }
 # The waits of an update: the function, the queue that waits, and the queue that is waited for.
 WAITS = {
-    "state is used before it came": (("_stream",), COMPUTE, IN),
-    "state leaves before its update": (("_stream",), OUT, COMPUTE),
+    "state is used before it came": (("take",), COMPUTE, IN),
+    "state leaves before its update": (("leave",), OUT, COMPUTE),
     "memory comes back while its last owner uses it": (("fetch",), IN, COMPUTE),
     "memory is used again before its state has left": (("fetch",), IN, OUT),
-    "memory is given up before its state has left": (("_stream",), COMPUTE, OUT),
+    "memory is given up before its state has left": (("end",), COMPUTE, OUT),
 }
 
 
@@ -115,6 +116,76 @@ class UpdatesTest(unittest.TestCase):
                 self.assertGreater(omitted, 0)
                 self.assertGreater(caught, 0)
 
+    def early(self, make, device, share=1.0, steps=5):
+        training = Training(make)
+        hosted = HostedState(training.optimizer, device, early=True)
+        for at in range(steps):
+            if at == 1:
+                self.assertEqual([update.at for update in hosted.updates({})], [None] * len(hosted.sizes))
+                hosted.start_early()
+                hosted.move(int(share * sum(hosted.sizes)))
+            hosted.settle()
+            training.step()
+        return training, hosted
+
+    def test_early_updates_have_the_same_bits(self):
+        for name, make in KINDS.items():
+            want = Training(make)
+            for _ in range(5):
+                want.step()
+            for seed, share in enumerate((0, 0.5, 1)):
+                with self.subTest(name, share=share):
+                    device = Adversary(seed)
+                    training, _ = self.early(make, device, share)
+                    self.assertTrue(same(want.values(), training.values()))
+                    self.assertEqual(device.violations, [])
+                    self.assertGreater(sum(p.grad is None for p in training.model.parameters()), 4)
+
+    def test_races_of_early_updates_are_caught(self):
+        want = Training(KINDS["adamw"])
+        for _ in range(5):
+            want.step()
+        for name, omit in WAITS.items():
+            with self.subTest(name):
+                caught = False
+                for seed in range(40):
+                    device = Adversary(seed, omit)
+                    training, _ = self.early(KINDS["adamw"], device)
+                    caught |= not same(want.values(), training.values()) or bool(device.violations)
+                    if caught:
+                        break
+                self.assertTrue(caught)
+
+    def test_what_early_updates_would_change_is_refused(self):
+        def clip(training):
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
+
+        def add(training):
+            training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+
+        for change, begun, message in ((clip, False, "gradients are changed between backward and the update"),
+                                       (add, False, "gradients add up over several backwards"),
+                                       (add, True, "gradients add up over several backwards")):
+            with self.subTest(change.__name__, begun=begun):
+                training = Training(KINDS["adamw"])
+                hosted = HostedState(training.optimizer, CpuDevice(), early=True)
+                if begun:
+                    hosted.settle()
+                    training.step()
+                    hosted.start_early()
+                hosted.settle()
+                training.optimizer.zero_grad()
+                training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+                with self.assertRaisesRegex(SpillwayError, "early_updates: " + message):
+                    change(training)
+                    training.optimizer.step()
+        training = Training(KINDS["adamw"])
+        hosted = HostedState(training.optimizer, CpuDevice(), early=True)
+        hosted.settle()
+        training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+        with self.assertRaisesRegex(SpillwayError, "early_updates: gradients add up"):
+            hosted.settle()  # another forward begins
+
     def test_state_dicts_are_those_of_the_optimizer(self):
         for name in ("adamw", "sgd"):
             make = KINDS[name]
@@ -197,6 +268,17 @@ class UpdatesTest(unittest.TestCase):
                 training.optimizer.step()
             return step
 
+        def scaling(training):
+            scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+
+            def step():
+                training.optimizer.zero_grad()
+                loss = self.loss(training)
+                scaler.scale(loss * (float("inf") if training.at == 1 else 1)).backward()  # one step is skipped
+                scaler.step(training.optimizer)
+                scaler.update()
+            return step
+
         def closure(training):
             def compute():
                 training.optimizer.zero_grad()
@@ -225,7 +307,7 @@ class UpdatesTest(unittest.TestCase):
                 inner()
             return step
 
-        for change in (clipping, clipping_in_a_hook, averaging, scheduled, accumulating, closure, another_group, late_hook):
+        for change in (clipping, clipping_in_a_hook, averaging, scheduled, accumulating, scaling, closure, another_group, late_hook):
             with self.subTest(change.__name__):
                 want, _ = self.variant(change, False)
                 got, (outside, all_) = self.variant(change, True)
@@ -254,13 +336,13 @@ class Wide(torch.nn.Module):
 
 
 class FitTest(unittest.TestCase):
-    def train(self, make, budget=None, device=None, rows=(128,) * 6):
+    def train(self, make, budget=None, device=None, rows=(128,) * 6, **options):
         """Returns parameters and state after some steps, the optimizer, and what `fit` made, on a device that counts if there is a budget."""
         torch.manual_seed(0)
         with counted(device) if device is not None else contextlib.nullcontext():
             model = Wide()
             optimizer = make(model.parameters())
-            fitted = fit(model, optimizer, budget) if budget is not None else None
+            fitted = fit(model, optimizer, budget, **options) if budget is not None else None
             for count in rows:
                 optimizer.zero_grad()
                 model(torch.randn(count, 64)).square().mean().backward()
@@ -282,7 +364,7 @@ class FitTest(unittest.TestCase):
                 self.assertLess(plan.state, state + 4096)
                 self.assertLessEqual(plan.peak, budget)
                 self.assertIn("of the optimizer's state are on the host", fitted.report())
-                hosted = fitted._hosted[optimizer]
+                hosted = fitted._states._hosted[optimizer]
                 self.assertGreaterEqual(hosted.existing()[1], plan.state)
                 fitted.remove()
                 self.assertEqual(hosted.existing()[1], 0)
@@ -300,6 +382,23 @@ class FitTest(unittest.TestCase):
                     self.assertLessEqual(device.peak, budget)
                     self.assertLess(abs(fitted.plan.peak - device.most), 0.05 * budget)  # parts and temporaries are large here
 
+    def test_early_updates_take_less_memory_and_time(self):
+        """Gradients go, and state comes and goes while backward runs."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        want, *_ = self.train(KINDS["adamw"])
+        for share in (2.8, 3.2, 3.8, 4.5):
+            with self.subTest(share):
+                budget, plans = int(share * parameters), []
+                for early in (False, True):
+                    device = Guarded()
+                    got, _, fitted = self.train(KINDS["adamw"], budget, device, early_updates=early)
+                    self.assertTrue(same(want, got))
+                    self.assertLessEqual(device.peak, budget)
+                    self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
+                    plans.append(fitted.plan)
+                self.assertLess(plans[1].floor.bytes, plans[0].floor.bytes)
+                self.assertLess(plans[1].seconds, plans[0].seconds)
+
     def test_steps_of_other_sizes(self):
         """One ladder of plans; a larger step takes more state to the host."""
         parameters = sum(p.nbytes for p in Wide().parameters())
@@ -311,6 +410,10 @@ class FitTest(unittest.TestCase):
         family, = fitted._structures.all()
         self.assertGreater(len({rung.plan.state for rung in family.rungs}), 1)
 
+    def test_wrong_options(self):
+        with self.assertRaisesRegex(SpillwayError, "early_updates needs the optimizer"):
+            fit(Wide(), memory="1GiB", early_updates=True)
+
     def test_what_stays_is_named(self):
         parameters = sum(p.nbytes for p in Wide().parameters())
         with self.assertRaisesRegex(SpillwayError, "of which [0-9,]+ are state of Adagrad, which stays on the device"):
@@ -321,7 +424,7 @@ class FitTest(unittest.TestCase):
         tape, parameters = record_tape(self.loss(), "cpu"), sum(p.nbytes for p in Wide().parameters())
         tape.used = [used + 2 * parameters for used in tape.used]
         alone = make_plan(tape, 1 << 40)
-        tape.state = [parameters // 8] * 16
+        tape.updates = [Update(parameters // 8)] * 16
         seconds = []
         for share in (0.05, 0.3, 0.6, 0.9):
             budget = alone.floor.bytes - 2 * parameters + int(share * (alone.peak - alone.floor.bytes + 2 * parameters))
@@ -329,9 +432,9 @@ class FitTest(unittest.TestCase):
             self.assertLessEqual(both.peak, budget)
             seconds.append(both.seconds)
             if budget >= alone.floor.bytes:
-                tape.state, kept = [], tape.state
+                tape.updates, kept = [], tape.updates
                 self.assertLessEqual(both.seconds, 1.01 * make_plan(tape, budget).seconds)
-                tape.state = kept
+                tape.updates = kept
             again = read(both, tape)
             self.assertEqual((again.state, again.peak, again.actions), (both.state, both.peak, both.actions))
         self.assertEqual(seconds, sorted(seconds, reverse=True))

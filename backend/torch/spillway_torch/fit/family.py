@@ -18,7 +18,7 @@ from ..plan.plan import Plan, in_unit, useful_moves
 from ..plan.planner import make_ladder, make_plan
 from ..run.executor import Executor, HostMemory
 from ..tape.scaled import name_of, scaled
-from ..tape.tape import Shapes, Tape
+from ..tape.tape import Shapes, Tape, Update
 from .host import host_costs
 
 log = logging.getLogger("spillway_torch")
@@ -51,7 +51,7 @@ class Family:
         self.tape, self.shapes, self.used, self.gradients = tape, shapes, used, gradients
         self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
         self.tape.costs = host_costs(device.type)
-        self.state: list[int] = []  # bytes of parts of the optimizer's state that can be on the host
+        self.updates: list[Update] = []  # those of the optimizer whose state can be on the host
         self.staying = ""  # for messages: the state that cannot
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
@@ -168,7 +168,7 @@ class Family:
     def _scaled(self, shapes: Shapes) -> Tape:
         """Returns the recorded step with inputs of other shapes, and with what exists besides."""
         tape, (state, gradients) = scaled(self.tape, self.shapes, shapes), self.more
-        tape.state = self.state
+        tape.updates = self.updates
         # The step adds to the gradients where it made others while it was recorded.
         grown = [now - was for now, was in zip(tape.used, self.tape.used)]
         tape.used = [used + more + state + max(0, gradients - made) for used, more, made in zip(self.used, grown, tape.gradients())]

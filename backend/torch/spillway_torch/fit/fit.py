@@ -17,7 +17,7 @@ from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
 from ..run.library import steps_library
-from ..run.updates import STAGES, HostedState, can_host
+from ..run.updates import can_host
 from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
@@ -26,6 +26,7 @@ from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
+from .states import States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Recorded:
     shapes: Shapes
     later: Shapes
     hosts: list[Host]  # memory of the host that the recording took
+    finished: dict[int, tuple[int, int]]  # by `id` of a parameter: the storage of its gradient, and the last operator that wrote it
 
 
 @dataclasses.dataclass
@@ -112,23 +114,21 @@ class Fitted:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
-                 hook_forward: bool, policy: str | None, report_every: int, verify: int) -> None:
+                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool) -> None:
         self._models = list(models)
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._budget = budget
         self._policy = policy
         self._device = device
-        self._given = [weakref.ref(optimizer) for optimizer in optimizers]
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._structures = Structures()
         self._taken = Taken(budget)
         self._report_every, self._verify = report_every, verify
-        self._least_state = 0  # bytes of the optimizer's state that are on the host whatever a plan says, because the update takes more
         self._accumulated = 0  # most bytes of gradients before a forward
         self._unseen = 0  # updates of the model before its forward was called
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-        self._hosted: weakref.WeakKeyDictionary[torch.optim.Optimizer, HostedState] = weakref.WeakKeyDictionary()
+        self._states = States(optimizers, budget, early_updates)
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
@@ -224,8 +224,7 @@ class Fitted:
         self._end()
         self._state = Removed()
         self._structures.close()
-        for hosted in self._hosted.values():
-            hosted.close()
+        self._states.close()
 
     def begin(self, inputs: Any = ()) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
@@ -350,7 +349,7 @@ class Fitted:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
-        self._host_state(max(self._least_state, state.rung.plan.state if state.rung is not None else 0))
+        self._states.begin(state.rung.plan.state if state.rung is not None else 0)
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
@@ -405,14 +404,9 @@ class Fitted:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model)
         recorder = TapeRecorder(self._device, self._model)
-        self._find_hosted(recorder.device)
-        if self._hosted:  # what exists, and gradients and state that do not exist yet
-            trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
-            most = recorder.device.in_use() + trained - self._gradient_bytes() + sum(
-                sum(hosted.sizes) - hosted.existing()[0] + hosted.temporaries() for hosted in self._hosted.values())
-            if most > self._budget:
-                self._least_state = most - self._budget + STAGES * max(self._parts(), default=0)
-            self._host_state(self._least_state)
+        self._states.find(recorder.device, self._optimizers)
+        self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), sum(p.nbytes for p in self._model.parameters() if p.requires_grad))
+        self._states.begin()
         recorder.mix = steps_library().mix
         recorder.begin(stay)
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
@@ -420,29 +414,10 @@ class Fitted:
         self._taken.guards = recorder.device.in_use() >= 0
         self._taken.record()
 
-    def _find_hosted(self, device: Device) -> None:
-        """Finds the optimizers whose state can be on the host, if that has other memory."""
-        if device.in_use() < 0:
-            return
-        for optimizer in (*(given() for given in self._given), *self._optimizers):
-            if optimizer is not None and optimizer not in self._hosted and can_host(optimizer):
-                self._hosted[optimizer] = HostedState(optimizer, device)
-
     def _staying(self) -> str:
         """Returns a part of a message: which optimizers have to have their state on the device."""
         staying = {type(o).__name__: self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
         return "".join(f", of which {size:,} are state of {kind}, which stays on the device" for kind, size in staying.items())
-
-    def _parts(self) -> list[int]:
-        """Returns the bytes of the parts in which state can leave, in their order."""
-        return [size for hosted in self._hosted.values() for size in hosted.sizes]
-
-    def _host_state(self, size: int) -> None:
-        """Has at least so many bytes of state on the host from now on, and prepares optimizers for the next step."""
-        for hosted in self._hosted.values():
-            hosted.move(max(0, size))
-            size -= sum(hosted.sizes)
-            hosted.settle()
 
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
@@ -480,7 +455,7 @@ class Fitted:
 
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes that the optimizer's state takes if all of it is on the device."""
-        there = self._hosted[optimizer].existing()[1] if optimizer in self._hosted and self._device == "cuda" else 0
+        there = self._states.outside(optimizer) if self._device == "cuda" else 0
         return there + sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
                            if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
@@ -515,9 +490,9 @@ class Fitted:
             return
         self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
         state.recorder.device.memory()
-        there = sum(hosted.existing()[1] for hosted in self._hosted.values()) if self._device == "cuda" else 0
-        self._state = Recorded(tape, [used + there for used in tape.used], state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later),
-                               state.later, state.recorder.hosts())
+        there = self._states.all_outside() if self._device == "cuda" else 0
+        self._state = Recorded(tape, [used + there for used in tape.used], state.gradients, state.recorder.device, state.kind,
+                               (*state.shapes, *state.later), state.later, state.recorder.hosts(), self._states.finished(state.recorder))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
@@ -547,12 +522,11 @@ class Fitted:
         if isinstance(state, Recorded):
             memory = state.device.memory()
             update = memory.most if memory is not None else 0
-            if update > self._budget and self._least_state < sum(self._parts()):
-                self._least_state += update - self._budget + STAGES * max(self._parts())
-            elif update > self._budget:
+            if update > self._budget and not self._states.take_less(update):
                 self._state = Waiting()
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
-                                    f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, lowers it")
+                                    f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
+                                    "lowers it")
             state = self._make_plan(state, (self._new_state(), 0))
         if isinstance(state, Planned):
             self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
@@ -562,7 +536,9 @@ class Fitted:
         self._state = Waiting()
         family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
                         recorded.hosts)
-        family.more, family.later, family.state, family.staying = more, recorded.later, self._parts(), self._staying()
+        family.more, family.later, family.staying = more, recorded.later, self._staying()
+        self._states.find(recorded.device, self._optimizers)
+        family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
@@ -587,7 +563,7 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        compiled: bool | None = None) -> Union[Fitted, CompiledFitted]:
+        early_updates: bool = False, compiled: bool | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -606,13 +582,18 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     report_every: after so many steps, the log "spillway_torch" has a line about them, at level INFO; 0 for none.
     verify: in each step of so many, the bits of what is recomputed are compared with what autograd saved, of which the host keeps a copy;
         the backward raises RuntimeError where they differ. 0 for none.
+    early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
+        the optimizer's state comes and goes while backward runs. It needs `optimizer`. For programs that do not look at gradients, clip them or add them up, and
+        whose optimizer is SGD, Adam or AdamW; the optimizer's step raises `SpillwayError` where the first step shows another one.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
-        is compiled. It takes none of the four options above.
+        is compiled. It takes none of the five options above.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
+    if early_updates and optimizer is None:
+        raise SpillwayError("early_updates needs the optimizer: fit(model, optimizer, ...)")
     given = list(model) if isinstance(model, (list, tuple)) else [model]
     if compiled is None:
         compiled = any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
@@ -622,13 +603,14 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
     if compiled:
-        if not hook_forward or policy is not None or report_every or verify:
-            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every and verify: leave them out")
+        if not hook_forward or policy is not None or report_every or verify or early_updates:
+            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify and early_updates: leave "
+                                "them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
         return CompiledFitted(models, optimizers, budget, device)
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
-    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates)
 
 
 def compile(model: torch.nn.Module, memory: Union[str, int] = "8GiB",

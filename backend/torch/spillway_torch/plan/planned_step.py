@@ -53,6 +53,7 @@ class _Planned:
         self.numbers: list[int] = []  # theirs on the tape
         self.storages: dict[int, Storage] = {}
         self.used: dict[int, int] = {}  # the last operator that uses a storage
+        self.updated: set[int] = set()  # gradients that an update is the last to use
         self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
         self.dies = {s: tape.storages[s].died for s in {pack.value[0] for pack in tape.packs} if tape.storages[s].born >= 0}
         self.dies |= {s: saved.dies for s, saved in self.movable.items()}
@@ -77,9 +78,7 @@ class _Planned:
     def step(self, moves: tuple[str, ...]) -> Step:
         tape = self.tape
         self._add_operators()
-        state = [Storage(-2 - at, size, BEFORE, dtype=torch.uint8) for at, size in enumerate(tape.state)]
-        self.storages |= {storage.number: storage for storage in state}
-        by_number = dict(zip(self.numbers, self.operators))  # of two for one operator, the second
+        by_number = {at: op for at, op in zip(self.numbers, self.operators) if op.phase != "update"}  # of two for one operator, the second
         self._hold(by_number)
         for unpack in tape.unpacks:  # backward takes it before the next operator, and may hold it until others have run
             if unpack.pack.value[0] in self.movable and unpack.op <= self.numbers[-1]:
@@ -92,11 +91,13 @@ class _Planned:
             op.scratch = rest[at] - unused
         started, before = host_clock(tape, tape.costs), 0.0
         for op, at in zip(self.operators, self.numbers):
+            if op.phase == "update":
+                continue
             op.host_ns, before = round(1e9 * (started[at + 1] - before)), started[at + 1]
-        for storage in state:  # behind all others, so that places stay; one part more leaves meanwhile
-            operand = [Operand(storage, 0, storage.size, (), torch.uint8)]
-            self.operators.append(Operator("optimizer::update", "", "update", operand, operand, 0, False, len(self.operators),
-                                           max(0, rest[-1] - unused) + storage.size, number=len(tape.ops) - 2 - storage.number))
+        for op, at in zip(self.operators, self.numbers):
+            if op.phase == "update":  # the state of the update before leaves meanwhile
+                before = rest[at] - tape.ops[at].scratch if at < len(tape.ops) else rest[at]
+                op.scratch = max(0, before - unused) + op.inputs[0].size
         saved = [SavedTensor(self._operand(of.storage), self._place(pack.op),
                              [self._place(tape.unpacks[at].op) for at in of.unpacks if tape.unpacks[at].pack is pack])
                  for of in self.movable.values() for pack in of.packs]
@@ -114,6 +115,9 @@ class _Planned:
 
     def _add_operators(self) -> None:
         costs, skipped = self.tape.costs, 0.0  # seconds of operators that belong to the next chain
+        updates: dict[int, list[int]] = {}  # by operator
+        for number, update in enumerate(self.tape.updates):
+            updates.setdefault(len(self.tape.ops) if update.at is None else update.at, []).append(number)
         for at, op in enumerate(self.tape.ops):
             if at in self.absorbed:
                 skipped += op.seconds
@@ -131,6 +135,23 @@ class _Planned:
             if saved is None or others:
                 inputs = [s for s in op.reads if s not in inside and (s in self.storages or self.tape.storages[s].born < 0)]
                 self._add(at, inputs, others, 0.0 if saved is not None else seconds)
+            for number in updates.get(at, ()):
+                self._add_update(at, number)
+        for number in updates.get(len(self.tape.ops), ()):
+            self._add_update(len(self.tape.ops), number)
+
+    def _add_update(self, at: int, number: int) -> None:
+        """Adds an update behind the operator `at`."""
+        update = self.tape.updates[number]
+        storage = self.storages[-2 - number] = Storage(-2 - number, update.bytes, BEFORE, dtype=torch.uint8)
+        state = Operand(storage, 0, storage.size, (), torch.uint8)
+        gradients = [self._operand(s) for s in update.gradients if s in self.storages]
+        for gradient in gradients:
+            self.used[gradient.storage.number] = at
+            self.updated.add(gradient.storage.number)
+        self.numbers.append(at)
+        self.operators.append(Operator("optimizer::update", "", "update", [state, *gradients], [state], 0, False, len(self.operators),
+                                       number=len(self.tape.ops) + number))
 
     def _add(self, at: int, inputs: list[int], outputs: list[int], seconds: float, again: Again | None = None) -> None:
         for storage in (*inputs, *outputs):
@@ -178,7 +199,8 @@ class _Planned:
             used[home] = max(used[home], self.tape.used[at])
         change = [0] * (len(self.tape.ops) + 2)
         for storage in self.storages.values():
-            end = -1 if self._outlives(storage) else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: behind all
+            stays = self._outlives(storage) or storage.number in self.updated  # in the recorded step
+            end = -1 if stays else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: behind all
             change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
             change[end] -= storage.size
         return [max(0, most - alive) for most, alive in zip(used, itertools.accumulate(change))]
@@ -211,7 +233,7 @@ class _Planned:
                 places.append([op, 0, 0])
             places[-1][1 if packed else 2] += 1
         times = {OFFLOAD: {"offload_ns": costs.left, "prefetch_ns": costs.came}, EVICT: {"evict_ns": costs.compared}}
-        if tape.state:
+        if tape.updates:
             times["state"] = {"state_ns": costs.came}
         return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
                 "moves": {name: round(1e9 * seconds) for move in (*moves, "state") for name, seconds in times.get(move, {}).items()},

@@ -212,7 +212,7 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 def _parts(plan: Plan) -> list[str]:
     """Returns the names of the first parts of the optimizer's state, which are on the host."""
-    ends = list(itertools.accumulate(plan.tape.state, initial=0))
+    ends = list(itertools.accumulate((update.bytes for update in plan.tape.updates), initial=0))
     return [storage_name(-2 - at) for at in range(bisect.bisect_left(ends, plan.state))]
 
 
@@ -239,7 +239,8 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
     _end_sources(tape, actions, moments)
     return Plan(int(document["memory_bytes"]), actions, moments.releases, moments.prefetches, moments.drops, document["peak_bytes"],
                 document["eager_peak_bytes"], document["step_s"], document["eager_step_s"], None, tape, document["host_s"],
-                document["forward_host_s"], state=sum(tape.state[int(name.removeprefix("state."))] for name in document.get("state", ())))
+                document["forward_host_s"],
+                state=sum(tape.updates[int(name.removeprefix("state."))].bytes for name in document.get("state", ())))
 
 
 def learn_host_speed(plan: Plan, took: float) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps an optimizer's state on the host between the updates of the model.
+"""Keeps an optimizer's state on the host between the updates of the model, and may update parameters while backward runs.
 
 The optimizer itself updates the model, a bucket of parameters after another one, so the results have the bits of an ordinary update.
 While it works on one bucket, the state of the next one comes to the device, and that of the one before goes back.
@@ -6,23 +6,24 @@ While it works on one bucket, the state of the next one comes to the device, and
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from ..base.device import Device, Host, Queue
-from ..tape.tape import geometry_of, view_of
+from ..base.device import Device, Host
+from ..base.errors import SpillwayError
+from ..tape.tape import Update
+from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
 
 log = logging.getLogger("spillway_torch")
 
-ALIGNED = 64  # bytes, at a multiple of which each tensor begins
-BUCKET = 128 << 20  # bytes of state in a bucket at most
-BUCKETS = 16  # there are at least so many, if parameters can be divided
-STAGES = 3  # buckets on the device at once: one comes, one is used, and one leaves
+ADDS = "gradients add up over several backwards before an update, which needs all of them: leave early_updates out"
+CHANGES = ("gradients are changed between backward and the update, as by clipping or a GradScaler, and early updates would come before: leave "
+           "early_updates out")
 
 
 def _of_adam(group: dict[str, Any]) -> tuple[str, ...]:
@@ -43,84 +44,40 @@ def can_host(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in KINDS and not any(group.get("differentiable") for group in optimizer.param_groups)
 
 
-@dataclasses.dataclass(eq=False)
-class _Parameter:
-    tensor: torch.Tensor
-    group: int
-    names: tuple[str, ...]  # of its state
-    host: Optional[Host] = None  # None: its state is on the device
-    at: int = 0  # the first byte there
-
-    @property
-    def room(self) -> int:
-        """The bytes of one of its states."""
-        return _rounded(self.tensor.nbytes)
-
-    def hosted(self, name: str) -> torch.Tensor:
-        """Returns the state's tensor on the host."""
-        assert self.host is not None
-        return _view(self.host.bytes, self.at + self.names.index(name) * self.room, self.tensor)
-
-    def has(self, state: Any) -> bool:
-        """Returns whether a tensor of the optimizer's state lies on the host."""
-        return (self.host is not None and isinstance(state, torch.Tensor) and state.device.type == "cpu"
-                and state.untyped_storage().data_ptr() == self.host.bytes.untyped_storage().data_ptr())
-
-
-@dataclasses.dataclass(eq=False)
-class _Unit:
-    """The elements [begin, end) of a parameter, and their place in a bucket."""
-
-    of: _Parameter
-    begin: int
-    end: int
-    at: int  # the first byte of its state
-
-    @property
-    def whole(self) -> bool:
-        return self.end - self.begin == self.of.tensor.numel()
-
-    @property
-    def room(self) -> int:
-        """The bytes of one of its states."""
-        return _rounded((self.end - self.begin) * self.of.tensor.element_size())
-
-    def part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns what the unit has of a tensor that is like the parameter."""
-        return tensor if self.whole else tensor.detach().reshape(-1)[self.begin:self.end]
-
-    def staged(self, stage: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns one of its states in memory for the bucket."""
-        return _view(stage, self.at + self.of.names.index(name) * self.room, self.part(self.of.tensor))
-
-    def ranges(self, states: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
-        """Yields where states that are on the host begin there and in the bucket, and their bytes."""
-        item = self.of.tensor.element_size()
-        for number, name in enumerate(self.of.names):
-            if self.of.has(states.get(name)):
-                yield (self.of.at + number * self.of.room + self.begin * item, self.at + number * self.room,
-                       (self.end - self.begin) * item)
-
-
-@dataclasses.dataclass(eq=False)
-class _Bucket:
-    units: list[_Unit] = dataclasses.field(default_factory=list)
-    bytes: int = 0
-
-
 class HostedState:
     """The state of an optimizer, some of which is on the host. There it stands in `optimizer.state` as CPU tensors between updates."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: Device) -> None:
-        """REQUIRES: `can_host(optimizer)`."""
-        self._optimizer_ref, self._device = weakref.ref(optimizer), device
+    def __init__(self, optimizer: torch.optim.Optimizer, device: Device, early: bool = False) -> None:
+        """REQUIRES: `can_host(optimizer)`.
+
+        early: whether parameters are updated as soon as backward has made their gradients, which are then given up, from the call of
+            `start_early` on. Before, an update raises `SpillwayError` if the program would notice.
+        """
+        self._optimizer_ref, self._device, self._early = weakref.ref(optimizer), device, early
         self._buckets = self._divided()
+        self._started = False  # early updates are made
+        self._missing: dict[Bucket, int] = {}  # gradients of this step, before it can be updated
+        self._buckets_of: dict[Parameter, list[Bucket]] = {}
+        self._open = False  # a backward made gradients, and no update followed yet
+        self._seen_gradients: dict[Parameter, int] = {}  # and their versions then; before early updates are made
+        self._pipeline: Pipeline | None = None  # of this backward
         self._wanted = 0  # bytes on the host
         self._seen: Any = None  # `optimizer.state` when they were taken there
         self._hidden: list[tuple[dict[str, Any], list[Any]]] = []  # groups, and their parameters
         self._hosts: list[Host] = []
         self._handles: list[Any] = []  # of hooks before an update, behind it, and before `state_dict`, for which copies end
         self._warned = False
+        if early:
+            self._add_hooks()
+            for of in self._parameters():
+                self._handles.append(of.tensor.register_post_accumulate_grad_hook(functools.partial(self._made, of)))
+
+    def _add_hooks(self) -> None:
+        self._handles += [self._optimizer.register_step_pre_hook(self._before), self._optimizer.register_step_post_hook(self._after),
+                          self._optimizer.register_state_dict_pre_hook(self._finish)]
+
+    def _parameters(self) -> list[Parameter]:
+        return list(dict.fromkeys(of for bucket in self._buckets for of in bucket.parameters))
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -128,12 +85,34 @@ class HostedState:
         assert optimizer is not None  # whoever calls has it
         return optimizer
 
+    def updates(self, gradients: dict[int, tuple[int, int]]) -> list[Update]:
+        """Returns the updates as plans know them.
+
+        gradients: by `id` of a parameter, the storage of its gradient in the recorded step, and the operator that was the last to write it.
+        """
+        def made(bucket: Bucket) -> int | None:
+            last = [gradients[id(of.tensor)][1] if id(of.tensor) in gradients else None for of in bucket.parameters]
+            return None if not self._early or None in last else max(at for at in last if at is not None)
+
+        def order(bucket: Bucket) -> float:
+            at = made(bucket)
+            return float("inf") if at is None else at
+
+        self._buckets.sort(key=order)
+        done: dict[Parameter, int] = {of: at for at, bucket in enumerate(self._buckets) for of in bucket.parameters}  # its last bucket
+        return [Update(self._size(bucket), made(bucket), [] if made(bucket) is None else [
+            gradients[id(of.tensor)][0] for of in bucket.parameters if done[of] == at]) for at, bucket in enumerate(self._buckets)]
+
+    def start_early(self) -> None:
+        """Makes early updates from the next step on."""
+        self._started = self._early
+
     @property
     def sizes(self) -> list[int]:
         """The bytes of the parts in which state leaves, in this order. Parameters that the optimizer never updated have none."""
         return [self._size(bucket) for bucket in self._buckets]
 
-    def _size(self, bucket: _Bucket) -> int:
+    def _size(self, bucket: Bucket) -> int:
         state = self._optimizer.state
         return sum(unit.room * len(unit.of.names) for unit in bucket.units if not state or unit.of.tensor in state)
 
@@ -149,7 +128,7 @@ class HostedState:
     def existing(self) -> tuple[int, int]:
         """Returns the bytes of state that exist on the device, and on the host."""
         bytes_ = [0, 0]
-        for of in {unit.of for bucket in self._buckets for unit in bucket.units}:
+        for of in self._parameters():
             for name, value in self._optimizer.state.get(of.tensor, {}).items():
                 if name in of.names and value is not None:
                     bytes_[of.has(value)] += value.nbytes
@@ -160,47 +139,34 @@ class HostedState:
         """The bytes of state that are on the host, or will be when it exists."""
         return sum(map(self._size, self._outside()))
 
-    def _outside(self) -> list[_Bucket]:
-        return [bucket for bucket in self._buckets if bucket.units[0].of.host is not None]
+    def _outside(self) -> list[Bucket]:
+        return [bucket for bucket in self._buckets if bucket.outside]
 
-    def _divided(self) -> list[_Bucket]:
-        """Returns the parameters in buckets; the parts of one are in consecutive ones."""
-        parameters = [_Parameter(p, at, KINDS[type(self._optimizer)](group)) for at, group in enumerate(self._optimizer.param_groups)
-                      for p in group["params"] if p.numel() and p.requires_grad and _is_dense(p)]
+    def _divided(self) -> list[Bucket]:
+        """Returns the parameters in buckets, about in the order of their updates."""
+        parameters = [Parameter(p, at, KINDS[type(self._optimizer)](group)) for at, group in enumerate(self._optimizer.param_groups)
+                      for p in group["params"] if p.numel() and p.requires_grad and is_dense(p)]
         parameters = [parameter for parameter in parameters if parameter.names]
-        most = max(ALIGNED, min(BUCKET, sum(p.room * len(p.names) for p in parameters) // BUCKETS))
-        buckets: list[_Bucket] = []
-        for of in parameters:
-            count, item = of.tensor.numel(), of.tensor.element_size()
-            pieces = -(-of.room * len(of.names) // most) if of.tensor.is_contiguous() else 1
-            length = _rounded(-(-count // pieces) * item) // item
-            for begin in range(0, count, length):
-                unit = _Unit(of, begin, min(begin + length, count), 0)
-                size = unit.room * len(of.names)
-                if not buckets or buckets[-1].bytes + size > most:
-                    buckets.append(_Bucket())
-                unit.at = buckets[-1].bytes
-                buckets[-1].units.append(unit)
-                buckets[-1].bytes += size
-        return buckets
+        return divided(parameters[::-1] if self._early else parameters)
 
     def move(self, size: int) -> None:
         """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer."""
         if not size and not self._wanted:
             return
         self._wanted, there = max(self._wanted, size), self.outside
-        leaving: list[_Bucket] = []
-        for bucket in self._buckets[len(self._outside()):]:
+        leaving: list[Bucket] = []
+        for bucket in self._buckets:
+            if bucket.outside:
+                continue
             if there >= self._wanted and bucket.units[0].begin == 0:
                 break
             leaving.append(bucket)
             there += self._size(bucket)
-        parameters = {id(unit.of): unit.of for bucket in leaving for unit in bucket.units}.values()
+        parameters = list(dict.fromkeys(of for bucket in leaving for of in bucket.parameters))
         if not parameters:
             return
         if not self._handles:
-            self._handles = [self._optimizer.register_step_pre_hook(self._before), self._optimizer.register_step_post_hook(self._after),
-                             self._optimizer.register_state_dict_pre_hook(self._finish)]
+            self._add_hooks()
         self._hosts.append(self._device.host(sum(of.room * len(of.names) for of in parameters)))
         at = 0
         for of in parameters:
@@ -215,6 +181,8 @@ class HostedState:
         """
         if not self._handles:
             return
+        if self._open:
+            raise SpillwayError(f"early_updates: {ADDS}")
         before: Any = self._optimizer._optimizer_step_pre_hooks
         after: Any = self._optimizer._optimizer_step_post_hooks
         before.move_to_end(self._handles[0].id)
@@ -222,6 +190,10 @@ class HostedState:
         if self._seen is not self._optimizer.state:
             self._stream(self._outside(), update=False)
         self.move(self._wanted)
+        if self._early:
+            self._missing = {bucket: len(bucket.parameters) for bucket in self._buckets}
+            self._buckets_of = {of: [bucket for bucket in self._buckets if of in bucket.parameters] for of in self._parameters()}
+            self._seen_gradients.clear()
 
     def close(self) -> None:
         """Takes all state back to the device, and gives the memory of the host back."""
@@ -234,7 +206,7 @@ class HostedState:
             self._come_back()
 
     def _come_back(self) -> None:
-        for of in {id(unit.of): unit.of for bucket in self._outside() for unit in bucket.units}.values():
+        for of in dict.fromkeys(of for bucket in self._outside() for of in bucket.parameters):
             states = self._optimizer.state.get(of.tensor, {})
             for name in of.names:
                 if of.has(states.get(name)):
@@ -247,7 +219,12 @@ class HostedState:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Updates what has its state on the host, before a step of the optimizer that then does not find it."""
         self._show()
-        outside = self._outside()
+        self._open = False
+        self._check_early()
+        if self._pipeline is not None:
+            self._pipeline.end()
+            self._pipeline = None
+        outside = [bucket for bucket in self._outside() if not self._started or self._missing.get(bucket) != 0]
         if not outside:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
@@ -259,7 +236,7 @@ class HostedState:
             self._come_back()
             return
         self._stream(outside, update=True)
-        done = {id(unit.of.tensor) for bucket in outside for unit in bucket.units}
+        done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
         self._hide(lambda at, p: id(p) not in done)
 
     def _finish(self, _: torch.optim.Optimizer) -> None:
@@ -281,58 +258,85 @@ class HostedState:
             group["params"] = parameters
         self._hidden.clear()
 
-    @torch.no_grad()
-    def _stream(self, buckets: list[_Bucket], update: bool) -> None:
-        """Brings buckets to the device, one after another, updates them, and takes them to the host."""
-        if not buckets:
+    def _check_early(self) -> None:
+        """Raises `SpillwayError` if early updates are asked for, and the program would notice that they were made."""
+        seen = () if self._started else self._seen_gradients.items()
+        if any(of.tensor.grad is not None and of.tensor.grad._version != version for of, version in seen):
+            raise SpillwayError(f"early_updates: {CHANGES}")
+
+    def _made(self, of: Parameter, tensor: torch.Tensor) -> None:
+        """Updates what can be updated now that backward has made a gradient."""
+        self._open = True
+        if not self._started:
+            if of in self._seen_gradients:
+                raise SpillwayError(f"early_updates: {ADDS}")
+            self._seen_gradients[of] = tensor.grad._version if tensor.grad is not None else 0
             return
-        device, state = self._device, self._optimizer.state
-        device.begin()
-        stages = [device.empty(max(bucket.bytes for bucket in buckets)) for _ in range(min(STAGES, len(buckets)))]
-        left: list[Any] = [None] * len(stages)
-        existing = {id(unit.of): bool(state.get(unit.of.tensor)) for bucket in buckets for unit in bucket.units}
+        for bucket in self._buckets_of.get(of, ()):  # without them, no step began
+            self._missing[bucket] -= 1
+            if self._missing[bucket] < 0:
+                raise SpillwayError(f"early_updates: {ADDS}")
+            if self._missing[bucket]:
+                continue
+            self._update_early(bucket)
+            for done in bucket.parameters:
+                if not any(self._missing[other] for other in self._buckets_of[done]):
+                    done.tensor.grad = None
 
-        def fetch(at: int) -> Any:
-            stage = at % len(stages)
-            if left[stage] is not None:
-                device.wait(Queue.IN, left[stage])
-            for unit in buckets[at].units:
-                for there, here, size in unit.ranges(state.get(unit.of.tensor, {}) if existing[id(unit.of)] else {}):
-                    assert unit.of.host is not None
-                    device.wait(Queue.IN, device.record(Queue.COMPUTE))
-                    device.copy(Queue.IN, stages[stage][here:here + size], unit.of.host.bytes[there:there + size])
-            return device.record(Queue.IN)
+    @torch.no_grad()
+    def _update_early(self, bucket: Bucket) -> None:
+        if not bucket.outside:
+            self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
+            return
+        if self._pipeline is None:
+            self._pipeline = Pipeline(self._device, max(b.bytes for b in self._outside()), STAGES)
+        self._pipeline.fetch(bucket, self._exists)
+        following = next((b for b in self._buckets if b.outside and self._missing[b] > 0), None)
+        if following is not None:
+            self._pipeline.fetch(following, self._exists)
+        self._pass(self._pipeline, bucket, True)
 
-        coming = fetch(0)
-        for at, bucket in enumerate(buckets):
-            came, coming = coming, fetch(at + 1) if at + 1 < len(buckets) else None
-            device.wait(Queue.COMPUTE, came)
-            stage = stages[at % len(stages)]
-            targets = [self._target(unit, stage, existing[id(unit.of)]) for unit in bucket.units]
-            if update:
-                self._hide(lambda *_: False, [(unit.of.group, target) for unit, target in zip(bucket.units, targets)])
-                try:
-                    getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
-                finally:
-                    self._show()
-            for unit, target in zip(bucket.units, targets):
-                self._keep(unit, target, stage)
-                for there, here, size in unit.ranges({name: unit.of.hosted(name) for name in unit.of.names}):
-                    assert unit.of.host is not None
-                    device.wait(Queue.OUT, device.record(Queue.COMPUTE))
-                    device.copy(Queue.OUT, unit.of.host.bytes[there:there + size], stage[here:here + size])
-            left[at % len(stages)] = device.record(Queue.OUT)
-        for event in left:
-            device.wait(Queue.COMPUTE, event)
-        self._seen = state
+    def _exists(self, of: Parameter, name: str) -> bool:
+        """Returns whether a state of a parameter is on the host."""
+        return of.has(self._optimizer.state.get(of.tensor, {}).get(name))
 
-    def _target(self, unit: _Unit, stage: torch.Tensor, exists: bool) -> torch.Tensor:
+    def _step(self, targets: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Lets the optimizer update some tensors, each with the number of its group."""
+        self._hide(lambda *_: False, targets)
+        try:
+            getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
+        finally:
+            self._show()
+
+    @torch.no_grad()
+    def _stream(self, buckets: list[Bucket], update: bool) -> None:
+        """Brings buckets to the device, one after another, updates them, and takes them to the host."""
+        if buckets:
+            pipeline = Pipeline(self._device, max(bucket.bytes for bucket in buckets), min(STAGES, len(buckets)))
+            for bucket, following in zip(buckets, [*buckets[1:], None]):
+                pipeline.fetch(bucket, self._exists)
+                if following is not None:
+                    pipeline.fetch(following, self._exists)
+                self._pass(pipeline, bucket, update)
+            pipeline.end()
+        self._seen = self._optimizer.state
+
+    def _pass(self, pipeline: Pipeline, bucket: Bucket, update: bool) -> None:
+        stage, memory = pipeline.take(bucket)
+        targets = [self._target(unit, memory) for unit in bucket.units]
+        if update:
+            self._step([(unit.of.group, target) for unit, target in zip(bucket.units, targets)])
+        for unit, target in zip(bucket.units, targets):
+            self._keep(unit, target, memory)
+        pipeline.leave(bucket, stage)
+
+    def _target(self, unit: Unit, stage: torch.Tensor) -> torch.Tensor:
         """Returns what the optimizer updates: the parameter, or a part of it. Its state is on the device."""
         of, state = unit.of, self._optimizer.state
         target = unit.part(of.tensor)
         if not unit.whole and of.tensor.grad is not None:
             target.grad = unit.part(of.tensor.grad)
-        if exists:
+        if state.get(of.tensor):
             last = unit.end == of.tensor.numel()
             state[target] = {name: unit.staged(stage, name) if of.has(value) else
                              unit.part(value) if name in of.names and value is not None else
@@ -340,7 +344,7 @@ class HostedState:
                              for name, value in state[of.tensor].items()}
         return target
 
-    def _keep(self, unit: _Unit, target: torch.Tensor, stage: torch.Tensor) -> None:
+    def _keep(self, unit: Unit, target: torch.Tensor, stage: torch.Tensor) -> None:
         """Puts the state of a unit where its copy to the host begins, and notes it as that of the parameter if it is the last part."""
         of, state = unit.of, self._optimizer.state
         found = state.get(target, {})
@@ -353,17 +357,3 @@ class HostedState:
         if unit.end == of.tensor.numel() and found:
             state[of.tensor] = {name: of.hosted(name) if name in of.names and value is not None else value
                                 for name, value in found.items()}
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether the elements of a tensor lie side by side, in some order."""
-    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1 == tensor.numel()
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _view(memory: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the form of another one that begins at a byte of the memory."""
-    return view_of(memory.untyped_storage(), dataclasses.replace(geometry_of(like), offset=at // like.element_size()))

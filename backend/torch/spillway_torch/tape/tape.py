@@ -91,6 +91,15 @@ class Unpack:
     last: int = 0
 
 
+@dataclasses.dataclass
+class Update:
+    """An update of some parameters."""
+
+    bytes: int  # of the optimizer's state
+    at: Optional[int] = None  # the operator behind which it can run; None: behind the step
+    gradients: list[int] = dataclasses.field(default_factory=list)  # storages that nobody needs behind it
+
+
 class Tape(Step):
     """A step that was recorded with the values of its tensors and the arguments of its operators, so that it can be planned.
 
@@ -124,7 +133,7 @@ class Tape(Step):
         self.bandwidth = 0.0  # bytes per second between host and device, in each direction
         self.costs = HostCosts()  # they are 0 until they are measured
         self.host_share = 1.0  # steps take the host this share of its recorded time
-        self.state: list[int] = []  # bytes of parts of the optimizer's state that can be on the host, in the order of their updates
+        self.updates: list[Update] = []  # those of the optimizer whose state can be on the host, in their order
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:

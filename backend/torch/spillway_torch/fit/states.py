@@ -1,0 +1,94 @@
+"""The optimizers of a budget, some of whose state plans keep on the host."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ..base.device import Device
+from ..run.buckets import STAGES
+from ..run.updates import HostedState, can_host
+from ..tape.tape import Update
+from ..tape.tape_recorder import TapeRecorder
+
+
+class States:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], budget: int, early: bool) -> None:
+        """early: whether they update parameters while backward runs."""
+        self._given = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._budget, self._early = budget, early
+        self._least = 0  # bytes that are on the host whatever a plan says, because an update takes more
+        self._hosted: weakref.WeakKeyDictionary[torch.optim.Optimizer, HostedState] = weakref.WeakKeyDictionary()
+
+    def find(self, device: Device, known: Iterable[torch.optim.Optimizer]) -> None:
+        """Finds optimizers whose state can be on the host, if that has other memory, among those that were given and those known."""
+        for optimizer in (*(given() for given in self._given), *known) if device.in_use() >= 0 else ():
+            if optimizer is not None and optimizer not in self._hosted and can_host(optimizer):
+                self._hosted[optimizer] = HostedState(optimizer, device, self._early)
+
+    @property
+    def parts(self) -> list[int]:
+        """The bytes of the parts in which state can leave, in their order."""
+        return [size for hosted in self._hosted.values() for size in hosted.sizes]
+
+    def outside(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes of an optimizer's state that are on the host."""
+        return self._hosted[optimizer].existing()[1] if optimizer in self._hosted else 0
+
+    def all_outside(self) -> int:
+        """Returns the bytes of state that are on the host."""
+        return sum(map(self.outside, list(self._hosted)))
+
+    def begin(self, size: int = 0) -> None:
+        """Begins a step with at least so many bytes of state on the host."""
+        size = max(size, self._least)
+        for hosted in self._hosted.values():
+            hosted.move(max(0, size))
+            size -= sum(hosted.sizes)
+            hosted.settle()
+
+    def foresee(self, in_use: int, gradients: int, trained: int) -> None:
+        """Has state on the host if a first update does not fit in the budget otherwise.
+
+        in_use, gradients: bytes now, and those of them that are gradients.
+        trained: bytes of all parameters that get gradients.
+        """
+        most = in_use + trained - gradients + sum(sum(hosted.sizes) - hosted.existing()[0] + hosted.temporaries()
+                                                  for hosted in self._hosted.values())
+        if self._hosted and most > self._budget:
+            self._least = most - self._budget + STAGES * max(self.parts, default=0)
+
+    def take_less(self, update: int) -> bool:
+        """Has more state on the host from the next step on, because an update took so many bytes; returns whether there was more."""
+        if self._least >= sum(self.parts):
+            return False
+        self._least += update - self._budget + STAGES * max(self.parts)
+        return True
+
+    def finished(self, recorder: TapeRecorder) -> dict[int, tuple[int, int]]:
+        """Returns, by `id` of a parameter, the storage of the gradient that a recorded step made, and the last operator that wrote it."""
+        found = {}
+        for p in (p for optimizer in self._hosted for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            storage = recorder.ledger.find(p.grad)
+            if storage.born >= 0:
+                found[id(p)] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
+        return found
+
+    def updates(self, finished: dict[int, tuple[int, int]]) -> list[Update]:
+        """Returns the updates as plans know them, and makes early ones from now on if they are asked for."""
+        made = [update for hosted in self._hosted.values() for update in hosted.updates(finished)]
+        for hosted in self._hosted.values():
+            hosted.start_early()
+        return made
+
+    @property
+    def unforeseen(self) -> int:
+        """The bytes that a step takes, and that the updates do not show: while backward runs, memory for several parts exists."""
+        return (STAGES - 1) * max(self.parts, default=0) if self._early else 0
+
+    def close(self) -> None:
+        """Takes all state back to the device."""
+        for hosted in self._hosted.values():
+            hosted.close()
