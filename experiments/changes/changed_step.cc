@@ -554,6 +554,34 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   return OffloadedStep{std::move(less), moments + parameters + gradients};
 }
 
+std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost) {
+  constexpr int64_t kParts = 16, kStages = 3;  // as `spillway_torch.fit` divides moments
+  constexpr Bytes kMostOfPart(64 << 20);
+  const Liveness liveness(trace);
+  const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
+  if (!update) return std::nullopt;
+  const Bytes moments = BytesOf(trace, update->moments);
+  const Bytes part = std::min(kMostOfPart, Bytes(moments.count() / kParts));
+  Duration kernels;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const Op& op = trace.ops[i];
+    if (update->ops[i]) kernels += cost.Kernels(op, 0, op.batch)[0].time;
+  }
+  const auto copies = [&](Bytes size) {
+    return std::max(cost.CopyTime(Direction::kToDevice, size),
+                    cost.CopyTime(Direction::kToHost, size));
+  };
+  Op op = UpdateOp(trace, *update, "streamed_adam");
+  op.inputs = op.outputs = update->parameters;
+  op.inputs.insert(op.inputs.end(), update->gradients.begin(), update->gradients.end());
+  op.recorded->time = std::max(kernels, copies(moments)) + copies(part);
+  op.recorded->workspace = part * kStages;
+  Trace less = WithUpdate(trace, liveness, *update, op);
+  for (const TensorId id : update->moments) Forget(id, liveness, less);
+  less.Validate();
+  return OffloadedStep{std::move(less), moments};
+}
+
 std::optional<Trace> BuiltElsewhere(const Trace& trace) {
   std::vector<bool> stays(trace.recording->requests.size());
   for (const Tensor& tensor : trace.tensors) {

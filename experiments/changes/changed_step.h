@@ -66,6 +66,13 @@ struct OffloadedStep {
 // passes add to it. REQUIRES: the trace has a recording. `cost` has times for its ops.
 std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost);
 
+// Returns the step with moments on the host, as `spillway_torch.fit` keeps them: the device updates
+// the parameters behind backward, part by part, while the moments of the next part come and those
+// of the one before leave. The update takes as long as its ops, or as the copies in one direction,
+// whichever takes longer, and the copies of one part. Returns nullopt in the cases of
+// `With8BitOptimizer`. REQUIRES: the trace has a recording. `cost` has times for its ops.
+std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost);
+
 }  // namespace spillway
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_

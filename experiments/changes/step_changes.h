@@ -24,6 +24,7 @@ struct StepChanges {
     kRecorded,
     k8Bit,       // `With8BitOptimizer`
     kOffloaded,  // `WithOffloadedOptimizer`
+    kStreamed,   // `WithStreamedOptimizer`
   };
 
   std::optional<int64_t> batch;

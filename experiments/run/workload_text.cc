@@ -24,7 +24,7 @@ constexpr std::pair<const char*, HostTimes> kHostTimes[] = {
 constexpr std::array<std::string_view, 2> kAttentionNames{"fused", "math"};
 // By value of the changes of a step; the first value is no change.
 constexpr std::array<std::string_view, 3> kNumbersNames{"", "bf16", "autocast"};
-constexpr std::array<std::string_view, 3> kUpdateNames{"", "8bit", "offloaded"};
+constexpr std::array<std::string_view, 4> kUpdateNames{"", "8bit", "offloaded", "streamed"};
 
 // Returns the value whose name is the text. REQUIRES: the text is among the names.
 template <typename Enum, size_t kCount>
@@ -127,10 +127,11 @@ constexpr WorkloadOption kOptions[] = {
      [](const Case& c) {
        return c.attention ? NameOf(kAttentionNames, *c.attention) : std::string();
      }},
-    {"optimizer", "", "sgd|adam|adamw", "8bit|offloaded",
+    {"optimizer", "", "sgd|adam|adamw", "8bit|offloaded|streamed",
      "Update rule: sgd (with momentum, the default), adam or adamw; of a recorded step like "
      "Adam's, "
-     "8bit keeps the moments in 8 bits, and offloaded keeps them and updates on the host",
+     "8bit keeps the moments in 8 bits, offloaded keeps them and updates on the host, and streamed "
+     "keeps them there and updates on the device",
      SetOptimizer,
      [](const Case& c) {
        return c.optimizer ? std::string(Name(*c.optimizer))

@@ -152,6 +152,11 @@ PyTorchRemedy OffloadedOptimizer() {
           "offload_gradients=True)"};
 }
 
+PyTorchRemedy StreamedOptimizer() {
+  return {"streamed optimizer", "optimizer state on host", "",
+          "spillway_torch.fit(model, optimizer, memory=BUDGET)"};
+}
+
 PyTorchRemedy LossInChunks(int64_t chunks) {
   return {"loss chunks", fmt::format("loss in {} chunks of tokens", chunks), "",
           fmt::format("rows, labels = body(batch)\n"

@@ -45,6 +45,7 @@ PyTorchRemedy AutocastToBfloat16();
 PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer();
+PyTorchRemedy StreamedOptimizer();
 // `chunks` is the number of parts of the tokens.
 PyTorchRemedy LossInChunks(int64_t chunks);
 

@@ -246,6 +246,16 @@ std::vector<StepChange> ChangesOfNumbers() {
            }}};
 }
 
+// Returns the step if the host has room for what it keeps there.
+std::optional<Trace> OnHost(std::optional<OffloadedStep> made, const char* what,
+                            const Device& device, std::string& why_not) {
+  if (!made) return std::nullopt;
+  if (made->host <= device.host_memory) return std::move(made->trace);
+  why_not = fmt::format("{} needs {} of host memory, of which {} has {}.", what,
+                        FormatBytes(made->host), device.name, FormatBytes(device.host_memory));
+  return std::nullopt;
+}
+
 std::vector<StepChange> ChangesOfOptimizer() {
   return {
       {EightBitOptimizer(), false,
@@ -259,14 +269,13 @@ std::vector<StepChange> ChangesOfOptimizer() {
          return made;
        }},
       {OffloadedOptimizer(), true,
-       [](const Question& one, std::string& why_not) -> std::optional<Trace> {
-         std::optional<OffloadedStep> made = WithOffloadedOptimizer(one.costed_trace(), one.cost());
-         if (!made) return std::nullopt;
-         if (made->host <= one.device().host_memory) return std::move(made->trace);
-         why_not = fmt::format(
-             "An offloaded optimizer needs {} of host memory, of which {} has {}.",
-             FormatBytes(made->host), one.device().name, FormatBytes(one.device().host_memory));
-         return std::nullopt;
+       [](const Question& one, std::string& why_not) {
+         return OnHost(WithOffloadedOptimizer(one.costed_trace(), one.cost()),
+                       "An offloaded optimizer", one.device(), why_not);
+       }},
+      {StreamedOptimizer(), true, [](const Question& one, std::string& why_not) {
+         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost()),
+                       "Optimizer state on the host", one.device(), why_not);
        }}};
 }
 

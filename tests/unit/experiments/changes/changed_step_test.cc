@@ -236,6 +236,24 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
   EXPECT_EQ(PeakOf(during.trace), 16384 + 96 + 512 + 16384 + 32 + 4);
 }
 
+// Two moments of 16384 bytes, of which a part has 2048: a byte takes 1 ns to be copied.
+TEST(ChangedStepTest, MomentsComeAndGoBehindBackward) {
+  const testing::FixedCost slow(Duration::Microseconds(20)), fast(Duration::Nanoseconds(10));
+  const Trace trace = Step(2);
+  const OffloadedStep copied = WithStreamedOptimizer(trace, fast).value();
+  EXPECT_EQ(OpsOf(copied.trace), "mm loss mean loss.bwd mm.dw db streamed_adam.10 small");
+  const auto update = [](const OffloadedStep& step) {
+    return *OpOf(step.trace, "streamed_adam.10").recorded;
+  };
+  EXPECT_EQ(update(copied).time, Duration::Nanoseconds(2 * 16384 + 2048));
+  EXPECT_EQ(update(copied).workspace, Bytes(3 * 2048));
+  EXPECT_EQ(copied.host, Bytes(2 * 16384));
+  EXPECT_GE(update(WithStreamedOptimizer(trace, slow).value()).time,
+            Duration::Microseconds(20) + Duration::Nanoseconds(2048));
+  // At db: parameters and small moments, dy, the gradients of w and b, and the loss.
+  EXPECT_EQ(PeakOf(copied.trace), kPersistent - 2 * 16384 + 512 + 16384 + 32 + 4);
+}
+
 // The copy of du waits for that of dw. Both end long after backward, 20 ns after mm.dw and at its
 // end.
 TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
