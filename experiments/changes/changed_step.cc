@@ -423,14 +423,18 @@ void Forget(TensorId id, const Liveness& liveness, Trace& trace) {
   }
 }
 
-// When the copies of gradients to the host end.
+// When the copies end that begin with gradients.
 struct GradientCopies {
   std::vector<OpId> ends;  // by gradient: the op that then runs, or the update
   Duration late;           // from the end of the last op before the update until the last of them
 };
 
-GradientCopies CopyGradients(const Trace& trace, const Liveness& liveness, const AdamUpdate& update,
-                             std::span<const TensorId> gradients, const CostModel& cost) {
+// Copies go one after another, each after the last op that makes its gradient. `time_of` returns
+// the time of one.
+template <typename TimeOf>
+GradientCopies CopyWithGradients(const Trace& trace, const Liveness& liveness,
+                                 const AdamUpdate& update, std::span<const TensorId> gradients,
+                                 const CostModel& cost, const TimeOf& time_of) {
   std::vector<Duration> done;  // by op before the update
   Duration host, now;
   for (size_t i = 0; i < update.last; ++i) {
@@ -453,13 +457,55 @@ GradientCopies CopyGradients(const Trace& trace, const Liveness& liveness, const
   GradientCopies copies{std::vector<OpId>(gradients.size()), {}};
   Duration link;
   for (const auto& [op, gradient] : order) {
-    link = std::max(link, done[Index(op)]) +
-           cost.CopyTime(Direction::kToHost, trace.tensor(gradients[gradient]).size);
+    link = std::max(link, done[Index(op)]) + time_of(trace.tensor(gradients[gradient]));
     const auto end = std::ranges::lower_bound(done, link) - done.begin();
     copies.ends[gradient] = static_cast<OpId>(std::min<size_t>(end, update.last));
   }
   copies.late = std::max(Duration(), link - now);
   return copies;
+}
+
+// Returns true iff the update alone uses gradients behind backward, and no pass adds to those of
+// another one.
+bool AreUsedOnce(const Trace& trace, const Liveness& liveness, const AdamUpdate& update) {
+  size_t forward = 0;  // the number of ops up to the last one of forward
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (trace.ops[i].phase == Phase::kForward) forward = i + 1;
+  }
+  return std::ranges::all_of(update.gradients, [&](TensorId id) {
+    const auto is_later = [&](OpId use) {
+      return trace.op(use).phase == Phase::kUpdate && !update.Has(use);
+    };
+    return Index(*liveness.FirstUse(id)) >= forward &&
+           std::ranges::none_of(liveness.Uses(id), is_later);
+  });
+}
+
+std::vector<TensorId> GradientsOf(const Trace& trace, const AdamUpdate& update, bool large) {
+  std::vector<TensorId> gradients;
+  for (const TensorId id : update.gradients) {
+    if (IsLarge(trace.tensor(id)) == large) gradients.push_back(id);
+  }
+  return gradients;
+}
+
+// Ends gradients of the trace in `less` behind these ops.
+void FreeGradients(const Trace& trace, const Liveness& liveness,
+                   std::span<const TensorId> gradients, std::span<const OpId> ends, Trace& less) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    less.tensors[Index(gradients[i])].held_until = ends[i];
+  }
+  // Gradients of the step before, which the recorded program held into this one.
+  std::set<std::vector<int64_t>> shapes;
+  for (const TensorId id : gradients) shapes.insert(trace.tensor(id).shape);
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const Tensor& tensor = trace.tensors[i];
+    if (tensor.kind == TensorKind::kInput && !tensor.alias_of && !liveness.FirstUse(id) &&
+        shapes.contains(tensor.shape)) {
+      Forget(id, liveness, less);
+    }
+  }
 }
 
 }  // namespace
@@ -509,20 +555,9 @@ std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device)
 std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost) {
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
-  if (!update) return std::nullopt;
-  size_t forward = 0;  // the number of ops up to the last one of forward
-  for (size_t i = 0; i < trace.ops.size(); ++i) {
-    if (trace.ops[i].phase == Phase::kForward) forward = i + 1;
-  }
-  std::vector<TensorId> copied, small;
-  for (const TensorId id : update->gradients) {
-    const auto is_later = [&](OpId use) {
-      return trace.op(use).phase == Phase::kUpdate && !update->Has(use);
-    };
-    const bool accumulates = Index(*liveness.FirstUse(id)) < forward;
-    if (accumulates || std::ranges::any_of(liveness.Uses(id), is_later)) return std::nullopt;
-    (IsLarge(trace.tensor(id)) ? copied : small).push_back(id);
-  }
+  if (!update || !AreUsedOnce(trace, liveness, *update)) return std::nullopt;
+  const std::vector<TensorId> copied = GradientsOf(trace, *update, true);
+  const std::vector<TensorId> small = GradientsOf(trace, *update, false);
   Trace less = trace;
   const Bytes moments = BytesOf(trace, update->moments);
   const Bytes parameters = BytesOf(trace, update->parameters);
@@ -530,54 +565,65 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   Op op = UpdateOp(trace, *update, "offloaded_adam");
   op.inputs = op.outputs = update->parameters;
   op.inputs.insert(op.inputs.end(), small.begin(), small.end());
-  const GradientCopies copies = CopyGradients(trace, liveness, *update, copied, cost);
+  const GradientCopies copies = CopyWithGradients(
+      trace, liveness, *update, copied, cost,
+      [&](const Tensor& gradient) { return cost.CopyTime(Direction::kToHost, gradient.size); });
   const Duration on_host = TransferTime(2 * moments + 2 * parameters + gradients, kHostUpdate);
   const Duration back = cost.CopyTime(Direction::kToDevice, parameters);
   op.recorded->time = copies.late + std::max(on_host, back);
-  for (size_t i = 0; i < copied.size(); ++i) {
-    less.tensors[Index(copied[i])].held_until = copies.ends[i];
-  }
-  // Gradients of the step before, which the recorded program held into this one.
-  std::set<std::vector<int64_t>> shapes;
-  for (const TensorId id : copied) shapes.insert(trace.tensor(id).shape);
-  for (size_t i = 0; i < trace.tensors.size(); ++i) {
-    const auto id = static_cast<TensorId>(i);
-    const Tensor& tensor = trace.tensors[i];
-    if (tensor.kind == TensorKind::kInput && !tensor.alias_of && !liveness.FirstUse(id) &&
-        shapes.contains(tensor.shape)) {
-      Forget(id, liveness, less);
-    }
-  }
+  FreeGradients(trace, liveness, copied, copies.ends, less);
   less = WithUpdate(less, liveness, *update, op);
   for (const TensorId id : update->moments) Forget(id, liveness, less);
   less.Validate();
   return OffloadedStep{std::move(less), moments + parameters + gradients};
 }
 
-std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost) {
+std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost,
+                                                   bool early) {
   constexpr int64_t kParts = 16, kStages = 3;  // as `spillway_torch.fit` divides moments
   constexpr Bytes kMostOfPart(64 << 20);
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
-  if (!update) return std::nullopt;
+  if (!update || (early && !AreUsedOnce(trace, liveness, *update))) return std::nullopt;
   const Bytes moments = BytesOf(trace, update->moments);
   const Bytes part = std::min(kMostOfPart, Bytes(moments.count() / kParts));
+  const auto copies_of = [&](Bytes size) {
+    return std::max(cost.CopyTime(Direction::kToDevice, size),
+                    cost.CopyTime(Direction::kToHost, size));
+  };
   Duration kernels;
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const Op& op = trace.ops[i];
     if (update->ops[i]) kernels += cost.Kernels(op, 0, op.batch)[0].time;
   }
-  const auto copies = [&](Bytes size) {
-    return std::max(cost.CopyTime(Direction::kToDevice, size),
-                    cost.CopyTime(Direction::kToHost, size));
-  };
-  Op op = UpdateOp(trace, *update, "streamed_adam");
+  Op op = UpdateOp(trace, *update, early ? "early_adam" : "streamed_adam");
   op.inputs = op.outputs = update->parameters;
-  op.inputs.insert(op.inputs.end(), update->gradients.begin(), update->gradients.end());
-  op.recorded->time = std::max(kernels, copies(moments)) + copies(part);
-  op.recorded->workspace = part * kStages;
-  Trace less = WithUpdate(trace, liveness, *update, op);
+  Trace less = trace;
+  if (early) {
+    const std::vector<TensorId> freed = GradientsOf(trace, *update, true);
+    const double share =
+        static_cast<double>(moments.count()) / static_cast<double>(ElementsOf(trace, freed));
+    const GradientCopies copies =
+        CopyWithGradients(trace, liveness, *update, freed, cost, [&](const Tensor& gradient) {
+          const auto elements = static_cast<double>(Elements(gradient));
+          return copies_of(Bytes(static_cast<int64_t>(share * elements)));
+        });
+    op.recorded->time = std::max(kernels, copies.late) + copies_of(part);
+    FreeGradients(trace, liveness, freed, copies.ends, less);
+  } else {
+    op.recorded->time = std::max(kernels, copies_of(moments)) + copies_of(part);
+  }
+  const std::vector<TensorId> gradients =
+      early ? GradientsOf(trace, *update, false) : update->gradients;
+  op.inputs.insert(op.inputs.end(), gradients.begin(), gradients.end());
+  less = WithUpdate(less, liveness, *update, op);
   for (const TensorId id : update->moments) Forget(id, liveness, less);
+  // The parts through which moments come and go.
+  Tensor& stages = less.tensors[Index(update->moments.front())];
+  stages.kind = TensorKind::kOptimizerState;
+  stages.size = part * kStages;
+  stages.shape = {stages.size.count()};
+  stages.dtype = DataType::kUint8;
   less.Validate();
   return OffloadedStep{std::move(less), moments};
 }

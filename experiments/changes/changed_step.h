@@ -67,11 +67,16 @@ struct OffloadedStep {
 std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost);
 
 // Returns the step with moments on the host, as `spillway_torch.fit` keeps them: the device updates
-// the parameters behind backward, part by part, while the moments of the next part come and those
-// of the one before leave. The update takes as long as its ops, or as the copies in one direction,
-// whichever takes longer, and the copies of one part. Returns nullopt in the cases of
-// `With8BitOptimizer`. REQUIRES: the trace has a recording. `cost` has times for its ops.
-std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost);
+// the parameters part by part, while the moments of the next part come and those of the one before
+// leave. Returns nullopt in the cases of `With8BitOptimizer`. REQUIRES: the trace has a recording.
+// `cost` has times for its ops.
+//
+// Behind backward, the update takes as long as its ops, or as the copies in one direction,
+// whichever takes longer, and the copies of one part. If it is `early`, each parameter is updated
+// as soon as its gradient is there and its moments have come, while backward goes on, and the
+// gradient is then freed; nullopt also in the other cases of `WithOffloadedOptimizer`.
+std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost,
+                                                   bool early);
 
 }  // namespace spillway
 

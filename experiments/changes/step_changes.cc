@@ -46,13 +46,18 @@ Step WithUpdate(const CostedStep& step, StepChanges::Update update, const Device
   if (update == StepChanges::Update::k8Bit) {
     return Made(With8BitOptimizer(*step.trace, device), "optimizer", kNotAdam);
   }
+  const bool early = update == StepChanges::Update::kEarly;
   const bool streamed = update == StepChanges::Update::kStreamed;
-  std::optional<OffloadedStep> made = streamed ? WithStreamedOptimizer(*step.trace, *step.cost)
-                                               : WithOffloadedOptimizer(*step.trace, *step.cost);
+  std::optional<OffloadedStep> made = early || streamed
+                                          ? WithStreamedOptimizer(*step.trace, *step.cost, early)
+                                          : WithOffloadedOptimizer(*step.trace, *step.cost);
   if (made && made->host > device.host_memory) {
     throw UsageError(fmt::format("optimizer: {} needs {} of host memory, of which {} has {}",
-                                 streamed ? "streamed" : "offloaded", FormatBytes(made->host),
-                                 device.name, FormatBytes(device.host_memory)));
+                                 early      ? "early"
+                                 : streamed ? "streamed"
+                                            : "offloaded",
+                                 FormatBytes(made->host), device.name,
+                                 FormatBytes(device.host_memory)));
   }
   const std::string used = ", or gradients are used between backward and the update";
   return Made(made ? std::optional(std::move(made->trace)) : std::nullopt, "optimizer",
@@ -77,9 +82,7 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
     step = WithNumbers(step, changes.numbers, device, *costed(step).cost);
   }
   if (changes.update == Update::k8Bit) step = WithUpdate({step, nullptr}, changes.update, device);
-  if (changes.update == Update::kOffloaded || changes.update == Update::kStreamed) {
-    step = WithUpdate(costed(step), changes.update, device);
-  }
+  if (changes.update > Update::k8Bit) step = WithUpdate(costed(step), changes.update, device);
   if (changes.loss_chunks.value_or(1) > 1) {
     step =
         Made(WithLossInChunks(*step, device, *changes.loss_chunks), "loss-chunks",

@@ -25,6 +25,7 @@ struct StepChanges {
     k8Bit,       // `With8BitOptimizer`
     kOffloaded,  // `WithOffloadedOptimizer`
     kStreamed,   // `WithStreamedOptimizer`
+    kEarly,      // the same, while backward runs
   };
 
   std::optional<int64_t> batch;

@@ -90,7 +90,7 @@ class FitTest(CommandTest):
         remedies = [row for row in others if row["remedy"] and row["status"] != "no"]
         self.assertEqual({row["change"] for row in remedies}, {
             "checkpoint", "selective checkpoint", "save_on_cpu", "batch", "micro-batches", "8-bit optimizer",
-            "offloaded optimizer", "streamed optimizer", "loss chunks"})
+            "offloaded optimizer", "streamed optimizer", "early updates", "loss chunks"})
         for row in remedies:
             compile(row["python"], "remedy", "exec")
             self.assertLess(row["peak_reserved_bytes"], first["peak_reserved_bytes"])
@@ -118,7 +118,7 @@ class FitTest(CommandTest):
     def test_a_workloads_text_asks_for_the_same_changes(self):
         rows = {row["change"]: row for row in self.rows(GPT2, *SMALL, *QUICK, code=1)}
         for change, text in (("8-bit optimizer", "optimizer=8bit"), ("offloaded optimizer", "optimizer=offloaded"),
-                             ("streamed optimizer", "optimizer=streamed"),
+                             ("streamed optimizer", "optimizer=streamed"), ("early updates", "optimizer=early"),
                              ("loss chunks", "loss-chunks=8"), ("batch", "batch=3"), ("micro-batches", "batch=2,accumulate=2")):
             run = self.run_row(f"{GPT2},{text}", rows[change], "unlimited")
             for key in ("workload", "batch", "iteration_ms", "peak_requested_bytes"):
@@ -228,7 +228,7 @@ class FitTest(CommandTest):
         self.assertEqual((first["change"], first["remedy"], first["batch"]), ("none", None, first["limit"]))
         self.assertEqual({row["change"] for row in rows[1:]}, {
             "allocator", "bf16", "checkpoint", "selective checkpoint", "save_on_cpu", "8-bit optimizer", "offloaded optimizer",
-            "streamed optimizer", "loss chunks"})
+            "streamed optimizer", "early updates", "loss chunks"})
         self.assertEqual([row["limit"] for row in rows[1:]], sorted((row["limit"] for row in rows[1:]), reverse=True))
         for row in rows:
             self.assertEqual((row["next"], row["batch_source"]), (row["limit"] + 1, "scaled"))

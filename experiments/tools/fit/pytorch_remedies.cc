@@ -157,6 +157,11 @@ PyTorchRemedy StreamedOptimizer() {
           "spillway_torch.fit(model, optimizer, memory=BUDGET)"};
 }
 
+PyTorchRemedy EarlyUpdates() {
+  return {"early updates", "updates in backward, state on host", "",
+          "spillway_torch.fit(model, optimizer, memory=BUDGET, early_updates=True)"};
+}
+
 PyTorchRemedy LossInChunks(int64_t chunks) {
   return {"loss chunks", fmt::format("loss in {} chunks of tokens", chunks), "",
           fmt::format("rows, labels = body(batch)\n"

@@ -46,6 +46,7 @@ PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer();
 PyTorchRemedy StreamedOptimizer();
+PyTorchRemedy EarlyUpdates();
 // `chunks` is the number of parts of the tokens.
 PyTorchRemedy LossInChunks(int64_t chunks);
 

@@ -273,8 +273,13 @@ std::vector<StepChange> ChangesOfOptimizer() {
          return OnHost(WithOffloadedOptimizer(one.costed_trace(), one.cost()),
                        "An offloaded optimizer", one.device(), why_not);
        }},
-      {StreamedOptimizer(), true, [](const Question& one, std::string& why_not) {
-         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost()),
+      {StreamedOptimizer(), true,
+       [](const Question& one, std::string& why_not) {
+         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost(), false),
+                       "Optimizer state on the host", one.device(), why_not);
+       }},
+      {EarlyUpdates(), true, [](const Question& one, std::string& why_not) {
+         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost(), true),
                        "Optimizer state on the host", one.device(), why_not);
        }}};
 }

@@ -240,18 +240,33 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
 TEST(ChangedStepTest, MomentsComeAndGoBehindBackward) {
   const testing::FixedCost slow(Duration::Microseconds(20)), fast(Duration::Nanoseconds(10));
   const Trace trace = Step(2);
-  const OffloadedStep copied = WithStreamedOptimizer(trace, fast).value();
+  const OffloadedStep copied = WithStreamedOptimizer(trace, fast, false).value();
   EXPECT_EQ(OpsOf(copied.trace), "mm loss mean loss.bwd mm.dw db streamed_adam.10 small");
-  const auto update = [](const OffloadedStep& step) {
-    return *OpOf(step.trace, "streamed_adam.10").recorded;
+  const auto time = [](const OffloadedStep& step, const char* update) {
+    return OpOf(step.trace, update).recorded->time;
   };
-  EXPECT_EQ(update(copied).time, Duration::Nanoseconds(2 * 16384 + 2048));
-  EXPECT_EQ(update(copied).workspace, Bytes(3 * 2048));
+  EXPECT_EQ(time(copied, "streamed_adam.10"), Duration::Nanoseconds(2 * 16384 + 2048));
   EXPECT_EQ(copied.host, Bytes(2 * 16384));
-  EXPECT_GE(update(WithStreamedOptimizer(trace, slow).value()).time,
+  EXPECT_GE(time(WithStreamedOptimizer(trace, slow, false).value(), "streamed_adam.10"),
             Duration::Microseconds(20) + Duration::Nanoseconds(2048));
-  // At db: parameters and small moments, dy, the gradients of w and b, and the loss.
-  EXPECT_EQ(PeakOf(copied.trace), kPersistent - 2 * 16384 + 512 + 16384 + 32 + 4);
+  // At db: parameters and small moments, the parts, dy, the gradients of w and b, and the loss.
+  constexpr int64_t kParts = 3 * 2048;
+  EXPECT_EQ(PeakOf(copied.trace), kPersistent - 2 * 16384 + kParts + 512 + 16384 + 32 + 4);
+}
+
+// Where `db` takes 40 us, the moments of w have come and gone before it ends.
+TEST(ChangedStepTest, EarlyUpdatesFreeGradients) {
+  const testing::FixedCost slow(Duration::Microseconds(40)), fast(Duration::Nanoseconds(10));
+  Trace trace = Step(2);
+  for (Op& op : trace.ops) op.recorded->host = {};
+  const OffloadedStep hidden = WithStreamedOptimizer(trace, slow, true).value();
+  EXPECT_EQ(OpsOf(hidden.trace), "mm loss mean loss.bwd mm.dw db early_adam.10 small");
+  EXPECT_EQ(TensorOf(hidden.trace, "dw").held_until, OpId{5});
+  EXPECT_EQ(TensorOf(hidden.trace, "db").held_until, OpId{7});
+  const OffloadedStep late = WithStreamedOptimizer(trace, fast, true).value();
+  EXPECT_EQ(TensorOf(late.trace, "dw").held_until, OpId{6});
+  EXPECT_EQ(OpOf(late.trace, "early_adam.10").recorded->time,
+            Duration::Nanoseconds(2 * 16384 - 10 + 2048));
 }
 
 // The copy of du waits for that of dw. Both end long after backward, 20 ns after mm.dw and at its
@@ -278,6 +293,8 @@ TEST(ChangedStepTest, GradientsThatAccumulateStay) {
     builder.Op("mm.dw.later", Phase::kBackward, {"x", "y", "dw"}, {"dw"});
   });
   EXPECT_FALSE(WithOffloadedOptimizer(passes, testing::FixedCost()));
+  EXPECT_FALSE(WithStreamedOptimizer(passes, testing::FixedCost(), true));
+  EXPECT_TRUE(WithStreamedOptimizer(passes, testing::FixedCost(), false));
   EXPECT_TRUE(With8BitOptimizer(passes, testing::RoundDevice()));
 }
 
@@ -288,6 +305,8 @@ TEST(ChangedStepTest, GradientsThatAreClippedStay) {
   });
   clipped.ops[7].inputs.push_back(clipped.ops[6].outputs[1]);  // moments read the norm
   EXPECT_FALSE(WithOffloadedOptimizer(clipped, testing::FixedCost()));
+  EXPECT_FALSE(WithStreamedOptimizer(clipped, testing::FixedCost(), true));
+  EXPECT_TRUE(WithStreamedOptimizer(clipped, testing::FixedCost(), false));
   const Trace small = With8BitOptimizer(clipped, testing::RoundDevice()).value();
   EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db clip adam8bit.11 small");
   EXPECT_EQ(TensorOf(small, "norm").held_until, OpId{7});
