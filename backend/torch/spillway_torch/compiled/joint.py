@@ -116,6 +116,7 @@ class Joint:
         self.needed = [i for i, read in enumerate(readers) if read and self.forward[i]]
         self.needed += [g for g in self.gradients if self.forward[g]]
         self.backward_order = [i for i in range(len(self.nodes)) if not self.forward[i]]
+        self._known: tuple[list[int] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
 
     def _look_at_nodes(self) -> None:
         self.storage: list[Any] = []
@@ -216,17 +217,24 @@ class Joint:
     def outcome(self, keep: set[int], near: int = ALWAYS) -> Outcome:
         """Returns what the graph takes if the nodes `keep` may be saved."""
         saved, again = self.split(keep)
+        if self._known[0] != saved:
+            self._known = saved, *self._forward(saved)
         runs = Runs(self)
-        made = self.forward_runs(saved, runs)
-        kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
-        forward = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
         back, order = self.backward_runs(saved, again, near, runs)
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
         start = {back[at] if at in back else runs.add(at) for at in values}
-        return Outcome(sum(self.size[at] for at in values), max(self.timeline(runs, forward, (), kept), default=0),
-                       max(self.timeline(runs, backward, start, gradients), default=0), sum(k.seconds for k in (*forward, *backward)))
+        return Outcome(sum(self.size[at] for at in values), self._known[1], max(self.timeline(runs, backward, start, gradients), default=0),
+                       self._known[2] + sum(k.seconds for k in backward))
+
+    def _forward(self, saved: list[int]) -> tuple[int, float]:
+        """Returns the most bytes while forward runs, and its seconds."""
+        runs = Runs(self)
+        made = self.forward_runs(saved, runs)
+        kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
+        kernels = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
+        return max(self.timeline(runs, kernels, (), kept), default=0), sum(k.seconds for k in kernels)
 
     def kernels(self, runs: Runs, order: Sequence[int], kept: set[int]) -> list[Kernel]:
         """Groups runs into kernels, in an order in which they can run. Others need the keys `kept` afterwards."""

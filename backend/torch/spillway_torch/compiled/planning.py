@@ -50,17 +50,23 @@ def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest
     values = joint.values()
     always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
     base = always | _anchors(joint, values)
-    step = _GraphStep(joint, base, always, target)
+    with tempfile.TemporaryDirectory() as folder:
+        return _search(joint, base, _GraphStep(joint, base, always, target, room, pathlib.Path(folder)), room, best)
+
+
+def _search(joint: Joint, base: set[int], step: _GraphStep, room: Room, best: Choice) -> Choice:
     tried: dict[int, int] = {}  # by the bytes that the program plans for: those by which the graph exceeds its room
-    for memory, evicted in step.curve(room).items():
+    for memory, evicted in sorted(step.curve().items(), reverse=True):
         best, tried[memory] = _better(joint, frozenset(base - evicted), room, best)
+        if tried[memory] <= 0:
+            break  # less memory takes more time
     for _ in range(TRIES):
         fits = max((memory for memory, over in tried.items() if over <= 0), default=None)
         above = min((memory for memory, over in tried.items() if over > 0 and (fits is None or memory > fits)), default=None)
         if fits is None or above is None or -tried[fits] * CLOSE <= room.most:
             break
         memory = fits + (above - fits) * -tried[fits] // (tried[above] - tried[fits])
-        found = step.within(room, memory)
+        found = step.within(memory)
         if memory in tried or found is None:
             break
         best, tried[memory] = _better(joint, frozenset(base - found), room, best)
@@ -100,30 +106,28 @@ def _anchors(joint: Joint, values: Iterable[int]) -> set[int]:
 class _GraphStep:
     """A graph as a step that the program `spillway` plans: kernels are its operators, and the values `union` are its saved tensors."""
 
-    def __init__(self, joint: Joint, union: set[int], always: set[int], target: Target) -> None:
+    def __init__(self, joint: Joint, union: set[int], always: set[int], target: Target, room: Room, folder: pathlib.Path) -> None:
         self.joint, self.target = joint, target
+        self.trace, self.plan = folder / "step.json", folder / "plan.json"
         self.operators: list[Operator] = []
         self.storages: dict[int, Storage] = {}
         self.saved: dict[int, Saved] = {}
         self.between = 0  # the operator that stands for all that runs between forward and backward
         self._make(union, always)
+        self._write(room)
 
-    def curve(self, room: Room) -> dict[int, set[int]]:
+    def curve(self) -> dict[int, set[int]]:
         """Returns the nodes that are recomputed in several memories, by the bytes that the program plans for, inputs included."""
-        with tempfile.TemporaryDirectory() as folder:
-            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
-            rows = rows_of("plan", str(trace), "--curve", "-o", str(plan))
-            found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
-            return {memory: _evicted(plan.with_name(f"plan-{memory}.json")) for memory in found}
+        rows = rows_of("plan", str(self.trace), "--curve", "-o", str(self.plan))
+        found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
+        return {memory: _evicted(self.plan.with_name(f"plan-{memory}.json")) for memory in found}
 
-    def within(self, room: Room, memory: int) -> set[int] | None:
+    def within(self, memory: int) -> set[int] | None:
         """Returns the nodes that are recomputed in one memory of the curve's kind; None if the program finds no plan."""
-        with tempfile.TemporaryDirectory() as folder:
-            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
-            row = rows_of("plan", str(trace), "--memory", f"{memory}B", "-o", str(plan))[0]
-            return _evicted(plan) if row["status"] == "ok" else None
+        row = rows_of("plan", str(self.trace), "--memory", f"{memory}B", "-o", str(self.plan))[0]
+        return _evicted(self.plan) if row["status"] == "ok" else None
 
-    def _write(self, room: Room, folder: str) -> pathlib.Path:
+    def _write(self, room: Room) -> None:
         """Writes the step as a trace. Its operators leave free what others take in the memory of the room."""
         for at, op in enumerate(self.operators):
             op.scratch = room.most - (room.forward if at < self.between else room.saved if at == self.between else room.backward)
@@ -136,9 +140,7 @@ class _GraphStep:
                  "moves": {"evict_ns": 0}, "copy_bytes_per_second": 0, "beside_copy": 0}
         step = Step("graph", 1, self.target, self.operators, self.storages, sorted(self.saved.values(), key=lambda s: s.packed),
                     measured=Measured("compiled"), hooks=hooks)
-        path = pathlib.Path(folder, "step.json")
-        step.write(path)
-        return path
+        step.write(self.trace)
 
     def _make(self, union: set[int], always: set[int]) -> None:
         joint, runs = self.joint, Runs(self.joint)
