@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 import spillway_torch
 from spillway_torch import SpillwayError, fit
 from spillway_torch.base.target import Target
-from spillway_torch.compiled import pytorch
-from spillway_torch.compiled.joint import ALWAYS, Joint, Room
-from spillway_torch.compiled.planning import choose
+from spillway_torch.compiled import planning, pytorch
+from spillway_torch.compiled.joint import AGAIN, ALWAYS, Joint, Room
+from spillway_torch.compiled.planning import choose, default_saved
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled import Graph
 
@@ -187,6 +187,34 @@ class ChoiceTest(unittest.TestCase):
         least = choose(joint, default, Room(1, 1, 1), TARGET, 0)
         self.assertGreater(least.outcome.over(Room(1, 1, 1)), 0)
         self.assertLess(least.outcome.forward + least.outcome.backward, plain.forward + plain.backward)
+
+    def test_no_plan_is_slower_than_a_ratio_of_pytorch_in_the_same_memory(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        ratios = []
+        for ratio in 0.7, 0.5, 0.3, 0.1:
+            with torch._functorch.config.patch(activation_memory_budget=ratio):
+                backward = pytorch.default_halves(pytorch.copied(self.found["graph"]), (), num_fwd_outputs=self.found["outputs"])[1]
+            ratios += [joint.outcome(default_saved(joint, pytorch.saved_by(backward)), near) for near in AGAIN]
+        compared = 0
+        for share in 0.95, 0.9, 0.8, 0.7, 0.6, 0.5:
+            room = Room(*(int(share * max(plain.forward, plain.backward)),) * 3)
+            fitting = [taken.seconds for taken in ratios if taken.over(room) <= 0]
+            compared += bool(fitting)
+            self.assertLessEqual(choose(joint, default, room, TARGET, 0).outcome.seconds, min(fitting, default=float("inf")), share)
+        self.assertGreater(compared, 2)
+
+    def test_a_little_less_memory_than_pytorch_takes(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        room = Room(*(int(0.95 * max(plain.forward, plain.backward)),) * 3)
+
+        def seconds():
+            joint.judged.clear()
+            return choose(joint, default, room, TARGET, 0).outcome.seconds
+        with mock.patch.object(planning, "_cut_less", lambda *_: None):
+            others = seconds()
+        self.assertLess(seconds(), others)
 
     def test_bytes_are_those_of_a_walk_over_the_two_halves(self):
         joint, graph = self.found["joint"], self.found["graph"]

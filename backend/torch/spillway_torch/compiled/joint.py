@@ -61,6 +61,11 @@ class Room:
         """Returns the largest of the three."""
         return max(self.saved, self.forward, self.backward)
 
+    @property
+    def less(self) -> tuple[int, int, int]:
+        """Returns by how many bytes forward, what is saved, and backward have less than the largest."""
+        return self.most - self.forward, self.most - self.saved, self.most - self.backward
+
 
 @dataclasses.dataclass
 class Kernel:
@@ -116,6 +121,8 @@ class Joint:
         self.needed = [i for i, read in enumerate(readers) if read and self.forward[i]]
         self.needed += [g for g in self.gradients if self.forward[g]]
         self.backward_order = [i for i in range(len(self.nodes)) if not self.forward[i]]
+        self.plans: dict[tuple[int, ...], dict[int, set[int]]] = {}  # by what else decides, and memory: what is recomputed
+        self.judged: dict[tuple[frozenset[int], int], Outcome] = {}  # by what may be saved, and `near` of `backward_runs`
         self._known: tuple[list[int] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
 
     def _look_at_nodes(self) -> None:
