@@ -2,13 +2,17 @@
 
 import contextlib
 import gc
+import io
+import json
 import logging
 import operator
 import pathlib
 import random
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 import unittest
 import weakref
 from unittest import mock
@@ -21,12 +25,14 @@ from torch.utils.checkpoint import checkpoint
 
 import spillway_torch
 from spillway_torch import SpillwayError, fit
+from spillway_torch.__main__ import main
 from spillway_torch.base.target import Target
 from spillway_torch.compiled import planning, pytorch
 from spillway_torch.compiled.joint import AGAIN, ALWAYS, Joint, Room
 from spillway_torch.compiled.planning import choose, default_saved
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled import Graph
+from stepping import check_schema
 
 TARGET = Target("cpu", False, torch.device("cpu"))
 
@@ -160,6 +166,10 @@ def walk(graph, before):
         for ended in [s for s in alive if last.get(s) is node and s not in results]:
             del alive[ended]
     return most
+
+
+def page():
+    return (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
 
 
 class ChoiceTest(unittest.TestCase):
@@ -391,12 +401,70 @@ class FitTest(unittest.TestCase):
             fit(model, memory="1GiB", compiled=False)
 
 
+class ExplainTest(unittest.TestCase):
+    """What `explain` says of compiled steps."""
+
+    def setUp(self):
+        torch.compiler.reset()
+        self.addCleanup(torch.compiler.reset)
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.file = pathlib.Path(self.folder.name, "train.py")
+        file, self.shown = re.search(
+            r"## What memory costs\n.*?```python\n(.*?)```\n\n```\n\$[^\n]*\n(.*?)```", page(), re.DOTALL).groups()
+        self.file.write_text(f"{file}\n\ndef eager():\n    model._orig_mod(torch.randn(512, 64)).square().mean().backward()\n",
+                             encoding="utf-8")
+
+    def printed(self, *arguments, code=0):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(main(["explain", *arguments, "--compile", "--device", "cpu"]), code, err.getvalue())
+        return out.getvalue() + err.getvalue()
+
+    def test_the_page_shows_what_its_command_prints(self):
+        self.assertEqual(self.printed(str(self.file)), self.shown)
+
+    def test_rows_are_what_budgets_lead_to(self):
+        found = json.loads(self.printed(str(self.file), "--format", "json"))
+        check_schema(self, "torch-explain-compiled", found)
+        rows = found["rows"]
+        self.assertGreater(len(rows), 3)
+        self.assertEqual(rows[-1]["times"], 1)
+        self.assertEqual([row["budget_bytes"] for row in (rows[0], rows[-1])], [row["peak_bytes"] for row in (rows[0], rows[-1])])
+        for low, high in zip(rows, rows[1:]):
+            self.assertLessEqual(low["peak_bytes"], low["budget_bytes"])
+            self.assertGreaterEqual(low["times"], high["times"])
+        for row in rows[1], rows[-1]:
+            named = runpy.run_path(str(self.file))
+            fitted = fit(named["model"], named["optimizer"], row["budget_bytes"])
+            named["step"]()
+            self.assertEqual(fitted.stats()["predicted_bytes"], row["peak_bytes"])
+            self.assertEqual([graph.choice.outcome.saved for graph in fitted._graphs], row["saved_bytes"])
+            fitted.remove()
+
+    def test_a_step_without_data_says_the_same(self):
+        def curve():
+            named = runpy.run_path(str(self.file))
+            return spillway_torch.explain_compiled(named["step"], "cpu").text()
+        with pytorch.no_data():
+            without = curve()
+        self.assertEqual(curve(), without)
+
+    def test_refusals(self):
+        self.assertIn("torch.compile found no graph of a model that learns: compile the model in the step",
+                      self.printed(f"{self.file}:eager", code=3))
+        for options in ("--memory", "8GiB"), ("--export-step", "step.json"), ("--lengths", "4"):
+            with self.assertRaises(SystemExit) as ended:
+                self.printed(str(self.file), *options)
+            self.assertEqual(ended.exception.code, 2)
+        with self.assertRaisesRegex(SpillwayError, r"device 'cuda:sm_90' \(valid: cuda, cpu\)"):
+            spillway_torch.explain_compiled(print, "cuda:sm_90")
+
+
 class InductorTest(unittest.TestCase):
     """The same with the compiler's own code."""
 
     def test_the_page_shows_what_its_program_prints(self):
-        page = (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
-        program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+        program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         lines = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(("spillway: ", "budget ", "a graph "))]
         self.assertEqual("".join(lines), shown, done.stdout)

@@ -11,10 +11,11 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_utils import get_node_storage
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
 Inputs = Sequence[Any]
@@ -154,10 +155,21 @@ def compiled(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], sp
     return compile_fx(graph, list(inputs), config_patches=patches)  # type: ignore[return-value]
 
 
+def has_no_data() -> bool:
+    """Returns whether tensors are made without data here."""
+    return detect_fake_mode() is not None
+
+
+def no_data() -> FakeTensorMode:
+    """Within it, tensors are made without data."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def without_data(inputs: Inputs) -> list[Any]:
     """Returns inputs as the compiler knows them, without their data."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return [mode.from_tensor(given, static_shapes=True) if isinstance(given, torch.Tensor) else given for given in inputs]
+    mode = no_data()
+    return [mode.from_tensor(given, static_shapes=True) if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor) else given
+            for given in inputs]
 
 
 def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optional[Callable[..., Any]]]) -> Callable[[], None]:

@@ -112,6 +112,7 @@ class CompiledFitted:
             _BUDGETS[model] = self
         self._models, self._optimizers = [weakref.ref(model) for model in models], list(optimizers)
         self._budget, self._device = budget, device
+        self._counts = device == "cuda" and not pytorch.has_no_data()  # whether the device says what is in use
         self._graphs: list[Graph] = []
         self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
         self._state = 0  # bytes of the optimizers' state when the step began
@@ -149,6 +150,9 @@ class CompiledFitted:
 
     def _modules(self) -> list[torch.nn.Module]:
         return [model for model in (reference() for reference in self._models) if model is not None]
+
+    def _own(self) -> list[torch.nn.Parameter]:
+        return [p for model in self._modules() for p in model.parameters()]
 
     def stats(self) -> dict[str, float]:
         """Returns the numbers of `report` by name, for loggers."""
@@ -205,7 +209,7 @@ class CompiledFitted:
                                for kind in dict.fromkeys(("cpu", self._device))]
         call = Call(graph, self._in_use())
         self._events.append((call, False))
-        with _saved_on_host(self._device, given):
+        with _saved_on_host(self._device, given) if self._counts else contextlib.nullcontext():
             results = graph.module(*given)
         torch.clear_autocast_cache()  # no compiled graph has one
 
@@ -219,18 +223,17 @@ class CompiledFitted:
         return results
 
     def _in_use(self) -> int:
-        """Returns the bytes of the device in use; on a CPU, which does not count them, those of parameters, gradients and state."""
-        if self._device == "cuda":
+        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients and state."""
+        if self._counts:
             return torch.cuda.memory_allocated()
-        own = [p for model in self._modules() for p in model.parameters()]
-        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in own) + self._state_bytes()
+        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in self._own()) + self._state_bytes()
 
     def _state_bytes(self) -> int:
         return sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
                    for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        own = {id(p) for model in self._modules() for p in model.parameters()}
+        own = {id(p) for p in self._own()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return
         if optimizer not in self._optimizers:
@@ -274,7 +277,22 @@ class CompiledFitted:
         events, self._events = self._events, []
         log.debug("spillway: bytes outside the graphs: %s", ", ".join(
             f"{'backward' if backward else 'forward'} {call.backward if backward else call.forward:,}" for call, backward in events))
-        more = self._state_bytes() - self._state + self._unforeseen
+        graphs = self._traced(events)
+        if not graphs:
+            return
+        over = self._fit_in(graphs, events, self._state_bytes() - self._state + self._unforeseen)
+        self._predicted = self._budget + over
+        if over > 0:
+            predicted = self._predicted
+            self.remove()
+            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for the compiled step (one takes {predicted:,}): give "
+                                "a larger budget")
+        log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
+                 self._text(self._predicted), self._text(self._budget))
+        self._fresh = CHECKED
+
+    def _traced(self, events: list[tuple[Call, bool]]) -> list[Graph]:
+        """Returns the graphs of a step that can be planned, with their joint graphs."""
         graphs = list(dict.fromkeys(call.graph for call, _ in events))
         for graph in graphs:
             try:
@@ -285,9 +303,10 @@ class CompiledFitted:
             except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
                 graph.refused, graph.joint = True, None
-        graphs = [graph for graph in graphs if graph.joint is not None]
-        if not graphs:
-            return
+        return [graph for graph in graphs if graph.joint is not None]
+
+    def _fit_in(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int) -> int:
+        """Plans the graphs of a step. Returns by how many bytes it exceeds the budget; at most 0 if it does not."""
         target = Target(self._device, False, torch.device(self._device))
         smallest = SMALLEST if self._device == "cuda" else 0
         for graph in graphs:
@@ -301,15 +320,7 @@ class CompiledFitted:
                 assert graph.joint is not None
                 graph.choice, rooms[graph] = choose(graph.joint, graph.default, room, target, smallest), room
                 over = self._most_over(events, more)
-        self._predicted = self._budget + over
-        if over > 0:
-            predicted = self._predicted
-            self.remove()
-            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for the compiled step (one takes {predicted:,}): give "
-                                "a larger budget")
-        log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
-                 self._text(self._predicted), self._text(self._budget))
-        self._fresh = CHECKED
+        return over
 
     def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
         """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
