@@ -31,7 +31,8 @@ from spillway_torch.compiled import planning, pytorch
 from spillway_torch.compiled.joint import AGAIN, ALWAYS, Joint, Room
 from spillway_torch.compiled.planning import choose, default_saved
 from spillway_torch.fit import compiled as fitting
-from spillway_torch.fit.compiled import Graph
+from spillway_torch.fit.compiled import CompiledFitted, Graph
+from guard_test import Guarded
 from stepping import check_schema
 
 TARGET = Target("cpu", False, torch.device("cpu"))
@@ -89,6 +90,29 @@ class Breaks(nn.Module):
         x = self.first(x)
         torch._dynamo.graph_break()
         return self.second(torch.tanh(x))
+
+
+class Counted(Guarded):
+    """Counts what compiled graphs allocate, too; torch.compile finds none within it, and those that it found run."""
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+
+class Branches(Layers):
+    """Blocks in a loop that depends on data, so that torch.compile cannot take the whole; the head runs behind them."""
+
+    def __init__(self, *blocks, head=None):
+        super().__init__(*blocks)
+        self.extra = [head] if head is not None else []
+
+    def forward(self, x):
+        for block in self:
+            x = block(x)
+            if x.sum() > 1e9:
+                x = x / 2
+        return self.extra[0](x) if self.extra else x
 
 
 class Training:
@@ -325,6 +349,70 @@ class FitTest(unittest.TestCase):
         self.assertLessEqual(fitted.stats()["predicted_bytes"], budget)
         self.assertTrue(all(map(torch.equal, values, others)))
 
+    def test_blocks_that_fit_compiles(self):
+        def train(budget, **options):
+            training = Training(lambda: Branches(*(Block(16) for _ in range(4))))
+            fitted = fit(training.model, training.optimizer, budget, **options) if budget else None
+            for block in () if fitted else training.model:
+                block.compile()
+            found = training.run()
+            stats = fitted.stats() if fitted else {}
+            if fitted:
+                fitted.remove()
+                self.assertTrue(all(block._compiled_call_impl is None for block in training.model))
+            return *found, stats
+        losses, saved, _, _ = train(None)
+        same, _, values, stats = train(1 << 40, compile="blocks")  # its first step runs operator by operator, as that in a budget
+        budget = int(0.95 * stats["predicted_bytes"])
+        found, less, others, stats = train(budget, compile="blocks")
+        self.assertEqual((found, same, stats["graphs"]), (losses, losses, 2))  # the first block's input needs no gradient
+        self.assertLess(less, saved)
+        self.assertLessEqual(stats["predicted_bytes"], budget)
+        self.assertTrue(all(map(torch.equal, values, others)))
+
+    def test_what_runs_between_blocks_counts(self):
+        device = Counted()
+        with mock.patch.object(fitting, "device_of", lambda _: device):
+            training = Training(lambda: Branches(*(Block(16) for _ in range(4)), head=nn.Linear(16, 2048)))
+            fitted = fit(training.model, training.optimizer, 1 << 40, compile="blocks")
+            self.addCleanup(fitted.remove)
+            training.model(torch.randn(512, 16))  # finds the graphs
+            fitted._events.clear()
+            with device:
+                training.step(0)
+            training.step(1)
+            with device:
+                before, device.peak = device.allocated, 0
+                training.step(2)
+        predicted = fitted.stats()["predicted_bytes"]
+        self.assertGreater(device.peak, 512 * 2048 * 4)
+        self.assertLess(abs(predicted - device.peak), 0.03 * device.peak, (predicted, before))
+
+    def test_a_larger_batch_stays_in_the_budget(self):
+        def peak(guard, budget=1_500_000):
+            torch.compiler.reset()
+            device, training = Counted(), Training(lambda: Branches(*(Block(16) for _ in range(6))), rows=128)
+            with mock.patch.object(fitting, "device_of", lambda _: device), mock.patch.object(CompiledFitted, "_guard", guard):
+                fitted = fit(training.model, training.optimizer, budget, compile="blocks")
+                training.step(0)
+                training.step(1)
+                training.rows = 512
+                training.step(2)  # finds the graphs
+                with device:
+                    device.peak = 0
+                    loss = training.step(3)[0]
+            self.assertEqual(fitted.stats()["graphs"], 2)
+            fitted.remove()
+            return device.peak, loss, [p.detach().clone() for p in training.model.parameters()]
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        without, loss, values = peak(lambda *_: contextlib.nullcontext())
+        for budget in 1_500_000, 2_000_000:
+            self.assertGreater(without, budget)
+            within, same, others = peak(CompiledFitted._guard, budget)
+            self.assertLessEqual(within, budget)
+            self.assertEqual(loss, same)
+            self.assertTrue(all(map(torch.equal, values, others)))
+
     def test_a_loss_that_is_compiled(self):
         def train(budget):
             training = Training(lambda: Layers(*(Block(16) for _ in range(4))))
@@ -399,6 +487,14 @@ class FitTest(unittest.TestCase):
                 fit(model, memory="1GiB", **options)
         with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* leave compiled=False out"):
             fit(model, memory="1GiB", compiled=False)
+        with self.assertRaisesRegex(SpillwayError, "a Layers is compiled already: leave compile='blocks' out"):
+            fit(model, memory="1GiB", compile="blocks")
+        for options in {"compile": "layers"}, {"compile": "blocks", "compiled": False}:
+            with self.assertRaisesRegex(SpillwayError, "expected compile='blocks', without compiled=False, or None"):
+                fit(Layers(Block(16)), memory="1GiB", **options)
+        for without in Layers(Block(16), Block(16)), nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))):
+            with self.assertRaisesRegex(SpillwayError, "compile='blocks': the model has no repeated blocks"):
+                fit(without, memory="1GiB", compile="blocks")
 
 
 class ExplainTest(unittest.TestCase):

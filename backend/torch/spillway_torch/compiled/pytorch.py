@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import fx
@@ -172,8 +172,8 @@ def without_data(inputs: Inputs) -> list[Any]:
             for given in inputs]
 
 
-def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optional[Callable[..., Any]]]) -> Callable[[], None]:
-    """Gives each graph that torch.compile finds for Inductor to `take`, which returns what runs in its place, or None.
+def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any], Callable[[], Any]], Any]) -> Callable[[], None]:
+    """Gives each graph that torch.compile finds for Inductor to `take`, with a function that compiles it. It returns what runs.
 
     Returns a function that ends this.
     """
@@ -181,8 +181,7 @@ def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optiona
     plain = kind.__call__
 
     def call(self: Any, graph: fx.GraphModule, inputs: Inputs) -> Any:
-        taken = take(graph, inputs, self.config)
-        return plain(self, graph, inputs) if taken is None else taken
+        return take(graph, inputs, self.config, lambda: plain(self, graph, inputs))
     kind.__call__ = call  # type: ignore[method-assign]
 
     def end() -> None:

@@ -21,7 +21,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
+from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -544,7 +544,7 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        compiled: bool | None = None) -> Union[Fitted, CompiledFitted]:
+        compiled: bool | None = None, compile: str | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -565,14 +565,18 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         the backward raises RuntimeError where they differ. 0 for none.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
         is compiled. It takes none of the four options above.
+    compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
+        itself, in one list. What runs between them is as it was, and counts.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
     given = list(model) if isinstance(model, (list, tuple)) else [model]
+    if compile not in (None, "blocks") or compile and compiled is False:
+        raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
     if compiled is None:
-        compiled = any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
+        compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
     models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
@@ -582,7 +586,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         if not hook_forward or policy is not None or report_every or verify:
             raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every and verify: leave them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
-        return CompiledFitted(models, optimizers, budget, device)
+        return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else ())
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
     return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify)
