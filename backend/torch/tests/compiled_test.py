@@ -81,6 +81,22 @@ class Layers(nn.Sequential):
         return x
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+class Squared(nn.Module):
+    def forward(self, x):
+        return torch.tanh(Square.apply(x))
+
+
 class Breaks(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -136,7 +152,7 @@ class Training:
 
     def run(self, steps=4):
         found = [self.step(seed) for seed in range(steps)]
-        return [loss for loss, _ in found], found[-1][1], [p.detach().clone() for p in self.model.parameters()]
+        return [loss for loss, _ in found], found[-1][1], [p.detach().clone() for p in (*self.model.parameters(), *self.model.buffers())]
 
 
 def saved_bytes(loss, beside):
@@ -313,6 +329,43 @@ class FitTest(unittest.TestCase):
         self.check(make)
         with mock.patch.object(pytorch, "draws", lambda node: False), self.assertRaises(AssertionError):
             self.check(make)  # fresh numbers are noticed
+
+    def test_frozen_tied_and_normalized_weights_and_functions_with_their_own_backward(self):
+        def frozen():
+            model = Layers(*(Block(16) for _ in range(4)))
+            for part in model[0], model[2].up:
+                part.requires_grad_(False)
+            return model
+
+        def tied():
+            model = Layers(*(Block(16) for _ in range(4)))
+            model[3].up, model[2].down.weight = model[0].up, model[1].down.weight
+            return model
+
+        def normalized():
+            return Layers(*(layer for _ in range(3) for layer in (Block(16), nn.BatchNorm1d(16))))  # whose statistics change, once a step
+
+        def squared():
+            return Layers(*(layer for _ in range(4) for layer in (Block(16), Squared())))
+        for make in frozen, tied, normalized, squared:
+            with self.subTest(make.__name__):
+                self.check(make, (0.95,))
+
+    def test_two_optimizers(self):
+        def train(budget):
+            training = Training(lambda: Layers(*(Block(16) for _ in range(4))))
+            training.model.compile()
+            first, others = list(training.model[0].parameters()), list(training.model[1:].parameters())
+            training.optimizer, other = torch.optim.AdamW(first, lr=1e-2), torch.optim.SGD(others, lr=1e-2, momentum=0.9)
+            fitted = fit(training.model, [training.optimizer, other], budget)
+            self.addCleanup(fitted.remove)
+            training.optimizer.register_step_post_hook(lambda *_: other.step())
+            return training.run(), fitted.stats()
+        (losses, saved, values), plain = train(1 << 40)
+        (found, less, others), stats = train(int(0.95 * plain["predicted_bytes"]))
+        self.assertEqual(found, losses)
+        self.assertLess(less, saved)
+        self.assertTrue(all(map(torch.equal, values, others)))
 
     def test_autocast(self):
         self.check(lambda: Layers(*(Block(16) for _ in range(4))), autocast=True)
