@@ -466,6 +466,42 @@ class FitTest(unittest.TestCase):
             self.assertEqual(loss, same)
             self.assertTrue(all(map(torch.equal, values, others)))
 
+    def test_plans_as_files(self):
+        make = lambda: Breaks(16)
+        predicted = self.train(make, 1 << 40)[3].stats()["predicted_bytes"]
+        budget = int(0.93 * predicted)
+        losses, saved, values, fitted = self.train(make, budget)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plan.json")
+            spillway_torch.write_plan(fitted.plan, path)
+            with mock.patch.object(fitting, "choose", side_effect=AssertionError):
+                found, same, others, again = self.train(make, budget, plan=path)
+            self.assertEqual((found, same, again.stats(), again.plan), (losses, saved, fitted.stats(), fitted.plan))
+            self.assertTrue(all(map(torch.equal, values, others)))
+            for other, reason in ((lambda: Breaks(24), r"graph 1 of the plan, of \d+ nodes, is another one than that of the step"),
+                                  (lambda: Layers(Block(16)), "the plan is for 2 graphs, and the step has 1")):
+                with self.assertRaisesRegex(SpillwayError, reason):
+                    training = Training(other, width=24 if other().state_dict().popitem()[1].numel() == 24 else 16)
+                    training.model.compile()
+                    self.addCleanup(fit(training.model, training.optimizer, budget, plan=path).remove)
+                    training.step(0)
+            with self.assertRaisesRegex(SpillwayError, "no plan within"):
+                self.train(make, budget // 2, plan=path)
+            document = json.loads(path.read_text(encoding="utf-8"))
+            document["graphs"][0]["recomputed"].reverse()
+            path.write_text(json.dumps(document), encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, "graph 1 of the plan recomputes what no plan of this version does"):
+                self.train(make, budget, plan=path)
+            with self.assertRaisesRegex(SpillwayError, "a plan for compiled graphs, which"):
+                spillway_torch.read_plan(path, None)
+            path.write_text("{}", encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, r"plan.json: not a plan \(KeyError: 'format'\)"):
+                self.train(make, budget, plan=path)
+            with self.assertRaisesRegex(SpillwayError, "missing.json: No such file"):
+                self.train(make, budget, plan=pathlib.Path(folder, "missing.json"))
+        with self.assertRaisesRegex(SpillwayError, "plan is for compiled models"):
+            fit(Block(16), memory="1GiB", plan="plan.json")
+
     def test_a_loss_that_is_compiled(self):
         def train(budget):
             training = Training(lambda: Layers(*(Block(16) for _ in range(4))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import heapq
 import itertools
 import operator
@@ -152,6 +153,11 @@ class Joint:
             flops = 0 if self.free[at] or self.fusible[at] else _flops(node)
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
             self.seconds.append(flops / (rate or self.rates.other_flops_per_second))
+
+    def digest(self) -> str:
+        """Returns what tells the graph from others: its operators, what they read, and the sizes and types of tensors."""
+        lines = [f"{node.format_node()} {[(t.dtype, tuple(t.shape), t.stride(), t.device) for t in _tensors(node)]}" for node in self.nodes]
+        return hashlib.sha256("\n".join([*lines, str(self.results), str(self.gradients)]).encode()).hexdigest()
 
     def maker(self, at: int) -> int:
         """Returns the node whose result a node is a part of, or the node itself."""

@@ -19,9 +19,10 @@ from ..base.device import device_of
 from ..base.errors import SpillwayError
 from ..base.target import Target
 from ..compiled import pytorch
-from ..compiled.joint import Joint, Outcome, Room
+from ..compiled.joint import AGAIN, Joint, Outcome, Room
 from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
+from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
 from .accepted import BUDGET
 
@@ -110,8 +111,8 @@ class CompiledFitted:
     """Compiled models whose steps stay in a budget, once their graphs have plans. `remove` ends that."""
 
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
-                 blocks: Sequence[torch.nn.Module] = ()) -> None:
-        """blocks: modules that are compiled until `remove`."""
+                 blocks: Sequence[torch.nn.Module] = (), given: Optional[CompiledPlan] = None) -> None:
+        """blocks: modules that are compiled until `remove`. given: the plan for the first step that is recorded."""
         for model in models:
             if model in _BUDGETS:
                 raise SpillwayError(f"a {type(model).__name__} has a budget already: call `remove` of what the earlier `fit` returned")
@@ -120,7 +121,7 @@ class CompiledFitted:
         self._budget, self._device = budget, device
         self._memory = device_of(device)
         self._counts = self._memory.in_use() >= 0 and not pytorch.has_no_data()  # whether the device says what is in use
-        self._blocks = list(blocks)
+        self._blocks, self._given = list(blocks), given
         self._graphs: list[Graph] = []
         self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
         self._state = 0  # bytes of the optimizers' state when the step began
@@ -165,6 +166,16 @@ class CompiledFitted:
 
     def _own(self) -> list[torch.nn.Parameter]:
         return [p for model in self._modules() for p in model.parameters()]
+
+    @property
+    def plan(self) -> Optional[CompiledPlan]:
+        """The plan for all graphs so far, which `write_plan` writes; None if there is none yet."""
+        graphs = []
+        for joint, choice, default in ((graph.joint, graph.choice, graph.default) for graph in self._graphs):
+            if joint is not None and choice is not None:
+                saved, again = _names(joint, choice.keep, choice.near)
+                graphs.append(GraphPlan(joint.digest(), len(joint.nodes), None if choice.keep == default else saved, again))
+        return CompiledPlan(self._budget, self._predicted, graphs) if graphs else None
 
     def stats(self) -> dict[str, float]:
         """Returns the numbers of `report` by name, for loggers."""
@@ -327,7 +338,15 @@ class CompiledFitted:
         graphs = self._traced(events)
         if not graphs:
             return
-        over = self._fit_in(graphs, events, self._state_bytes() - self._state + self._unforeseen)
+        more, given = self._state_bytes() - self._state + self._unforeseen, self._given
+        self._given = None
+        if given is not None:
+            try:
+                _take_plan(given, graphs)
+            except SpillwayError:
+                self.remove()
+                raise
+        over = self._fit_in(graphs, events, more) if given is None else self._most_over(events, more)
         self._predicted = self._budget + over
         if over > 0:
             predicted = self._predicted
@@ -403,6 +422,30 @@ def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Optional[Graph],
         if not backward:
             held.append(call)
             yield None, False, call.after, [other.graph for other in held]
+
+
+def _names(joint: Joint, keep: frozenset[int], near: int) -> tuple[list[str], list[str]]:
+    """Returns the names of what a graph saves, and of what its backward computes again, in order."""
+    saved, order = joint.cut(set(keep), near)
+    return sorted(joint.nodes[i].name for i in saved if not joint.is_input[i]), [joint.nodes[i].name for i in order if joint.forward[i]]
+
+
+def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
+    """Gives graphs their parts of a plan. Raises `SpillwayError` if it is for others."""
+    if len(given.graphs) != len(graphs):
+        raise SpillwayError(f"the plan is for {len(given.graphs)} graphs, and the step has {len(graphs)}: plan it anew, without plan=")
+    for number, (graph, planned) in enumerate(zip(graphs, given.graphs), 1):
+        joint = graph.joint
+        assert joint is not None
+        if planned.digest != joint.digest():
+            raise SpillwayError(f"graph {number} of the plan, of {planned.nodes} nodes, is another one than that of the step, of "
+                                f"{len(joint.nodes)} nodes: plan the step anew, without plan=")
+        by_name = {node.name: at for at, node in enumerate(joint.nodes)}
+        keep = frozenset(graph.default if planned.saved is None else (by_name.get(name, -1) for name in planned.saved))
+        near = next((near for near in AGAIN if -1 not in keep and _names(joint, keep, near)[1] == planned.recomputed), None)
+        if near is None or any(joint.draws[i] for i in joint.split(set(keep))[1] if planned.saved is not None):
+            raise SpillwayError(f"graph {number} of the plan recomputes what no plan of this version does: plan the step anew, without plan=")
+        graph.choice = Choice(keep, near, joint.outcome(set(keep), near))
 
 
 def _outcome(graph: Graph) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base.device import Device, Host
 from ..base.errors import NotRecordableError, SpillwayError
+from ..plan.files import read_compiled_plan
 from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
@@ -544,7 +546,8 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        compiled: bool | None = None, compile: str | None = None) -> Union[Fitted, CompiledFitted]:
+        compiled: bool | None = None, compile: str | None = None,
+        plan: str | os.PathLike[str] | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -567,6 +570,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         is compiled. It takes none of the four options above.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
         itself, in one list. What runs between them is as it was, and counts.
+    plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
@@ -586,7 +590,10 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         if not hook_forward or policy is not None or report_every or verify:
             raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every and verify: leave them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
-        return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else ())
+        return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
+                              read_compiled_plan(plan) if plan is not None else None)
+    if plan is not None:
+        raise SpillwayError("plan is for compiled models; `read_plan` reads the plan of another step, and `step` runs it")
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
     return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify)
