@@ -2,7 +2,7 @@
 
 from .base.errors import NotRecordableError, ProgramError, SpillwayError
 from .fit.fit import Fitted, compile, fit
-from .fit.record import record
+from .fit.record import explain_compiled, record
 from .plan.curve import Curve, explain
 from .plan.files import read_plan, write_plan, write_step
 from .plan.plan import Plan
@@ -11,6 +11,6 @@ from .run.executor import step
 from .step.pretended import pretend
 from .step.step import Step
 
-__all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile", "explain", "fit", "make_plan",
-           "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
+__all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile", "explain", "explain_compiled", "fit",
+           "make_plan", "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
 __version__ = "0.1.0"

@@ -36,7 +36,7 @@ import torch
 from .base.errors import ProgramError, SpillwayError
 from .base.stepfile import guarded, load_step
 from .base.target import parse_target
-from .fit.record import record
+from .fit.record import explain_compiled, record
 from .plan.curve import explain
 from .plan.files import write_step
 from .plan.plan import parse_bytes
@@ -156,7 +156,7 @@ def build(arguments, device):
         model, batch, loss = torchvision_model(torchvision, arguments, device)
     else:
         model, batch, loss = transformers_model(arguments, device)
-    model = model.to(device).train()
+    model = (model if {p.device.type for p in model.parameters()} == {device} else model.to(device)).train()
     return Trainee(model, batch, loss, arguments.optimizer or ("sgd" if images else "adamw"))
 
 
@@ -387,6 +387,12 @@ as it is. "knee" marks the budget from which less memory costs much more time.
     python3 -m spillway_torch explain train.py:step          # a function of yours that runs a forward and a backward
     python3 -m spillway_torch explain resnet50 --batch 32
 
+--compile explains the step under torch.compile: for each budget, the predicted peak, the time of the graphs as a multiple of that of
+PyTorch's own cut, and what each graph saves. A model that is named here then needs no memory, because its tensors have no data. A
+function of yours compiles what it runs, and runs twice, operator by operator, with what autograd saves of the graphs on the host.
+
+    python3 -m spillway_torch explain gpt2 --compile
+
 --memory 8GiB adds a table of lengths: memory and time of steps whose inputs are shorter or longer, and the longest that fits.
 
     python3 -m spillway_torch explain train.py:step --memory 8GiB --lengths 256,512,1024
@@ -414,21 +420,35 @@ def explain_main(argv):
     parser.add_argument("--lengths", type=lengths_of, metavar="LIST",
                         help="these lengths, such as 256,512,1024: the longest dimension of what the first module is given that no "
                              "parameter has; 8:4,16 are other sizes of the dimension 8 (default: 1/4 to 4 times the recorded one)")
+    parser.add_argument("--compile", action="store_true", help="explain the graphs of torch.compile")
     parser.add_argument("--export-step", metavar="FILE", help="also write the step as a trace, with its sizes for --lengths; .zst compresses it")
     arguments = parser.parse_args(argv)
+    if arguments.compile and (arguments.memory or arguments.lengths or arguments.export_step):
+        parser.error("--compile: it has no --memory, --lengths and --export-step")
     dimension, lengths = arguments.lengths or (None, ())
     if lengths and arguments.memory is None and not arguments.export_step:
         parser.error("--lengths: they need --memory, or --export-step")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise MissingError("--device cuda: this machine has no GPU that PyTorch can use")
-    if ".py" in arguments.model:
-        step = load_step(arguments.model)
-    else:
-        step = functools.partial(guarded, arguments.model, build(arguments, arguments.device).step)
-    recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
-    if arguments.export_step:
-        write_step(recorded, arguments.export_step, lengths=lengths, dimension=dimension)
-    curve = explain(recorded, memory=arguments.memory, lengths=lengths, dimension=dimension)
+    own = ".py" in arguments.model
+    with contextlib.ExitStack() as without:
+        if own:
+            step = load_step(arguments.model)
+        elif arguments.compile:
+            without.enter_context(importlib.import_module(".compiled.pytorch", __package__).no_data())
+            with torch.device(arguments.device):
+                trainee = build(arguments, arguments.device)
+            trainee.forward = torch.compile(trainee.model)
+        else:
+            trainee = build(arguments, arguments.device)
+        step = step if own else functools.partial(guarded, arguments.model, trainee.step)
+        if arguments.compile:
+            curve = explain_compiled(step, arguments.device)
+        else:
+            recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
+            if arguments.export_step:
+                write_step(recorded, arguments.export_step, lengths=lengths, dimension=dimension)
+            curve = explain(recorded, memory=arguments.memory, lengths=lengths, dimension=dimension)
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 

@@ -2,13 +2,17 @@
 
 import contextlib
 import gc
+import io
+import json
 import logging
 import operator
 import pathlib
 import random
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 import unittest
 import weakref
 from unittest import mock
@@ -21,12 +25,15 @@ from torch.utils.checkpoint import checkpoint
 
 import spillway_torch
 from spillway_torch import SpillwayError, fit
+from spillway_torch.__main__ import main
 from spillway_torch.base.target import Target
-from spillway_torch.compiled import pytorch
-from spillway_torch.compiled.joint import ALWAYS, Joint, Room
-from spillway_torch.compiled.planning import choose
+from spillway_torch.compiled import planning, pytorch
+from spillway_torch.compiled.joint import AGAIN, ALWAYS, Joint, Room
+from spillway_torch.compiled.planning import choose, default_saved
 from spillway_torch.fit import compiled as fitting
-from spillway_torch.fit.compiled import Graph
+from spillway_torch.fit.compiled import CompiledFitted, Graph
+from guard_test import Guarded
+from stepping import check_schema
 
 TARGET = Target("cpu", False, torch.device("cpu"))
 
@@ -74,6 +81,22 @@ class Layers(nn.Sequential):
         return x
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+class Squared(nn.Module):
+    def forward(self, x):
+        return torch.tanh(Square.apply(x))
+
+
 class Breaks(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -83,6 +106,29 @@ class Breaks(nn.Module):
         x = self.first(x)
         torch._dynamo.graph_break()
         return self.second(torch.tanh(x))
+
+
+class Counted(Guarded):
+    """Counts what compiled graphs allocate, too; torch.compile finds none within it, and those that it found run."""
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+
+class Branches(Layers):
+    """Blocks in a loop that depends on data, so that torch.compile cannot take the whole; the head runs behind them."""
+
+    def __init__(self, *blocks, head=None):
+        super().__init__(*blocks)
+        self.extra = [head] if head is not None else []
+
+    def forward(self, x):
+        for block in self:
+            x = block(x)
+            if x.sum() > 1e9:
+                x = x / 2
+        return self.extra[0](x) if self.extra else x
 
 
 class Training:
@@ -106,7 +152,7 @@ class Training:
 
     def run(self, steps=4):
         found = [self.step(seed) for seed in range(steps)]
-        return [loss for loss, _ in found], found[-1][1], [p.detach().clone() for p in self.model.parameters()]
+        return [loss for loss, _ in found], found[-1][1], [p.detach().clone() for p in (*self.model.parameters(), *self.model.buffers())]
 
 
 def saved_bytes(loss, beside):
@@ -162,6 +208,10 @@ def walk(graph, before):
     return most
 
 
+def page():
+    return (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
+
+
 class ChoiceTest(unittest.TestCase):
     """What is chosen for one graph."""
 
@@ -187,6 +237,34 @@ class ChoiceTest(unittest.TestCase):
         least = choose(joint, default, Room(1, 1, 1), TARGET, 0)
         self.assertGreater(least.outcome.over(Room(1, 1, 1)), 0)
         self.assertLess(least.outcome.forward + least.outcome.backward, plain.forward + plain.backward)
+
+    def test_no_plan_is_slower_than_a_ratio_of_pytorch_in_the_same_memory(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        ratios = []
+        for ratio in 0.7, 0.5, 0.3, 0.1:
+            with torch._functorch.config.patch(activation_memory_budget=ratio):
+                backward = pytorch.default_halves(pytorch.copied(self.found["graph"]), (), num_fwd_outputs=self.found["outputs"])[1]
+            ratios += [joint.outcome(default_saved(joint, pytorch.saved_by(backward)), near) for near in AGAIN]
+        compared = 0
+        for share in 0.95, 0.9, 0.8, 0.7, 0.6, 0.5:
+            room = Room(*(int(share * max(plain.forward, plain.backward)),) * 3)
+            fitting = [taken.seconds for taken in ratios if taken.over(room) <= 0]
+            compared += bool(fitting)
+            self.assertLessEqual(choose(joint, default, room, TARGET, 0).outcome.seconds, min(fitting, default=float("inf")), share)
+        self.assertGreater(compared, 2)
+
+    def test_a_little_less_memory_than_pytorch_takes(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        room = Room(*(int(0.95 * max(plain.forward, plain.backward)),) * 3)
+
+        def seconds():
+            joint.judged.clear()
+            return choose(joint, default, room, TARGET, 0).outcome.seconds
+        with mock.patch.object(planning, "_cut_less", lambda *_: None):
+            others = seconds()
+        self.assertLess(seconds(), others)
 
     def test_bytes_are_those_of_a_walk_over_the_two_halves(self):
         joint, graph = self.found["joint"], self.found["graph"]
@@ -252,6 +330,43 @@ class FitTest(unittest.TestCase):
         with mock.patch.object(pytorch, "draws", lambda node: False), self.assertRaises(AssertionError):
             self.check(make)  # fresh numbers are noticed
 
+    def test_frozen_tied_and_normalized_weights_and_functions_with_their_own_backward(self):
+        def frozen():
+            model = Layers(*(Block(16) for _ in range(4)))
+            for part in model[0], model[2].up:
+                part.requires_grad_(False)
+            return model
+
+        def tied():
+            model = Layers(*(Block(16) for _ in range(4)))
+            model[3].up, model[2].down.weight = model[0].up, model[1].down.weight
+            return model
+
+        def normalized():
+            return Layers(*(layer for _ in range(3) for layer in (Block(16), nn.BatchNorm1d(16))))  # whose statistics change, once a step
+
+        def squared():
+            return Layers(*(layer for _ in range(4) for layer in (Block(16), Squared())))
+        for make in frozen, tied, normalized, squared:
+            with self.subTest(make.__name__):
+                self.check(make, (0.95,))
+
+    def test_two_optimizers(self):
+        def train(budget):
+            training = Training(lambda: Layers(*(Block(16) for _ in range(4))))
+            training.model.compile()
+            first, others = list(training.model[0].parameters()), list(training.model[1:].parameters())
+            training.optimizer, other = torch.optim.AdamW(first, lr=1e-2), torch.optim.SGD(others, lr=1e-2, momentum=0.9)
+            fitted = fit(training.model, [training.optimizer, other], budget)
+            self.addCleanup(fitted.remove)
+            training.optimizer.register_step_post_hook(lambda *_: other.step())
+            return training.run(), fitted.stats()
+        (losses, saved, values), plain = train(1 << 40)
+        (found, less, others), stats = train(int(0.95 * plain["predicted_bytes"]))
+        self.assertEqual(found, losses)
+        self.assertLess(less, saved)
+        self.assertTrue(all(map(torch.equal, values, others)))
+
     def test_autocast(self):
         self.check(lambda: Layers(*(Block(16) for _ in range(4))), autocast=True)
 
@@ -286,6 +401,106 @@ class FitTest(unittest.TestCase):
         self.assertLess(less, saved)
         self.assertLessEqual(fitted.stats()["predicted_bytes"], budget)
         self.assertTrue(all(map(torch.equal, values, others)))
+
+    def test_blocks_that_fit_compiles(self):
+        def train(budget, **options):
+            training = Training(lambda: Branches(*(Block(16) for _ in range(4))))
+            fitted = fit(training.model, training.optimizer, budget, **options) if budget else None
+            for block in () if fitted else training.model:
+                block.compile()
+            found = training.run()
+            stats = fitted.stats() if fitted else {}
+            if fitted:
+                fitted.remove()
+                self.assertTrue(all(block._compiled_call_impl is None for block in training.model))
+            return *found, stats
+        losses, saved, _, _ = train(None)
+        same, _, values, stats = train(1 << 40, compile="blocks")  # its first step runs operator by operator, as that in a budget
+        budget = int(0.95 * stats["predicted_bytes"])
+        found, less, others, stats = train(budget, compile="blocks")
+        self.assertEqual((found, same, stats["graphs"]), (losses, losses, 2))  # the first block's input needs no gradient
+        self.assertLess(less, saved)
+        self.assertLessEqual(stats["predicted_bytes"], budget)
+        self.assertTrue(all(map(torch.equal, values, others)))
+
+    def test_what_runs_between_blocks_counts(self):
+        device = Counted()
+        with mock.patch.object(fitting, "device_of", lambda _: device):
+            training = Training(lambda: Branches(*(Block(16) for _ in range(4)), head=nn.Linear(16, 2048)))
+            fitted = fit(training.model, training.optimizer, 1 << 40, compile="blocks")
+            self.addCleanup(fitted.remove)
+            training.model(torch.randn(512, 16))  # finds the graphs
+            fitted._events.clear()
+            with device:
+                training.step(0)
+            training.step(1)
+            with device:
+                before, device.peak = device.allocated, 0
+                training.step(2)
+        predicted = fitted.stats()["predicted_bytes"]
+        self.assertGreater(device.peak, 512 * 2048 * 4)
+        self.assertLess(abs(predicted - device.peak), 0.03 * device.peak, (predicted, before))
+
+    def test_a_larger_batch_stays_in_the_budget(self):
+        def peak(guard, budget=1_500_000):
+            torch.compiler.reset()
+            device, training = Counted(), Training(lambda: Branches(*(Block(16) for _ in range(6))), rows=128)
+            with mock.patch.object(fitting, "device_of", lambda _: device), mock.patch.object(CompiledFitted, "_guard", guard):
+                fitted = fit(training.model, training.optimizer, budget, compile="blocks")
+                training.step(0)
+                training.step(1)
+                training.rows = 512
+                training.step(2)  # finds the graphs
+                with device:
+                    device.peak = 0
+                    loss = training.step(3)[0]
+            self.assertEqual(fitted.stats()["graphs"], 2)
+            fitted.remove()
+            return device.peak, loss, [p.detach().clone() for p in training.model.parameters()]
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        without, loss, values = peak(lambda *_: contextlib.nullcontext())
+        for budget in 1_500_000, 2_000_000:
+            self.assertGreater(without, budget)
+            within, same, others = peak(CompiledFitted._guard, budget)
+            self.assertLessEqual(within, budget)
+            self.assertEqual(loss, same)
+            self.assertTrue(all(map(torch.equal, values, others)))
+
+    def test_plans_as_files(self):
+        make = lambda: Breaks(16)
+        predicted = self.train(make, 1 << 40)[3].stats()["predicted_bytes"]
+        budget = int(0.93 * predicted)
+        losses, saved, values, fitted = self.train(make, budget)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plan.json")
+            spillway_torch.write_plan(fitted.plan, path)
+            with mock.patch.object(fitting, "choose", side_effect=AssertionError):
+                found, same, others, again = self.train(make, budget, plan=path)
+            self.assertEqual((found, same, again.stats(), again.plan), (losses, saved, fitted.stats(), fitted.plan))
+            self.assertTrue(all(map(torch.equal, values, others)))
+            for other, reason in ((lambda: Breaks(24), r"graph 1 of the plan, of \d+ nodes, is another one than that of the step"),
+                                  (lambda: Layers(Block(16)), "the plan is for 2 graphs, and the step has 1")):
+                with self.assertRaisesRegex(SpillwayError, reason):
+                    training = Training(other, width=24 if other().state_dict().popitem()[1].numel() == 24 else 16)
+                    training.model.compile()
+                    self.addCleanup(fit(training.model, training.optimizer, budget, plan=path).remove)
+                    training.step(0)
+            with self.assertRaisesRegex(SpillwayError, "no plan within"):
+                self.train(make, budget // 2, plan=path)
+            document = json.loads(path.read_text(encoding="utf-8"))
+            document["graphs"][0]["recomputed"].reverse()
+            path.write_text(json.dumps(document), encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, "graph 1 of the plan recomputes what no plan of this version does"):
+                self.train(make, budget, plan=path)
+            with self.assertRaisesRegex(SpillwayError, "a plan for compiled graphs, which"):
+                spillway_torch.read_plan(path, None)
+            path.write_text("{}", encoding="utf-8")
+            with self.assertRaisesRegex(SpillwayError, r"plan.json: not a plan \(KeyError: 'format'\)"):
+                self.train(make, budget, plan=path)
+            with self.assertRaisesRegex(SpillwayError, "missing.json: No such file"):
+                self.train(make, budget, plan=pathlib.Path(folder, "missing.json"))
+        with self.assertRaisesRegex(SpillwayError, "plan is for compiled models"):
+            fit(Block(16), memory="1GiB", plan="plan.json")
 
     def test_a_loss_that_is_compiled(self):
         def train(budget):
@@ -361,14 +576,80 @@ class FitTest(unittest.TestCase):
                 fit(model, memory="1GiB", **options)
         with self.assertRaisesRegex(SpillwayError, "the whole model is compiled, .* leave compiled=False out"):
             fit(model, memory="1GiB", compiled=False)
+        with self.assertRaisesRegex(SpillwayError, "a Layers is compiled already: leave compile='blocks' out"):
+            fit(model, memory="1GiB", compile="blocks")
+        for options in {"compile": "layers"}, {"compile": "blocks", "compiled": False}:
+            with self.assertRaisesRegex(SpillwayError, "expected compile='blocks', without compiled=False, or None"):
+                fit(Layers(Block(16)), memory="1GiB", **options)
+        for without in Layers(Block(16), Block(16)), nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))):
+            with self.assertRaisesRegex(SpillwayError, "compile='blocks': the model has no repeated blocks"):
+                fit(without, memory="1GiB", compile="blocks")
+
+
+class ExplainTest(unittest.TestCase):
+    """What `explain` says of compiled steps."""
+
+    def setUp(self):
+        torch.compiler.reset()
+        self.addCleanup(torch.compiler.reset)
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.file = pathlib.Path(self.folder.name, "train.py")
+        file, self.shown = re.search(
+            r"## What memory costs\n.*?```python\n(.*?)```\n\n```\n\$[^\n]*\n(.*?)```", page(), re.DOTALL).groups()
+        self.file.write_text(f"{file}\n\ndef eager():\n    model._orig_mod(torch.randn(512, 64)).square().mean().backward()\n",
+                             encoding="utf-8")
+
+    def printed(self, *arguments, code=0):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(main(["explain", *arguments, "--compile", "--device", "cpu"]), code, err.getvalue())
+        return out.getvalue() + err.getvalue()
+
+    def test_the_page_shows_what_its_command_prints(self):
+        self.assertEqual(self.printed(str(self.file)), self.shown)
+
+    def test_rows_are_what_budgets_lead_to(self):
+        found = json.loads(self.printed(str(self.file), "--format", "json"))
+        check_schema(self, "torch-explain-compiled", found)
+        rows = found["rows"]
+        self.assertGreater(len(rows), 3)
+        self.assertEqual(rows[-1]["times"], 1)
+        self.assertEqual([row["budget_bytes"] for row in (rows[0], rows[-1])], [row["peak_bytes"] for row in (rows[0], rows[-1])])
+        for low, high in zip(rows, rows[1:]):
+            self.assertLessEqual(low["peak_bytes"], low["budget_bytes"])
+            self.assertGreaterEqual(low["times"], high["times"])
+        for row in rows[1], rows[-1]:
+            named = runpy.run_path(str(self.file))
+            fitted = fit(named["model"], named["optimizer"], row["budget_bytes"])
+            named["step"]()
+            self.assertEqual(fitted.stats()["predicted_bytes"], row["peak_bytes"])
+            self.assertEqual([graph.choice.outcome.saved for graph in fitted._graphs], row["saved_bytes"])
+            fitted.remove()
+
+    def test_a_step_without_data_says_the_same(self):
+        def curve():
+            named = runpy.run_path(str(self.file))
+            return spillway_torch.explain_compiled(named["step"], "cpu").text()
+        with pytorch.no_data():
+            without = curve()
+        self.assertEqual(curve(), without)
+
+    def test_refusals(self):
+        self.assertIn("torch.compile found no graph of a model that learns: compile the model in the step",
+                      self.printed(f"{self.file}:eager", code=3))
+        for options in ("--memory", "8GiB"), ("--export-step", "step.json"), ("--lengths", "4"):
+            with self.assertRaises(SystemExit) as ended:
+                self.printed(str(self.file), *options)
+            self.assertEqual(ended.exception.code, 2)
+        with self.assertRaisesRegex(SpillwayError, r"device 'cuda:sm_90' \(valid: cuda, cpu\)"):
+            spillway_torch.explain_compiled(print, "cuda:sm_90")
 
 
 class InductorTest(unittest.TestCase):
     """The same with the compiler's own code."""
 
     def test_the_page_shows_what_its_program_prints(self):
-        page = (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
-        program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+        program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         lines = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(("spillway: ", "budget ", "a graph "))]
         self.assertEqual("".join(lines), shown, done.stdout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import heapq
 import itertools
 import operator
@@ -60,6 +61,11 @@ class Room:
     def most(self) -> int:
         """Returns the largest of the three."""
         return max(self.saved, self.forward, self.backward)
+
+    @property
+    def less(self) -> tuple[int, int, int]:
+        """Returns by how many bytes forward, what is saved, and backward have less than the largest."""
+        return self.most - self.forward, self.most - self.saved, self.most - self.backward
 
 
 @dataclasses.dataclass
@@ -116,6 +122,9 @@ class Joint:
         self.needed = [i for i, read in enumerate(readers) if read and self.forward[i]]
         self.needed += [g for g in self.gradients if self.forward[g]]
         self.backward_order = [i for i in range(len(self.nodes)) if not self.forward[i]]
+        self.plans: dict[tuple[int, ...], dict[int, set[int]]] = {}  # by what else decides, and memory: what is recomputed
+        self.judged: dict[tuple[frozenset[int], int], Outcome] = {}  # by what may be saved, and `near` of `backward_runs`
+        self._known: tuple[list[int] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
 
     def _look_at_nodes(self) -> None:
         self.storage: list[Any] = []
@@ -144,6 +153,11 @@ class Joint:
             flops = 0 if self.free[at] or self.fusible[at] else _flops(node)
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
             self.seconds.append(flops / (rate or self.rates.other_flops_per_second))
+
+    def digest(self) -> str:
+        """Returns what tells the graph from others: its operators, what they read, and the sizes and types of tensors."""
+        lines = [f"{node.format_node()} {[(t.dtype, tuple(t.shape), t.stride(), t.device) for t in _tensors(node)]}" for node in self.nodes]
+        return hashlib.sha256("\n".join([*lines, str(self.results), str(self.gradients)]).encode()).hexdigest()
 
     def maker(self, at: int) -> int:
         """Returns the node whose result a node is a part of, or the node itself."""
@@ -216,17 +230,24 @@ class Joint:
     def outcome(self, keep: set[int], near: int = ALWAYS) -> Outcome:
         """Returns what the graph takes if the nodes `keep` may be saved."""
         saved, again = self.split(keep)
+        if self._known[0] != saved:
+            self._known = saved, *self._forward(saved)
         runs = Runs(self)
-        made = self.forward_runs(saved, runs)
-        kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
-        forward = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
         back, order = self.backward_runs(saved, again, near, runs)
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
         start = {back[at] if at in back else runs.add(at) for at in values}
-        return Outcome(sum(self.size[at] for at in values), max(self.timeline(runs, forward, (), kept), default=0),
-                       max(self.timeline(runs, backward, start, gradients), default=0), sum(k.seconds for k in (*forward, *backward)))
+        return Outcome(sum(self.size[at] for at in values), self._known[1], max(self.timeline(runs, backward, start, gradients), default=0),
+                       self._known[2] + sum(k.seconds for k in backward))
+
+    def _forward(self, saved: list[int]) -> tuple[int, float]:
+        """Returns the most bytes while forward runs, and its seconds."""
+        runs = Runs(self)
+        made = self.forward_runs(saved, runs)
+        kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
+        kernels = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
+        return max(self.timeline(runs, kernels, (), kept), default=0), sum(k.seconds for k in kernels)
 
     def kernels(self, runs: Runs, order: Sequence[int], kept: set[int]) -> list[Kernel]:
         """Groups runs into kernels, in an order in which they can run. Others need the keys `kept` afterwards."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -33,10 +34,6 @@ class Choice:
     near: int  # as for `Joint.backward_runs`
     outcome: Outcome
 
-    def better(self, other: Choice, room: Room) -> bool:
-        """Returns whether this is the better choice for a room: it exceeds it by less, or fits as the other one and takes less time."""
-        return (max(0, self.outcome.over(room)), self.outcome.seconds) < (max(0, other.outcome.over(room)), other.outcome.seconds)
-
 
 def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest: int = SMALLEST) -> Choice:
     """Returns the fastest choice found that stays within the room, or else the one that exceeds it by least.
@@ -44,41 +41,60 @@ def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest
     default: the nodes that PyTorch saves.
     smallest: values of fewer bytes are always saved.
     """
-    best = Choice(frozenset(default), ALWAYS, joint.outcome(default))
-    if best.outcome.over(room) <= 0:
-        return best
+    plain = Choice(frozenset(default), ALWAYS, joint.outcome(default))
+    if plain.outcome.over(room) <= 0:
+        return plain
     values = joint.values()
     always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
     base = always | _anchors(joint, values)
-    step = _GraphStep(joint, base, always, target)
-    tried: dict[int, int] = {}  # by the bytes that the program plans for: those by which the graph exceeds its room
-    for memory, evicted in step.curve(room).items():
-        best, tried[memory] = _better(joint, frozenset(base - evicted), room, best)
+    _cut_less(joint, default | always, always, room)
+    known = joint.plans.setdefault((smallest, *room.less), {})
+    with tempfile.TemporaryDirectory() as folder:
+        _search(joint, base, known, functools.cache(lambda: _GraphStep(joint, base, always, target, room, pathlib.Path(folder))), room)
+    return min((plain, *(Choice(*key, outcome) for key, outcome in joint.judged.items())),
+               key=lambda choice: (max(0, choice.outcome.over(room)), choice.outcome.seconds))
+
+
+def _search(joint: Joint, base: set[int], known: dict[int, set[int]], made: Callable[[], _GraphStep], room: Room) -> None:
+    """Judges plans of the program: those of its curve, and some between them."""
+    if not known:
+        known.update(made().curve())
+    tried = {memory: _over(joint, frozenset(base - evicted), room) for memory, evicted in known.items()}
     for _ in range(TRIES):
         fits = max((memory for memory, over in tried.items() if over <= 0), default=None)
         above = min((memory for memory, over in tried.items() if over > 0 and (fits is None or memory > fits)), default=None)
         if fits is None or above is None or -tried[fits] * CLOSE <= room.most:
             break
         memory = fits + (above - fits) * -tried[fits] // (tried[above] - tried[fits])
-        found = step.within(room, memory)
-        if memory in tried or found is None:
+        found = None if memory in tried else made().within(memory)
+        if found is None:
             break
-        best, tried[memory] = _better(joint, frozenset(base - found), room, best)
-    return best
+        known[memory] = found
+        tried[memory] = _over(joint, frozenset(base - found), room)
 
 
-def _better(joint: Joint, keep: frozenset[int], room: Room, best: Choice) -> tuple[Choice, int]:
-    """Returns the better one of `best` and of what may be saved, and by how many bytes the latter exceeds the room at least."""
-    least = None
+def _over(joint: Joint, keep: frozenset[int], room: Room) -> int:
+    """Judges what may be saved. Returns by how many bytes it exceeds the room at least."""
+    overs = []
     for near in AGAIN:
-        choice = Choice(keep, near, joint.outcome(set(keep), near))
-        over = choice.outcome.over(room)
-        best = choice if choice.better(best, room) else best
-        least = over if least is None else min(least, over)
-        if choice.outcome.backward <= room.backward:
+        if (keep, near) not in joint.judged:
+            joint.judged[keep, near] = joint.outcome(set(keep), near)
+        overs.append(joint.judged[keep, near].over(room))
+        if joint.judged[keep, near].backward <= room.backward:
             break  # the others recompute more, so that backward takes less
-    assert least is not None
-    return best, least
+    return min(overs)
+
+
+def _cut_less(joint: Joint, keep: set[int], always: set[int], room: Room) -> None:
+    """Judges what PyTorch saves without those values that are recomputed in the least time for their bytes."""
+    saved = set(joint.split(keep)[0])
+    seconds = {at: cost[0] for at, cost in _chains(joint, saved - always, saved).items()}
+    order = sorted(seconds, key=lambda at: seconds[at] / joint.size[at])
+    low, high = 0, len(order)  # between them is the least number of values that suffices
+    while low < high:
+        middle = (low + high) // 2
+        fits = _over(joint, frozenset(keep.difference(order[:middle + 1])), room) <= 0
+        low, high = (low, middle) if fits else (middle + 1, high)
 
 
 def _anchors(joint: Joint, values: Iterable[int]) -> set[int]:
@@ -97,36 +113,62 @@ def _anchors(joint: Joint, values: Iterable[int]) -> set[int]:
             or 4 * joint.size[at] < sum(joint.size[i] for i in joint.inputs[joint.maker(at)])}
 
 
+def _chains(joint: Joint, wanted: set[int], union: set[int]) -> dict[int, tuple[float, list[int], int]]:
+    """Returns, by value that can be recomputed: seconds, the storages that it is recomputed from, and bytes in between."""
+    found = {}
+    for at in sorted(at for at in wanted if not joint.is_input[at]):
+
+        def absent(n: int, at: int = at) -> bool:
+            return n == at or not joint.is_input[n] and not (n in union and n < at)
+        nodes = joint.missing([at], absent)
+        if len(nodes) > LONGEST or any(joint.draws[n] for n in nodes):
+            continue
+        inside = set(nodes)
+        sources = list(dict.fromkeys(i for n in nodes for i in joint.inputs[n] if i not in inside))
+        runs = Runs(joint)
+        made: dict[int, int] = {}
+        for source in sources:
+            made[source] = runs.add(source)
+        for n in nodes:
+            made[n] = runs.add(n, made)
+        kernels = joint.kernels(runs, [made[n] for n in nodes], {runs.key[made[at]]})
+        seconds = sum(k.seconds for k in kernels)
+        if joint.fusible[joint.maker(at)]:  # its reader's kernel makes it, and does not read it
+            seconds = max(0.0, seconds - 2 * joint.size[at] / joint.rates.bytes_per_second)
+        most = max(joint.timeline(runs, kernels, (), {made[at]}), default=0)
+        read = dict.fromkeys(joint.owner[s] for s in sources if joint.storage[s] is not None)
+        found[at] = seconds, list(read), max(0, most - joint.size[at])
+    return found
+
+
 class _GraphStep:
     """A graph as a step that the program `spillway` plans: kernels are its operators, and the values `union` are its saved tensors."""
 
-    def __init__(self, joint: Joint, union: set[int], always: set[int], target: Target) -> None:
+    def __init__(self, joint: Joint, union: set[int], always: set[int], target: Target, room: Room, folder: pathlib.Path) -> None:
         self.joint, self.target = joint, target
+        self.trace, self.plan = folder / "step.json", folder / "plan.json"
         self.operators: list[Operator] = []
         self.storages: dict[int, Storage] = {}
         self.saved: dict[int, Saved] = {}
         self.between = 0  # the operator that stands for all that runs between forward and backward
         self._make(union, always)
+        self._write(room)
 
-    def curve(self, room: Room) -> dict[int, set[int]]:
+    def curve(self) -> dict[int, set[int]]:
         """Returns the nodes that are recomputed in several memories, by the bytes that the program plans for, inputs included."""
-        with tempfile.TemporaryDirectory() as folder:
-            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
-            rows = rows_of("plan", str(trace), "--curve", "-o", str(plan))
-            found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
-            return {memory: _evicted(plan.with_name(f"plan-{memory}.json")) for memory in found}
+        rows = rows_of("plan", str(self.trace), "--curve", "-o", str(self.plan))
+        found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
+        return {memory: _evicted(self.plan.with_name(f"plan-{memory}.json")) for memory in found}
 
-    def within(self, room: Room, memory: int) -> set[int] | None:
+    def within(self, memory: int) -> set[int] | None:
         """Returns the nodes that are recomputed in one memory of the curve's kind; None if the program finds no plan."""
-        with tempfile.TemporaryDirectory() as folder:
-            trace, plan = self._write(room, folder), pathlib.Path(folder, "plan.json")
-            row = rows_of("plan", str(trace), "--memory", f"{memory}B", "-o", str(plan))[0]
-            return _evicted(plan) if row["status"] == "ok" else None
+        row = rows_of("plan", str(self.trace), "--memory", f"{memory}B", "-o", str(self.plan))[0]
+        return _evicted(self.plan) if row["status"] == "ok" else None
 
-    def _write(self, room: Room, folder: str) -> pathlib.Path:
+    def _write(self, room: Room) -> None:
         """Writes the step as a trace. Its operators leave free what others take in the memory of the room."""
         for at, op in enumerate(self.operators):
-            op.scratch = room.most - (room.forward if at < self.between else room.saved if at == self.between else room.backward)
+            op.scratch = room.less[0 if at < self.between else 1 if at == self.between else 2]
         places: dict[int, list[int]] = {}
         for saved in self.saved.values():
             places.setdefault(saved.packed, [0, 0])[0] += 1
@@ -136,14 +178,12 @@ class _GraphStep:
                  "moves": {"evict_ns": 0}, "copy_bytes_per_second": 0, "beside_copy": 0}
         step = Step("graph", 1, self.target, self.operators, self.storages, sorted(self.saved.values(), key=lambda s: s.packed),
                     measured=Measured("compiled"), hooks=hooks)
-        path = pathlib.Path(folder, "step.json")
-        step.write(path)
-        return path
+        step.write(self.trace)
 
     def _make(self, union: set[int], always: set[int]) -> None:
         joint, runs = self.joint, Runs(self.joint)
         saved, again = joint.split(union)  # others would be there for no reader
-        chains = self._chains(set(saved) - always, set(saved))
+        chains = _chains(joint, set(saved) - always, set(saved))
         made = joint.forward_runs(saved, runs)
         kept = {runs.key[made[at]] for at in [*saved, *joint.results] if joint.storage[at] is not None}
         for kernel in joint.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept):
@@ -179,33 +219,6 @@ class _GraphStep:
                 ends_at[operand.storage.number] = at + 1
         for number, storage in self.storages.items():
             storage.died = None if storage.born == BEFORE else ends_at[number]
-
-    def _chains(self, wanted: set[int], union: set[int]) -> dict[int, tuple[float, list[int], int]]:
-        """Returns, by value that can be recomputed: seconds, the storages that it is recomputed from, and bytes in between."""
-        joint, found = self.joint, {}
-        for at in sorted(at for at in wanted if not joint.is_input[at]):
-
-            def absent(n: int, at: int = at) -> bool:
-                return n == at or not joint.is_input[n] and not (n in union and n < at)
-            nodes = joint.missing([at], absent)
-            if len(nodes) > LONGEST or any(joint.draws[n] for n in nodes):
-                continue
-            inside = set(nodes)
-            sources = list(dict.fromkeys(i for n in nodes for i in joint.inputs[n] if i not in inside))
-            runs = Runs(joint)
-            made: dict[int, int] = {}
-            for source in sources:
-                made[source] = runs.add(source)
-            for n in nodes:
-                made[n] = runs.add(n, made)
-            kernels = joint.kernels(runs, [made[n] for n in nodes], {runs.key[made[at]]})
-            seconds = sum(k.seconds for k in kernels)
-            if joint.fusible[joint.maker(at)]:  # its reader's kernel makes it, and does not read it
-                seconds = max(0.0, seconds - 2 * joint.size[at] / joint.rates.bytes_per_second)
-            most = max(joint.timeline(runs, kernels, (), {made[at]}), default=0)
-            read = dict.fromkeys(joint.owner[s] for s in sources if joint.storage[s] is not None)
-            found[at] = seconds, list(read), max(0, most - joint.size[at])
-        return found
 
     def _add(self, label: str, phase: str, inputs: Iterable[int], outputs: Iterable[int], seconds: float, again: Again | None = None,
              sizes: dict[int, int] | None = None) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import operator
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_utils import get_node_storage
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
 Inputs = Sequence[Any]
@@ -154,14 +155,25 @@ def compiled(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], sp
     return compile_fx(graph, list(inputs), config_patches=patches)  # type: ignore[return-value]
 
 
+def has_no_data() -> bool:
+    """Returns whether tensors are made without data here."""
+    return detect_fake_mode() is not None
+
+
+def no_data() -> FakeTensorMode:
+    """Within it, tensors are made without data."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def without_data(inputs: Inputs) -> list[Any]:
     """Returns inputs as the compiler knows them, without their data."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return [mode.from_tensor(given, static_shapes=True) if isinstance(given, torch.Tensor) else given for given in inputs]
+    mode = no_data()
+    return [mode.from_tensor(given, static_shapes=True) if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor) else given
+            for given in inputs]
 
 
-def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optional[Callable[..., Any]]]) -> Callable[[], None]:
-    """Gives each graph that torch.compile finds for Inductor to `take`, which returns what runs in its place, or None.
+def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any], Callable[[], Any]], Any]) -> Callable[[], None]:
+    """Gives each graph that torch.compile finds for Inductor to `take`, with a function that compiles it. It returns what runs.
 
     Returns a function that ends this.
     """
@@ -169,8 +181,7 @@ def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any]], Optiona
     plain = kind.__call__
 
     def call(self: Any, graph: fx.GraphModule, inputs: Inputs) -> Any:
-        taken = take(graph, inputs, self.config)
-        return plain(self, graph, inputs) if taken is None else taken
+        return take(graph, inputs, self.config, lambda: plain(self, graph, inputs))
     kind.__call__ = call  # type: ignore[method-assign]
 
     def end() -> None:

@@ -86,3 +86,22 @@ def device_type(models: Sequence[torch.nn.Module]) -> str:
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
     return kind
+
+
+def repeated_blocks(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Returns the blocks that can be compiled one by one: at least three modules of one class in one list, outermost ones first.
+
+    Raises `SpillwayError` if there are none, or if a part of the model is compiled already.
+    """
+    found: dict[torch.nn.Module, None] = {}
+    for module in (module for model in models for module in model.modules()):
+        if is_compiled(module):
+            raise SpillwayError(f"a {type(module).__name__} is compiled already: leave compile='blocks' out, and give compiled=True")
+        children = list(module.children()) if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) else []
+        if not any(module in block.modules() for block in found):
+            found.update((child, None) for child in children if sum(type(other) is type(child) for other in children) >= 3
+                         and not type(child).__module__.startswith("torch."))
+    if not found:
+        raise SpillwayError("compile='blocks': the model has no repeated blocks, which are three or more modules of one class, not of "
+                            "PyTorch itself, in a ModuleList or Sequential: compile the whole model, by model.compile()")
+    return list(found)

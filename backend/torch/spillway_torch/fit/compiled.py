@@ -7,19 +7,22 @@ import dataclasses
 import hashlib
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
 from torch import fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ..base.device import device_of
 from ..base.errors import SpillwayError
 from ..base.target import Target
 from ..compiled import pytorch
-from ..compiled.joint import Joint, Outcome, Room
+from ..compiled.joint import AGAIN, Joint, Outcome, Room
 from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
+from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
 from .accepted import BUDGET
 
@@ -31,6 +34,7 @@ MOST_CORRECTIONS = 3  # plans for less, where steps took more than the budget
 SPARE = 256  # a corrected plan leaves one part in so many of the budget free
 CHECKED = 2  # the first steps with new graphs, whose memory is compared with the budget
 UNSEEN = 2  # after so many updates without a graph, a line says so
+BEHIND = 6  # a graph without a plan may take so many times what it leaves behind, in another forward and in backward
 ROUNDS = 6  # in which the graphs of a step share its budget
 
 
@@ -100,18 +104,24 @@ class Call:
     graph: Graph
     forward: int
     backward: Optional[int] = None  # None until its backward begins
+    after: int = 0  # the most between its forward and what follows, another forward or a backward
 
 
 class CompiledFitted:
     """Compiled models whose steps stay in a budget, once their graphs have plans. `remove` ends that."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
+                 blocks: Sequence[torch.nn.Module] = (), given: Optional[CompiledPlan] = None) -> None:
+        """blocks: modules that are compiled until `remove`. given: the plan for the first step that is recorded."""
         for model in models:
             if model in _BUDGETS:
                 raise SpillwayError(f"a {type(model).__name__} has a budget already: call `remove` of what the earlier `fit` returned")
             _BUDGETS[model] = self
         self._models, self._optimizers = [weakref.ref(model) for model in models], list(optimizers)
         self._budget, self._device = budget, device
+        self._memory = device_of(device)
+        self._counts = self._memory.in_use() >= 0 and not pytorch.has_no_data()  # whether the device says what is in use
+        self._blocks, self._given = list(blocks), given
         self._graphs: list[Graph] = []
         self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
         self._state = 0  # bytes of the optimizers' state when the step began
@@ -122,9 +132,9 @@ class CompiledFitted:
         self._predicted = 0
         this = weakref.ref(self)
 
-        def take(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Optional[Graph]:
+        def take(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], compiled: Callable[[], Any]) -> Any:
             fitted = this()
-            return None if fitted is None else fitted._take(module, inputs, settings)
+            return compiled() if fitted is None else fitted._take(module, inputs, settings, compiled)
         self._end = pytorch.take_graphs(take)
         weakref.finalize(self, self._end)
 
@@ -136,6 +146,8 @@ class CompiledFitted:
         self._handles = [optimizer.register_step_post_hook(after_update) for optimizer in optimizers] or [
             register_optimizer_step_post_hook(after_update)]
         torch.compiler.reset()  # what was compiled before is not planned
+        for block in self._blocks:
+            block.compile()
 
     def remove(self) -> None:
         """Makes PyTorch compile the models anew, without a budget."""
@@ -143,12 +155,27 @@ class CompiledFitted:
             handle.remove()
         self._end()
         self._graphs.clear()
+        for block in self._blocks:
+            block._compiled_call_impl = None
         for model in self._modules():
             _BUDGETS.pop(model, None)
         torch.compiler.reset()
 
     def _modules(self) -> list[torch.nn.Module]:
         return [model for model in (reference() for reference in self._models) if model is not None]
+
+    def _own(self) -> list[torch.nn.Parameter]:
+        return [p for model in self._modules() for p in model.parameters()]
+
+    @property
+    def plan(self) -> Optional[CompiledPlan]:
+        """The plan for all graphs so far, which `write_plan` writes; None if there is none yet."""
+        graphs = []
+        for joint, choice, default in ((graph.joint, graph.choice, graph.default) for graph in self._graphs):
+            if joint is not None and choice is not None:
+                saved, again = _names(joint, choice.keep, choice.near)
+                graphs.append(GraphPlan(joint.digest(), len(joint.nodes), None if choice.keep == default else saved, again))
+        return CompiledPlan(self._budget, self._predicted, graphs) if graphs else None
 
     def stats(self) -> dict[str, float]:
         """Returns the numbers of `report` by name, for loggers."""
@@ -175,13 +202,19 @@ class CompiledFitted:
 
     # ---- steps ----
 
-    def _take(self, module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Optional[Graph]:
-        """Returns a graph in the place of what the compiler makes of it; None for one without a backward."""
+    def _take(self, module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], compiled: Callable[[], Any]) -> Any:
+        """Returns a graph in the place of what the compiler makes of it; for one that is not planned, that, under the guard."""
         if not torch.is_grad_enabled() or not any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs):
-            return None
+            return compiled()
         if any(isinstance(i, torch.SymInt) for i in inputs):
             log.warning("spillway: a graph has sizes that vary, and is cut as PyTorch cuts it: give torch.compile dynamic=False")
-            return None
+            plain, this = compiled(), weakref.ref(self)
+
+            def guarded(*given: Any) -> Any:
+                fitted = this()
+                with fitted._guard(given) if fitted is not None else contextlib.nullcontext():
+                    return plain(*given)
+            return guarded
         self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self._device))
         return self._graphs[-1]
 
@@ -193,24 +226,42 @@ class CompiledFitted:
         if graph.compiled is None:
             self._compiling = True
             graph.compiled = pytorch.compiled(pytorch.copied(graph.module), given, graph.settings, graph.split, graph.key())
-        return graph.compiled(*given)
+        with self._guard(given) if graph.refused else contextlib.nullcontext():
+            return graph.compiled(*given)
+
+    def _guard(self, given: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Within it, what autograd saves of a graph without a plan goes to the host, unless there is room for `BEHIND` times as much."""
+        if not self._counts or not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        before, moved = self._memory.in_use(), 0
+
+        def wanted(size: int) -> bool:
+            nonlocal moved
+            used = self._memory.in_use() - moved
+            short = used + BEHIND * max(0, used - before) > self._budget - self._budget // SPARE
+            moved += size * short
+            return short
+        return _saved_on_host(self._device, given, wanted)
 
     def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
         """Runs a graph operator by operator, with what autograd saves on the host."""
         if not self._events:
             self._state = self._state_bytes()
+        self._note_peak()
         if not graph.inputs:
             graph.inputs = pytorch.without_data(given)
             graph.autocasts = [{"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
                                for kind in dict.fromkeys(("cpu", self._device))]
         call = Call(graph, self._in_use())
         self._events.append((call, False))
-        with _saved_on_host(self._device, given):
+        with _saved_on_host(self._device, given) if self._counts else contextlib.nullcontext():
             results = graph.module(*given)
         torch.clear_autocast_cache()  # no compiled graph has one
+        self._peak()
 
         def begin(*_: Any) -> None:
             if call.backward is None:
+                self._note_peak()
                 call.backward = self._in_use()
                 self._events.append((call, True))
         for result in results:
@@ -218,19 +269,29 @@ class CompiledFitted:
                 result.grad_fn.register_prehook(begin)
         return results
 
+    def _peak(self) -> int:
+        """Returns the most bytes in use since it was asked last; 0 where the device does not count them."""
+        memory = self._memory.memory() if self._counts else None
+        self._most = max(self._most, memory.most if memory is not None else 0)
+        return memory.most if memory is not None else 0
+
+    def _note_peak(self) -> None:
+        """Notes the most bytes since the last forward, unless a backward began since."""
+        if self._events and not self._events[-1][1]:
+            self._events[-1][0].after = self._peak()
+
     def _in_use(self) -> int:
-        """Returns the bytes of the device in use; on a CPU, which does not count them, those of parameters, gradients and state."""
-        if self._device == "cuda":
-            return torch.cuda.memory_allocated()
-        own = [p for model in self._modules() for p in model.parameters()]
-        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in own) + self._state_bytes()
+        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients and state."""
+        if self._counts:
+            return self._memory.in_use()
+        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in self._own()) + self._state_bytes()
 
     def _state_bytes(self) -> int:
         return sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
                    for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        own = {id(p) for model in self._modules() for p in model.parameters()}
+        own = {id(p) for p in self._own()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return
         if optimizer not in self._optimizers:
@@ -240,24 +301,24 @@ class CompiledFitted:
             log.warning("spillway: nothing is planned, because torch.compile found no graph of a model that learns for Inductor: "
                         "`compile` of a module of PyTorch itself, such as nn.Sequential, compiles nothing, torch.compile(model) does, and "
                         "other backends have no plans")
-        if self._device == "cuda":
-            self._most = max(self._most, torch.cuda.max_memory_allocated())
+        peak = self._memory.peak_bytes() if self._counts else 0
+        self._most = max(self._most, peak)
         if self._events:
             self._plan()
         elif self._compiling:
             self._compiling = False
         else:
             self._planned += 1
-            self._check()
-        if self._device == "cuda" and self._fresh:
-            torch.cuda.reset_peak_memory_stats()
+            self._check(peak)
+        if self._fresh:
+            self._peak()
 
-    def _check(self) -> None:
-        """Compares a step with the budget; plans again where it took more."""
-        if self._device != "cuda" or not self._fresh:
+    def _check(self, peak: int) -> None:
+        """Compares the peak of a step with the budget; plans again where it took more."""
+        if not self._counts or not self._fresh:
             return
         self._fresh -= 1
-        over = torch.cuda.max_memory_allocated() - self._budget
+        over = peak - self._budget
         if over <= 0 or self._corrections == MOST_CORRECTIONS:
             return
         self._corrections += 1
@@ -274,7 +335,30 @@ class CompiledFitted:
         events, self._events = self._events, []
         log.debug("spillway: bytes outside the graphs: %s", ", ".join(
             f"{'backward' if backward else 'forward'} {call.backward if backward else call.forward:,}" for call, backward in events))
-        more = self._state_bytes() - self._state + self._unforeseen
+        graphs = self._traced(events)
+        if not graphs:
+            return
+        more, given = self._state_bytes() - self._state + self._unforeseen, self._given
+        self._given = None
+        if given is not None:
+            try:
+                _take_plan(given, graphs)
+            except SpillwayError:
+                self.remove()
+                raise
+        over = self._fit_in(graphs, events, more) if given is None else self._most_over(events, more)
+        self._predicted = self._budget + over
+        if over > 0:
+            predicted = self._predicted
+            self.remove()
+            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for the compiled step (one takes {predicted:,}): give "
+                                "a larger budget")
+        log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
+                 self._text(self._predicted), self._text(self._budget))
+        self._fresh = CHECKED
+
+    def _traced(self, events: list[tuple[Call, bool]]) -> list[Graph]:
+        """Returns the graphs of a step that can be planned, with their joint graphs."""
         graphs = list(dict.fromkeys(call.graph for call, _ in events))
         for graph in graphs:
             try:
@@ -285,9 +369,10 @@ class CompiledFitted:
             except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
                 graph.refused, graph.joint = True, None
-        graphs = [graph for graph in graphs if graph.joint is not None]
-        if not graphs:
-            return
+        return [graph for graph in graphs if graph.joint is not None]
+
+    def _fit_in(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int) -> int:
+        """Plans the graphs of a step. Returns by how many bytes it exceeds the budget; at most 0 if it does not."""
         target = Target(self._device, False, torch.device(self._device))
         smallest = SMALLEST if self._device == "cuda" else 0
         for graph in graphs:
@@ -301,73 +386,91 @@ class CompiledFitted:
                 assert graph.joint is not None
                 graph.choice, rooms[graph] = choose(graph.joint, graph.default, room, target, smallest), room
                 over = self._most_over(events, more)
-        self._predicted = self._budget + over
-        if over > 0:
-            predicted = self._predicted
-            self.remove()
-            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for the compiled step (one takes {predicted:,}): give "
-                                "a larger budget")
-        log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
-                 self._text(self._predicted), self._text(self._budget))
-        self._fresh = CHECKED
+        return over
 
     def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
         """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
-        taken = [outside + sum(_outcome(other).saved for other in held) + _most(call.graph, backward)
-                 for call, backward, outside, held in _moments(events)]
+        taken = [outside + sum(_outcome(other).saved for other in held) + _most(graph, backward)
+                 for graph, backward, outside, held in _moments(events)]
         return max(taken) + more - self._budget
 
     def _room(self, graph: Graph, events: list[tuple[Call, bool]], more: int) -> Room:
         """Returns what a graph may take if the others stay as they are."""
         saved = forward = backward = self._budget
-        for call, in_backward, outside, held in _moments(events):
+        for runs, in_backward, outside, held in _moments(events):
             free = self._budget - outside - more - sum(_outcome(other).saved for other in held if other is not graph)
             mine = held.count(graph)
-            if call.graph is graph and in_backward:
+            if runs is graph and in_backward:
                 backward = min(backward, free - mine * _outcome(graph).saved)
-            elif call.graph is graph:
+            elif runs is graph:
                 forward = min(forward, free - mine * _outcome(graph).saved)
             if mine:
-                saved = min(saved, (free - _most(call.graph, in_backward)) // mine)
+                saved = min(saved, (free - _most(runs, in_backward)) // mine)
         return Room(max(1, min(saved, forward, backward)), max(1, forward), max(1, backward))
 
 
-def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Call, bool, int, list[Graph]]]:
-    """Gives, for each forward and backward of a step: its call, whether it is a backward, bytes outside the graphs, and the graphs of
-    the other calls whose saved values exist."""
+def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Optional[Graph], bool, int, list[Graph]]]:
+    """Gives, for each forward and backward of a step, and for what follows a forward: the graph that runs, None for no graph; whether it
+    is a backward; bytes outside the graphs; and the graphs of the other calls whose saved values exist."""
     held: list[Call] = []
     for call, backward in events:
         if backward and call in held:
             held.remove(call)
         outside = call.backward if backward else call.forward
         assert outside is not None
-        yield call, backward, outside, [other.graph for other in held]
+        yield call.graph, backward, outside, [other.graph for other in held]
         if not backward:
             held.append(call)
+            yield None, False, call.after, [other.graph for other in held]
+
+
+def _names(joint: Joint, keep: frozenset[int], near: int) -> tuple[list[str], list[str]]:
+    """Returns the names of what a graph saves, and of what its backward computes again, in order."""
+    saved, order = joint.cut(set(keep), near)
+    return sorted(joint.nodes[i].name for i in saved if not joint.is_input[i]), [joint.nodes[i].name for i in order if joint.forward[i]]
+
+
+def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
+    """Gives graphs their parts of a plan. Raises `SpillwayError` if it is for others."""
+    if len(given.graphs) != len(graphs):
+        raise SpillwayError(f"the plan is for {len(given.graphs)} graphs, and the step has {len(graphs)}: plan it anew, without plan=")
+    for number, (graph, planned) in enumerate(zip(graphs, given.graphs), 1):
+        joint = graph.joint
+        assert joint is not None
+        if planned.digest != joint.digest():
+            raise SpillwayError(f"graph {number} of the plan, of {planned.nodes} nodes, is another one than that of the step, of "
+                                f"{len(joint.nodes)} nodes: plan the step anew, without plan=")
+        by_name = {node.name: at for at, node in enumerate(joint.nodes)}
+        keep = frozenset(graph.default if planned.saved is None else (by_name.get(name, -1) for name in planned.saved))
+        near = next((near for near in AGAIN if -1 not in keep and _names(joint, keep, near)[1] == planned.recomputed), None)
+        if near is None or any(joint.draws[i] for i in joint.split(set(keep))[1] if planned.saved is not None):
+            raise SpillwayError(f"graph {number} of the plan recomputes what no plan of this version does: plan the step anew, without plan=")
+        graph.choice = Choice(keep, near, joint.outcome(set(keep), near))
 
 
 def _outcome(graph: Graph) -> Outcome:
     return graph.choice.outcome if graph.choice is not None else Outcome(0, 0, 0, 0.0)
 
 
-def _most(graph: Graph, backward: bool) -> int:
+def _most(graph: Optional[Graph], backward: bool) -> int:
     """Returns the most bytes that a graph takes in forward, or in backward."""
-    taken = _outcome(graph)
+    taken = _outcome(graph) if graph is not None else Outcome(0, 0, 0, 0.0)
     return taken.backward if backward else taken.forward
 
 
 @contextlib.contextmanager
-def _saved_on_host(device: str, given: Sequence[Any]) -> Iterator[None]:
-    """Keeps on the host what autograd saves of a graph, but for its inputs `given`, which exist in any case."""
+def _saved_on_host(device: str, given: Sequence[Any], wanted: Callable[[int], bool] = lambda _: True) -> Iterator[None]:
+    """Keeps on the host what autograd saves of a graph and is `wanted` there, by its bytes; not the inputs `given`, which stay anyway."""
     inputs = {tensor.untyped_storage()._cdata for tensor in given if isinstance(tensor, torch.Tensor)}
 
     def pack(tensor: torch.Tensor) -> Any:
-        if tensor.device.type != device or device == "cpu" or tensor.untyped_storage()._cdata in inputs:
+        if tensor.device.type != device or tensor.untyped_storage()._cdata in inputs or not wanted(tensor.nbytes):
             return tensor
-        host = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
-        return host.copy_(tensor), tensor.device
+        with _disable_current_modes():
+            host = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=device == "cuda")
+            return host.copy_(tensor), tensor.device
 
     def unpack(packed: Any) -> torch.Tensor:
-        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True)
+        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True, copy=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

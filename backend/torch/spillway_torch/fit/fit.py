@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base.device import Device, Host
 from ..base.errors import NotRecordableError, SpillwayError
+from ..plan.files import read_compiled_plan
 from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
 from ..run.executor import _Run
@@ -22,7 +24,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped
+from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -563,7 +565,8 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        early_updates: bool = False, compiled: bool | None = None) -> Union[Fitted, CompiledFitted]:
+        early_updates: bool = False, compiled: bool | None = None, compile: str | None = None,
+        plan: str | os.PathLike[str] | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -583,10 +586,13 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     verify: in each step of so many, the bits of what is recomputed are compared with what autograd saved, of which the host keeps a copy;
         the backward raises RuntimeError where they differ. 0 for none.
     early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
-        the optimizer's state comes and goes while backward runs. It needs `optimizer`. For programs that do not look at gradients, clip them or add them up, and
-        whose optimizer is SGD, Adam or AdamW; the optimizer's step raises `SpillwayError` where the first step shows another one.
+        the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
+        not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
         is compiled. It takes none of the five options above.
+    compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
+        itself, in one list. What runs between them is as it was, and counts.
+    plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
@@ -595,8 +601,10 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     if early_updates and optimizer is None:
         raise SpillwayError("early_updates needs the optimizer: fit(model, optimizer, ...)")
     given = list(model) if isinstance(model, (list, tuple)) else [model]
+    if compile not in (None, "blocks") or compile and compiled is False:
+        raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
     if compiled is None:
-        compiled = any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
+        compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
     models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
@@ -607,7 +615,10 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
             raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify and early_updates: leave "
                                 "them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
-        return CompiledFitted(models, optimizers, budget, device)
+        return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
+                              read_compiled_plan(plan) if plan is not None else None)
+    if plan is not None:
+        raise SpillwayError("plan is for compiled models; `read_plan` reads the plan of another step, and `step` runs it")
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
     return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates)

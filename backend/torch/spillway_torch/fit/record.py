@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 
@@ -15,6 +15,9 @@ from ..step.recording import record_plainly
 from ..step.step import Step
 from ..tape.tape_recorder import record_tape
 from .host import host_costs
+
+if TYPE_CHECKING:
+    from .compiled_step import CompiledCurve
 
 
 def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Optional[torch.nn.Module] = None,
@@ -57,3 +60,18 @@ def record(step: Callable[[], Any], target: str = "cuda:sm_90", *, model: Option
     tape = record_tape(step, target, model, name, batch)
     tape.costs = host_costs(target)
     return tape
+
+
+def explain_compiled(step: Callable[[], Any], device: str = "cuda") -> CompiledCurve:
+    """Plans a step whose model is compiled for several budgets, as `fit` would. The rows have peaks, times, and what each graph saves.
+
+    step: one iteration of training. It runs twice: its graphs operator by operator, with what autograd saves of them on the host.
+    device: where its tensors are, "cuda" or "cpu".
+
+    Raises `SpillwayError` if torch.compile finds no graph in it that can be planned, and `ProgramError` if the program `spillway`,
+    which plans, is missing or fails.
+    """
+    if device not in ("cuda", "cpu"):
+        raise SpillwayError(f"device '{device}' (valid: cuda, cpu)")
+    from .compiled_step import CompiledStep  # PyTorch's compiler takes seconds to load
+    return CompiledStep(step, device).curve()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional, Union
 
 from ..base.document import write_document
 from ..base.errors import SpillwayError
 from ..tape.scaled import scaled, sizes_of
 from ..tape.tape import Tape
 from .plan import EVICT, OFFLOAD, Plan, parse_bytes
-from .planner import document_of, ladder_trace, movable_storages, plan_from, predict
+from .planner import FORMAT, document_of, ladder_trace, movable_storages, plan_from, predict
 from .planned_step import planned_step
 
 
@@ -34,9 +35,49 @@ def write_step(tape: Tape, path: str | os.PathLike[str], *, lengths: Sequence[in
     _write(ladder_trace(tape, steps, steps[max(steps, key=int)], (OFFLOAD, EVICT)), path)
 
 
-def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes the plan as `spillway plan` does (experiments/schemas/step-plan.json). Raises `SpillwayError` if it cannot."""
-    _write(document_of(plan), path)
+def write_plan(plan: Union[Plan, CompiledPlan], path: str | os.PathLike[str]) -> None:
+    """Writes the plan as `spillway plan` does (experiments/schemas/step-plan.json), and one of a compiled step for `fit(..., plan=path)`.
+
+    Raises `SpillwayError` if it cannot.
+    """
+    _write(plan.document() if isinstance(plan, CompiledPlan) else document_of(plan), path)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPlan:
+    """What a graph of torch.compile saves, and what its backward computes again, in order, by the names of nodes."""
+
+    digest: str  # of the joint graph
+    nodes: int  # that it has
+    saved: Optional[list[str]]  # None: what PyTorch saves
+    recomputed: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPlan:
+    """A plan for the graphs of a compiled step, in the order of their first calls. `write_plan` writes it, and `fit` takes the file."""
+
+    budget: int
+    peak: int  # bytes of the step, predicted
+    graphs: list[GraphPlan]
+
+    def document(self) -> dict[str, Any]:
+        """Returns the object of its file."""
+        return {"format": FORMAT, "version": 1, "memory_bytes": self.budget, "peak_bytes": self.peak,
+                "graphs": [dataclasses.asdict(graph) for graph in self.graphs]}
+
+
+def read_compiled_plan(path: str | os.PathLike[str]) -> CompiledPlan:
+    """Reads a plan for compiled graphs. Raises `SpillwayError` for any other file."""
+    try:
+        document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        if (document["format"], document["version"]) != (FORMAT, 1) or "graphs" not in document:
+            raise SpillwayError(f"{path}: not a plan for compiled graphs, which `write_plan` writes of what `fit` returns for a compiled model")
+        return CompiledPlan(document["memory_bytes"], document["peak_bytes"], [GraphPlan(**graph) for graph in document["graphs"]])
+    except OSError as error:
+        raise SpillwayError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpillwayError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
 
 
 def _write(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -54,7 +95,10 @@ def read_plan(path: str | os.PathLike[str], tape: Tape, memory: str | int | None
     Raises `SpillwayError` for any other file, and if the step does not allow what the plan does, or takes more memory under it.
     """
     try:
-        plan = plan_from(json.loads(pathlib.Path(path).read_text(encoding="utf-8")), tape)
+        document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        if "graphs" in document:
+            raise SpillwayError("a plan for compiled graphs, which fit(..., plan=path) takes")
+        plan = plan_from(document, tape)
         plan.budget = parse_bytes(memory) if memory is not None else plan.budget
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error

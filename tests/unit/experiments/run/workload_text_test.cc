@@ -82,7 +82,8 @@ TEST(WorkloadTextTest, ErrorsNameTextOptionAndValidValues) {
   EXPECT_THAT(
       message("gpt2:8,optimizer=adan"),
       HasSubstr("unknown optimizer 'adan'; did you mean 'adam'? (valid: sgd, adam, adamw)"));
-  EXPECT_THAT(message("s.json,optimizer=adam"), HasSubstr("(valid: 8bit, offloaded, streamed, early)"));
+  EXPECT_THAT(message("s.json,optimizer=adam"),
+              HasSubstr("(valid: 8bit, offloaded, streamed, early)"));
   EXPECT_THAT(message("s.json,precision=fp32"), HasSubstr("(valid: bf16, autocast)"));
   EXPECT_THAT(message("s.json,clip-norm=1"),
               AllOf(HasSubstr("clip-norm: the option is for networks that spillway builds"),
