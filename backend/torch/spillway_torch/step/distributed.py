@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -89,15 +90,14 @@ class Works:
         return future
 
 
-def _reduce_bucket(how: tuple[dist.ProcessGroup, bool], bucket: Any) -> Any:
-    """Averages gradients as DistributedDataParallel's own code does, which cannot wait for a fake process group."""
-    group, views = how
-    buffer = bucket.buffer()
-    if views:  # else it divides while it copies gradients into the bucket
-        buffer.div_(dist.get_world_size(group))
-    dist.all_reduce(buffer, group=group, async_op=True)
+def _reduce_bucket(group: dist.ProcessGroup, bucket: Any) -> Any:
+    """Adds gradients as DistributedDataParallel's own code does, which cannot wait for a fake process group.
+
+    It divides them while it copies them into the bucket.
+    """
+    dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     future: Any = torch.futures.Future()
-    future.set_result(buffer)
+    future.set_result(bucket.buffer())
     return future
 
 
@@ -105,8 +105,8 @@ def _with_hook(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the first part of a DistributedDataParallel's forward, which has a hook if the program has given it none."""
     def pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
         if not ddp._comm_hooks:
-            ddp._comm_hooks.append((_reduce_bucket, None))
-            dist._register_comm_hook(ddp.reducer, (ddp.process_group, ddp.gradient_as_bucket_view), _reduce_bucket)
+            ddp._comm_hooks.append((_reduce_bucket, ddp.process_group))
+            dist._register_comm_hook(ddp.reducer, ddp.process_group, _reduce_bucket)
         return forward(ddp, *args, **kwargs)
 
     return pre_forward
@@ -132,8 +132,8 @@ def _without_data(make: Callable[..., Any]) -> Any:
 
 
 @contextlib.contextmanager
-def resizes_seen(recorder: Recorder) -> Iterator[None]:
-    """Lets the recorder see storages that the program empties and fills again."""
+def sharded(recorder: Recorder) -> Iterator[None]:
+    """Lets the recorder see storages that the program empties and fills again, and not how DTensor finds shapes."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -143,8 +143,17 @@ def resizes_seen(recorder: Recorder) -> Iterator[None]:
             recorder.resized(storage)
         return result
 
-    with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resize_))
+        if "torch.distributed.tensor" in sys.modules:
+            _keep_shapes_apart(stack)
         yield
+
+
+def _keep_shapes_apart(stack: contextlib.ExitStack) -> None:
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    name = "_propagate_tensor_meta_non_cached"
+    stack.enter_context(mock.patch.object(ShardingPropagator, name, _apart(getattr(ShardingPropagator, name))))
 
 
 @contextlib.contextmanager
@@ -174,11 +183,11 @@ def pretended(recorder: Recorder) -> Iterator[None]:
 
 
 def _patch(stack: contextlib.ExitStack, recorder: Recorder) -> None:
+    _keep_shapes_apart(stack)
     import torch.distributed.tensor._dispatch as dispatch
     import torch.distributed.tensor._random as random
     import torch.nn.parallel.distributed as parallel
     from torch._C._distributed_c10d import FakeWork, Work
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     def wait(work: Any, *_: Any, **__: Any) -> bool:
         recorder.lanes.wait(recorder.lanes.current.lane, recorder.works.mark(work))
@@ -187,7 +196,6 @@ def _patch(stack: contextlib.ExitStack, recorder: Recorder) -> None:
     ddp = parallel.DistributedDataParallel
     for owner, name, value in (
             (torch.Tensor, "_make_wrapper_subclass", staticmethod(_without_data(torch.Tensor._make_wrapper_subclass))),
-            (ShardingPropagator, "_propagate_tensor_meta_non_cached", _apart(ShardingPropagator._propagate_tensor_meta_non_cached)),
             (random, "is_rng_supported_mesh", lambda mesh: False),  # a pretended GPU draws nothing
             (dispatch, "is_rng_supported_mesh", lambda mesh: False),
             (parallel, "_verify_param_shape_across_processes", lambda *_, **__: None),

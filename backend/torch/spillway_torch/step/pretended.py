@@ -88,8 +88,9 @@ class Names(TorchFunctionMode):
         if tensor.device.type == value.device.type:
             tensor.data = value
         else:
-            moved = value.detach().requires_grad_(tensor.requires_grad)
-            torch.utils.swap_tensors(tensor, torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved)
+            with torch.no_grad():
+                moved = torch.nn.Parameter(value) if isinstance(tensor, torch.nn.Parameter) else value.detach()
+            torch.utils.swap_tensors(tensor, moved.requires_grad_(tensor.requires_grad))
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 1 and self.recorder.values.of(tensor) is None
@@ -358,7 +359,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter",
                                               _empty_weights(pretended.recorder.ledger if wanted.cuda else None)))
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
-        stack.enter_context(distributed.resizes_seen(pretended.recorder))
+        stack.enter_context(distributed.sharded(pretended.recorder))
         stack.enter_context(distributed.pretended(pretended.recorder))
         run = torch.autograd._engine_run_backward
 

@@ -79,7 +79,7 @@ class _Facts:
     random: bool
     allocates: bool
     kind: str  # "", "number" or "shape": the result depends on values
-    composite: bool  # it is made of other operators
+    composite: bool  # it is made of other operators, and has no kernel
     views: bool  # its results lie in the storages of its arguments, and it writes nothing
     arguments: tuple[str, ...]  # names
     defaults: dict[str, Any]  # by name
@@ -101,7 +101,8 @@ def facts_of(func: Any) -> _Facts:
         writes.add(0)
     kind = "number" if packet in table.NUMBER_FROM_VALUES else "shape" if (
         packet in table.SHAPE_FROM_VALUES or name in table.SHAPE_FROM_VALUES) else ""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    composite = (torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and
+                 not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
     returns = func._schema.returns
     return _Facts(name, packet, frozenset(writes), torch.Tag.nondeterministic_seeded in func.tags,
                   packet in table.ALLOCATIONS, kind, composite,

@@ -18,7 +18,7 @@ from .meter import meter_of
 from .modules import Modules
 from .pretended import active, pretend
 from .data import Measured, Operator
-from .distributed import resizes_seen
+from .distributed import sharded
 from .recorder import Recorder, Take
 from .step import Step
 
@@ -37,7 +37,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             measured = meter.steps(step)
         if wanted.real:
             recorder = stack.enter_context(Recorder(wanted.shown.type, wanted, meter))
-            stack.enter_context(resizes_seen(recorder))
+            stack.enter_context(sharded(recorder))
         else:
             recorder = stack.enter_context(pretend(wanted.name)).recorder
         recorder.ledger.start()
