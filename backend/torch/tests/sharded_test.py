@@ -250,33 +250,49 @@ class ShardedTest(unittest.TestCase):
     # ---- lanes ----
 
     def test_waits_between_streams(self):
-        def make():
-            def step():
-                x = torch.ones(8, device="cuda")
-                work = dist.all_reduce(x, async_op=True)
-                y = torch.ones(8, device="cuda")
-                work.wait()
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    z = y * 2
-                    done = side.record_event()
-                z.record_stream(side)
-                dist.all_reduce(y)
-                torch.cuda.current_stream().wait_event(done)
-                y + z
-                old.append(done)
-                torch.cuda.current_stream().wait_event(old[0])  # of an earlier step
-                y + z
-            return None, step
+        def step():
+            x = torch.ones(8, device="cuda")
+            work = dist.all_reduce(x, async_op=True)
+            y = torch.ones(8, device="cuda")
+            work.wait()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                z = y * 2
+                done = side.record_event()
+            z.record_stream(side)
+            dist.all_reduce(y)
+            torch.cuda.current_stream().wait_event(done)
+            y + z
+            old.append(done)
+            torch.cuda.current_stream().wait_event(old[0])  # of an earlier recording
+            y + z
         old = []
-        recorded = self.record(make)
+        with world(2):
+            record(step, GPU, warm_up=0)
+            recorded = record(step, GPU, warm_up=0)
         names = [(o.packet, o.after) for o in recorded.operators]
         self.assertEqual(names, [("ones", ()), ("allreduce_", (0,)), ("ones", ()), ("mul", (2,)), ("allreduce_", (1,)), ("add", (3,)),
                                  ("add", ())])
         main, group, _, side, blocking, *_ = (o.lane for o in recorded.operators)
         self.assertEqual((main, blocking, len({main, group, side})), (0, 0, 3))
         self.assertEqual({o.storage.lane for o in recorded.operators[3].outputs}, {side})
+
+    def test_messages_and_own_groups(self):
+        def make():
+            pair = dist.new_group([1, 3])
+            x = torch.ones(8, device="cuda")
+
+            def step():
+                dist.recv(x, 2)
+                dist.send(x, 0)
+                dist.all_to_all_single(torch.empty_like(x), x)
+                if dist.get_rank() == 3:
+                    dist.all_reduce(x, group=pair)
+            return None, step
+        recorded = self.record(make, 4, rank=3)
+        self.assertEqual(collectives(recorded), [("receive", (2, 3), 32), ("send", (0, 3), 32), ("all_to_all", (0, 1, 2, 3), 32),
+                                                 ("all_reduce", (1, 3), 32)])
 
     def test_what_c_code_waits_for(self):
         recorded = self.replicated()
@@ -294,6 +310,9 @@ class ShardedTest(unittest.TestCase):
             ran = subprocess.run([os.environ["SPILLWAY"], "run", path, "--policy", "as-recorded", "--device", "h100", "--format", "json"],
                                  capture_output=True, text=True, check=False)
             self.assertEqual(ran.returncode, 0, ran.stderr)
+            for verb in ("run", path, "--policy", "as-recorded", "--device", "h100"), ("fit", path, "--device", "h100"):
+                said = subprocess.run([os.environ["SPILLWAY"], *verb], capture_output=True, text=True, check=True).stdout
+                self.assertIn("Collectives are not timed", said)
             self.assertEqual(json.loads(ran.stdout)["rows"][0]["peak_requested_bytes"], recorded.peak_requested)
             ops = json.loads(path.read_text())["ops"]
         found = [op for op in ops if "ranks" in op.get("attributes", {})]
@@ -312,6 +331,40 @@ class ShardedTest(unittest.TestCase):
         from torch.distributed._symmetric_memory import _SymmetricMemory  # noqa: F401  its operators
         self.refused("symm_mem.one_shot_all_reduce.*is not known", lambda: torch.ops.symm_mem.one_shot_all_reduce(
             torch.ones(4, device="cuda"), "sum", dist.group.WORLD.group_name))
+
+    def test_norms_over_processes_are_refused_by_name(self):
+        def make():
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))).cuda()
+            return model, train(model, 64)
+        with self.assertRaisesRegex(NotRecordableError, "batch_norm_stats in module '1'.*SyncBatchNorm"):
+            self.record(make)
+
+    def test_gradients_that_no_process_has_are_assumed(self):
+        def make():
+            model = stack(3, 64).cuda()
+            run = DistributedDataParallel(Part(model), find_unused_parameters=True)
+            return model, train(model, 64, run)
+
+        class Part(nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                return self.model[1](self.model[0](x))
+        with self.assertRaisesRegex(NotRecordableError, r"assume=\{'sharded_test.py:\d+'") as refused:
+            self.record(make)
+        line = str(refused.exception).split("assume={'")[1].split("'")[0]
+        kinds = [kind for kind, *_ in collectives(self.record(make, assume={line: 0}))]
+        self.assertEqual(kinds, ["all_reduce"] * 2)  # of one bucket, and of what is used
+
+    def test_weights_of_the_host(self):
+        def make():
+            from torch.distributed.fsdp import CPUOffloadPolicy
+            model = fully_shard(stack(3, 64).cuda(), offload_policy=CPUOffloadPolicy())
+            return model, train(model, 64)
+        recorded = self.record(make)
+        self.assertEqual(sum(s.size for s in recorded.lives() if s.born < 0 and s.died is None), 512)  # the input alone
 
     def test_other_processes_have_other_numbers(self):
         def step():

@@ -59,6 +59,7 @@ REFUSED: dict[str, str] = {
                     "rnn_relu.input", "rnn_relu.data")},
     **{name: "the GPU's kernel for this loss depends on the lengths of the targets"
        for name in ("ctc_loss.IntList", "ctc_loss.Tensor")},
+    "batch_norm_stats": "SyncBatchNorm asks how many samples other processes have; record the model with BatchNorm layers",
 }
 
 # ---- operators whose result depends on data ----

@@ -187,7 +187,7 @@ def _patch(stack: contextlib.ExitStack, recorder: Recorder) -> None:
     import torch.distributed.tensor._dispatch as dispatch
     import torch.distributed.tensor._random as random
     import torch.nn.parallel.distributed as parallel
-    from torch._C._distributed_c10d import FakeWork, Work
+    from torch._C._distributed_c10d import FakeWork
 
     def wait(work: Any, *_: Any, **__: Any) -> bool:
         recorder.lanes.wait(recorder.lanes.current.lane, recorder.works.mark(work))
@@ -200,6 +200,5 @@ def _patch(stack: contextlib.ExitStack, recorder: Recorder) -> None:
             (dispatch, "is_rng_supported_mesh", lambda mesh: False),
             (parallel, "_verify_param_shape_across_processes", lambda *_, **__: None),
             (ddp, "_pre_forward", _with_hook(ddp._pre_forward)),
-            *((kind, name, value) for kind in (Work, FakeWork) for name, value in (
-                ("wait", wait), ("get_future", lambda work: recorder.works.future(work))))):
+            (FakeWork, "wait", wait), (FakeWork, "get_future", lambda work: recorder.works.future(work))):
         stack.enter_context(mock.patch.object(owner, name, value))
