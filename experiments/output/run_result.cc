@@ -203,6 +203,11 @@ bool IsHostBound(const Metrics& metrics) {
   return metrics.host > Duration() && metrics.host * 10 >= metrics.iteration * 8;
 }
 
+bool Communicates(const Trace& trace) {
+  return std::ranges::any_of(trace.ops,
+                             [](const Op& op) { return op.FindAttribute("ranks").has_value(); });
+}
+
 std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width) {
   std::vector<std::string> bound, ranges;
   for (const HostPart& part : parts) {
@@ -212,6 +217,11 @@ std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, 
                                  FormatDuration(part.range->slowest), part.device));
   }
   std::string text;
+  if (std::ranges::any_of(parts, &HostPart::communicates)) {
+    text += fmt::format(
+        "Collectives are not timed: {} takes longer by the communication for which it waits.\n",
+        whose);
+  }
   if (!bound.empty()) {
     text += fmt::format(
         "{} is host-bound on {}: the host takes at least 80 % of the time to issue its commands.\n",
@@ -301,6 +311,7 @@ RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outco
   const Report& report = outcome.report;
   RunResult result;
   static_cast<RowCase&>(result) = RowCase(asked, inputs, trace);
+  result.communicates = Communicates(trace);
   result.allocator = outcome.allocator;
   result.backend = asked.backend;
   result.report.pools = report.pools;

@@ -67,6 +67,7 @@ struct RunResult : RowCase {
 
   // If the host's times were assumed, and the range was simulated (`HostRangeOf`).
   std::optional<HostRange> host_range;
+  bool communicates = false;  // as `Communicates` of its trace
 
   // Memory in which the workload fits (`FindNeededMemory`), if it was searched for.
   std::optional<Bytes> needed;
@@ -87,10 +88,15 @@ struct HostPart {
   std::string device;
   Metrics metrics;
   std::optional<HostRange> range;
+  bool communicates = false;
 };
 
-// Returns sentences, broken at `width`, that say where a step is host-bound, and the ranges of its
-// time; an empty text if there is nothing to say.
+// Returns true iff the trace is of one process of many: a recorded op says how many `ranks` take
+// part in it.
+bool Communicates(const Trace& trace);
+
+// Returns sentences, broken at `width`, that say where a step is host-bound, the ranges of its
+// time, and that its collectives take none; an empty text if there is nothing to say.
 std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width);
 
 // Returns the throughput, or nullopt if the iteration takes no time.

@@ -406,7 +406,7 @@ class HostileTest(unittest.TestCase):
             "_unique2": "{x}.unique()",
             "equal": "torch.equal({x}, {x})",
             "lstm": "torch.nn.LSTM(4, 4).cuda()({x})",
-            "several streams": "torch.cuda.Stream()",
+            "other libraries": "torch.cuda.ExternalStream(1)",
             "CUDA graphs": "torch.cuda.CUDAGraph | None; torch.cuda.CUDAGraph()",
             "no memory of its own": "torch.cuda.memory_allocated()",
         }.items():

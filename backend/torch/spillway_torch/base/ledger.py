@@ -26,6 +26,7 @@ class Storage:
     shape: tuple[int, ...] = ()  # the shape of the first tensor that covers all of it
     request: int | None = None  # index in `Ledger.requests`
     on_host: bool = False  # the program has it on the host until it moves it to the pretended device
+    lane: int = 0  # the stream from whose pool PyTorch takes it (`streams.py`)
 
 
 class Ledger:
@@ -34,6 +35,7 @@ class Ledger:
     def __init__(self, device: str) -> None:
         self.device = device  # type of the device: "meta", "cpu" or "cuda"
         self.clock: Callable[[], int] = lambda: BEFORE
+        self.lane: Callable[[], int] = lambda: 0
         self._alive: dict[int, tuple[Storage, weakref.ref[torch.UntypedStorage]]] = {}
         self._seen = 0
         # The requests until the first step begins: the size, and how many had been made when the memory was given back, or
@@ -50,13 +52,26 @@ class Ledger:
             storage = known[0]
             storage.size = max(storage.size, untyped.nbytes())  # resize_
             return storage
-        storage = Storage(self._seen, untyped.nbytes(), BEFORE if born is None else born, None, tensor.dtype)
+        storage = self._add(untyped, BEFORE if born is None else born, tensor.dtype)
         if tensor.numel() * tensor.element_size() == storage.size:
             storage.shape = tuple(tensor.shape)
+        return storage
+
+    def _add(self, untyped: torch.UntypedStorage, born: int, dtype: torch.dtype | None) -> Storage:
+        key = untyped._cdata
+        storage = Storage(self._seen, untyped.nbytes(), born, None, dtype, lane=self.lane())
         self._seen += 1
         self._request(storage)
         self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
         return storage
+
+    def resized(self, untyped: torch.UntypedStorage) -> Storage | None:
+        """Returns what a tensor's storage has become whose memory was given back or replaced by other memory; None if it is unknown."""
+        if untyped._cdata not in self._alive:
+            return None
+        old = self._alive[untyped._cdata][0]
+        self._end(untyped._cdata)
+        return self._add(untyped, self.clock(), old.dtype)
 
     def _request(self, storage: Storage) -> None:
         storage.on_host = False

@@ -59,6 +59,7 @@ REFUSED: dict[str, str] = {
                     "rnn_relu.input", "rnn_relu.data")},
     **{name: "the GPU's kernel for this loss depends on the lengths of the targets"
        for name in ("ctc_loss.IntList", "ctc_loss.Tensor")},
+    "batch_norm_stats": "SyncBatchNorm asks how many samples other processes have; record the model with BatchNorm layers",
 }
 
 # ---- operators whose result depends on data ----
@@ -94,7 +95,21 @@ NORMALISED = {"native_layer_norm": 2, "native_group_norm": 1, "native_batch_norm
 # ---- memory ----
 
 # Arguments that an operator writes without saying so in its schema: running statistics.
-HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+HIDDEN_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4), "all_gather_copy_in": (1,)}
+
+# Namespaces of operators between processes. Those of "c10d" write their first argument, unless they send it.
+PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
+
+# The operators between processes that are recorded, and the kinds of communication that they are.
+COLLECTIVES = {name: kind for kind, names in {
+    "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_",
+    "all_gather": """_allgather_base_ allgather_ allgather_coalesced_ allgather_into_tensor_coalesced_ all_gather_into_tensor
+        all_gather_into_tensor_out all_gather_into_tensor_coalesced""",
+    "reduce_scatter": """_reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_ reduce_scatter_tensor
+        reduce_scatter_tensor_out reduce_scatter_tensor_coalesced""",
+    "all_to_all": "alltoall_ alltoall_base_ all_to_all_single shard_dim_alltoall",
+    "broadcast": "broadcast_ broadcast", "reduce": "reduce_", "gather": "gather_", "scatter": "scatter_", "send": "send",
+    "receive": "recv_ recv_any_source_", "barrier": "barrier monitored_barrier_"}.items() for name in names.split()}
 
 # Operators that only allocate.
 ALLOCATIONS = frozenset(("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided",
@@ -140,8 +155,7 @@ CUDA_NOTHING = ("synchronize", "empty_cache", "set_device", "manual_seed", "manu
 
 # Names of torch.cuda whose use is refused on a pretended GPU, with the reason.
 CUDA_REFUSED = {
-    **{name: "several streams are not recorded" for name in ("Stream", "Event", "ExternalStream", "stream", "set_stream",
-                                                             "current_stream", "default_stream")},
+    "ExternalStream": "what other libraries run on it is not known",
     **{name: "CUDA graphs are not recorded" for name in ("CUDAGraph", "graph", "make_graphed_callables")},
     **{name: "a pretended GPU has no memory of its own" for name in (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",

@@ -54,9 +54,12 @@ class Values:
     def forget(self, tensor: torch.Tensor) -> None:
         """Notes that values of `tensor` are no longer known."""
         if tensor.device.type == "meta":
-            self._data.pop(tensor.untyped_storage()._cdata, None)
+            self.forget_storage(tensor.untyped_storage())
         else:
             self._unknown.add(tensor.untyped_storage())
+
+    def forget_storage(self, untyped: torch.UntypedStorage) -> None:
+        self._data.pop(untyped._cdata, None)
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor | float) -> None:
         """Notes the values of `tensor`, which covers its storage as far as it is known."""

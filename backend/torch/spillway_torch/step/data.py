@@ -32,6 +32,17 @@ class Again:
     workspace: int  # bytes
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """A communication of processes."""
+
+    kind: str  # a name in `table.COLLECTIVES`
+    group: str  # the name of the group of processes
+    ranks: tuple[int, ...]  # the processes in it; of a message, its sender or receiver and this one
+    bytes: int  # what the operator's largest argument or result has: a gather's result, a scatter's input
+    asynchronous: bool  # it runs on its group's lane, not on the current stream
+
+
 @dataclasses.dataclass(slots=True)
 class Operator:
     """One operator of the program, in the order in which the host ran it."""
@@ -51,6 +62,9 @@ class Operator:
     host_ns: int = 0  # the time of the host, if it is known for each operator
     number: int | None = None  # in the step as it was recorded, if this one was made from it
     again: Again | None = None  # it stands for a chain of operators, which makes its result again
+    lane: int = 0  # the stream on which it runs (`streams.py`)
+    after: tuple[int, ...] = ()  # the numbers of operators of other lanes that it waits for
+    collective: Collective | None = None
 
     @property
     def packet(self) -> str:

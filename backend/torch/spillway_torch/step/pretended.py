@@ -25,9 +25,11 @@ from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Ledger
 from ..base.target import Target, parse_target
+from . import distributed
 from .interpose import Interposer
 from .numbers import COMPARISONS, FINITE, NoValue, compared_by_choice, needs
 from .recorder import META, Recorder
+from .streams import Lanes
 
 _Tensor: Any = torch.Tensor
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -49,9 +51,8 @@ class Names(TorchFunctionMode):
             _Tensor.cuda: lambda t, device=None, non_blocking=False, **kw: self.moved(t.to(self.translated(device or "cuda"), **kw)),
             _Tensor.pin_memory: lambda t, device=None: t,
             _Tensor.is_pinned: lambda t, device=None: False,
-            _Tensor.record_stream: lambda t, stream: None,
-            _Tensor.backward: self.backward,
             _Tensor.__setitem__: self.set_item,
+            _Tensor.data.__set__: self.set_data,
             _Tensor.item: self.item,
             _Tensor.tolist: self.to_list,
             _Tensor.__float__: lambda t: self.plain(t, float),
@@ -75,17 +76,21 @@ class Names(TorchFunctionMode):
             self.recorder.ledger.arrive(tensor)
         return tensor
 
-    def backward(self, tensor: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
-                 inputs: Any = None) -> None:
-        with self:  # backward may run parts of the program again
-            torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
-
     def set_item(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
         # A number that is written into a GPU's tensor goes there from the host, by one fill. PyTorch 2.15 fills tensors
         # of all devices so.
         if RELEASE < (2, 15) and isinstance(value, (bool, int, float, complex)) and tensor.device.type == "meta":
             value = torch.tensor(value, dtype=tensor.dtype, device="cpu")
         tensor[index] = value
+
+    def set_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """`tensor.data = value`, which may move a tensor from the host to the pretended device."""
+        if tensor.device.type == value.device.type:
+            tensor.data = value
+        else:
+            with torch.no_grad():
+                moved = torch.nn.Parameter(value) if isinstance(tensor, torch.nn.Parameter) else value.detach()
+            torch.utils.swap_tensors(tensor, moved.requires_grad_(tensor.requires_grad))
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 1 and self.recorder.values.of(tensor) is None
@@ -204,12 +209,13 @@ def _refused(name: str, reason: str) -> Any:
     return type(name, (original,), {"__new__": call}) if isinstance(original, type) else call
 
 
-def _cuda_patches(target: Target) -> dict[str, Any]:
+def _cuda_patches(target: Target, lanes: Lanes) -> dict[str, Any]:
     major, minor = divmod(target.capability, 10)
     properties = types.SimpleNamespace(name=target.name, major=major, minor=minor, multi_processor_count=1,
                                        total_memory=1 << 40)
     return {**{name: lambda *_, **__: None for name in table.CUDA_NOTHING},
             **{name: _refused(name, reason) for name, reason in table.CUDA_REFUSED.items()},
+            **lanes.patches(),
             "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
             "current_device": lambda: 0, "get_device_capability": lambda device=None: (major, minor),
             "get_device_name": lambda device=None: target.name, "get_device_properties": lambda device=None: properties,
@@ -219,11 +225,10 @@ def _cuda_patches(target: Target) -> dict[str, Any]:
             "set_rng_state": lambda *_, **__: None, "device": _NoDevice}
 
 
-def _accelerator_patches() -> dict[str, Any]:
+def _accelerator_patches(lanes: Lanes) -> dict[str, Any]:
     """Returns replacements in torch.accelerator, which PyTorch 2.6 and later have."""
-    stream = types.SimpleNamespace(is_capturing=lambda: False)
     return {"is_available": lambda: True, "device_count": lambda: 1, "current_device_index": lambda: 0,
-            "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": lambda device=None: stream,
+            "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": lambda device=None: lanes.current,
             "synchronize": lambda device=None: None}
 
 
@@ -331,11 +336,14 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
             interposer = Interposer(wanted, pretended.recorder)
             stack.callback(interposer.close)
             stack.enter_context(interposer.active())
-            for module, patches in ((torch.cuda, _cuda_patches(wanted)),
-                                    (getattr(torch, "accelerator", None), _accelerator_patches())):
+            lanes = pretended.recorder.lanes
+            for module, patches in ((torch.cuda, _cuda_patches(wanted, lanes)),
+                                    (getattr(torch, "accelerator", None), _accelerator_patches(lanes))):
                 for name, value in patches.items():
                     if hasattr(module, name):
                         stack.enter_context(mock.patch.object(module, name, value))
+            stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
+            stack.enter_context(mock.patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
             supported = _foreach_utils._get_foreach_kernels_supported_devices()
             stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices",
                                                   lambda: [*supported, "meta"]))
@@ -351,6 +359,15 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "register_parameter",
                                               _empty_weights(pretended.recorder.ledger if wanted.cuda else None)))
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
+        stack.enter_context(distributed.sharded(pretended.recorder))
+        stack.enter_context(distributed.pretended(pretended.recorder))
+        run = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            with names:  # in hooks, and in parts of the program that run again
+                return run(*args, **kwargs)
+
+        stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", run_backward))
         stack.enter_context(pretended.recorder)
         stack.enter_context(names)
         yield pretended

@@ -20,12 +20,14 @@ from ..base.ledger import Ledger, Storage
 from ..base.target import Target
 from ..base.values import Values
 from .attributes import attributes_of, grouped_flops, order_in_memory
-from .data import Operand, Operator, Saved, StepData, in_module
+from .data import Collective, Operand, Operator, Saved, StepData, in_module
+from .distributed import WRAPPERS, Works, collective_of, is_taken_apart, local_tensors
 from .meter import Mark, Meter
 from .modules import Modules
 from .numbers import Numbers, line_of_program, needs
 from .scratch import scratch_of
 from .shapes import CONVOLUTIONS, SHAPES, as_cudnn_lays_out
+from .streams import Lanes
 
 _log = logging.getLogger("torch.utils.flop_counter")
 _log.disabled = True  # it says that Triton is missing, which only its kernels need
@@ -53,9 +55,9 @@ class Take:
         """Returns the module, the phase and the layer of the next operator. REQUIRES: it is appended then."""
         number, node = len(self.operators), torch._C._current_autograd_node()
         path, phase, layer = self.modules.path(), "update" if self.updating else "forward", number
-        if node is not None and not self.updating:
+        if not self.updating and torch._C._current_graph_task_id() != -1:
             phase = "backward"
-            maker = self.made_by.get(node._sequence_nr())
+            maker = self.made_by.get(node._sequence_nr()) if node is not None else None  # at its end, PyTorch calls functions
             if maker is not None:
                 layer = self.operators[maker].layer  # a recomputed operator has a layer of its own
                 path = path or self.operators[maker].module
@@ -77,11 +79,12 @@ class _Facts:
     random: bool
     allocates: bool
     kind: str  # "", "number" or "shape": the result depends on values
-    composite: bool  # it is made of other operators
+    composite: bool  # it is made of other operators, and has no kernel
     views: bool  # its results lie in the storages of its arguments, and it writes nothing
     arguments: tuple[str, ...]  # names
     defaults: dict[str, Any]  # by name
     lists: tuple[str, ...]  # those among them that are lists of tensors
+    collective: str  # the kind of communication between processes; empty: none
 
 
 @functools.lru_cache(maxsize=None)
@@ -93,16 +96,20 @@ def facts_of(func: Any) -> _Facts:
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes |= {i, argument.name}
+    collective = table.COLLECTIVES.get(packet, "") if func.namespace in table.PROCESSES else ""
+    if func.namespace == "c10d" and collective not in ("send", "barrier"):
+        writes.add(0)
     kind = "number" if packet in table.NUMBER_FROM_VALUES else "shape" if (
         packet in table.SHAPE_FROM_VALUES or name in table.SHAPE_FROM_VALUES) else ""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    composite = (torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and
+                 not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
     returns = func._schema.returns
     return _Facts(name, packet, frozenset(writes), torch.Tag.nondeterministic_seeded in func.tags,
                   packet in table.ALLOCATIONS, kind, composite,
                   bool(returns) and not composite and not writes and all(r.alias_info is not None for r in returns),
                   tuple(a.name for a in func._schema.arguments),
                   {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()},
-                  tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"))
+                  tuple(a.name for a in func._schema.arguments if str(a.type) == "List[Tensor]"), collective)
 
 
 class Call:
@@ -200,9 +207,13 @@ class Recorder(TorchDispatchMode):
         self.in_place = False  # PyTorch's C++ code adds in place unless it sees a mode
         self.take: Take | None = None
         self.scratch = 0  # the scratch bytes of the last operator
+        self.lanes, self.works = Lanes(), Works()
+        self.ledger.lane = lambda: self.lanes.current.lane
         self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_taken_apart, types)):
+            return NotImplemented
         with torch._C.DisableTorchFunction():  # devices are those of PyTorch, not those that the program sees
             if self.in_place and func is aten.add.Tensor:
                 with self:
@@ -213,7 +224,7 @@ class Recorder(TorchDispatchMode):
             if call.facts.packet == "_grouped_mm" and not self.target.real and call.inputs[0].dtype != torch.bfloat16:
                 with self:
                     return self.one_group_after_another(*call.args, **call.kwargs)
-            if call.facts.composite and torch.is_inference_mode_enabled():  # elsewhere, autograd takes it apart before this
+            if call.facts.composite:  # autograd did not take it apart, because it is off or has passed
                 with self:
                     return take_apart(func, *args, **call.kwargs)
             result = self.run(call)
@@ -243,6 +254,11 @@ class Recorder(TorchDispatchMode):
     def run_without_data(self, call: Call) -> Any:
         func, facts, args, kwargs, inputs = call.func, call.facts, call.args, call.kwargs, call.inputs
         on_device = any(t.device.type == "meta" for t in inputs)
+        if facts.packet in WRAPPERS:
+            return WRAPPERS[facts.packet](args[0])
+        if func.namespace in table.PROCESSES and not facts.collective:
+            raise NotRecordableError(f"{func}{self.place()} cannot be recorded without a GPU: its communication is not known; the "
+                                     "collectives of torch.distributed are")
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}  # the host has no GPU for which to pin memory
         if on_device:
@@ -273,7 +289,10 @@ class Recorder(TorchDispatchMode):
         if on_device and facts.packet in table.HOST_OUTPUTS:
             result = tuple(torch.empty_like(value, device="cpu") if at in table.HOST_OUTPUTS[facts.packet] else value
                            for at, value in enumerate(result))
-        if facts.packet in table.ASSUMED:
+        if facts.collective:  # What other processes have is not known, but a root is taken for equal.
+            for tensor in (*call.written, *tensors_in(result, [])) if facts.collective != "broadcast" else ():
+                self.values.forget(tensor)
+        elif facts.packet in table.ASSUMED:
             at, value = table.ASSUMED[facts.packet]
             self.values.learn(args[at], value)
         else:
@@ -449,40 +468,51 @@ class Recorder(TorchDispatchMode):
     def note(self, call: Call, result: Any) -> None:
         facts, outputs = call.facts, tensors_in(result, [])
         read, fresh, writes, made = self.operands(call, outputs)
-        if self.take is None or facts.allocates:
-            return
-        to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
-        if not (fresh or writes or facts.kind == "number" and read or to_host):
-            return
-        if self.target.cuda and not self.target.real:
-            self.scratch = scratch_of(facts.packet, call.args, self.target.capability)
-        self.append(call.func._schema.name, read, [*fresh, *writes], *measures(call, made, result))
+        collective = collective_of(call, result, self.place()) if facts.collective else None
+        if self.take is not None and not facts.allocates:
+            to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
+            if fresh or writes or (facts.kind == "number" or collective is not None) and read or to_host:
+                if self.target.cuda and not self.target.real:
+                    self.scratch = scratch_of(facts.packet, call.args, self.target.capability)
+                self.append(call.func._schema.name, read, [*fresh, *writes], *measures(call, made, result), collective)
+        if collective is not None and not self.target.real:
+            lane = self.lanes.lane_of(collective)
+            self.works.add(result, tensors_in(call.args[0], []), self.lanes.mark(lane))
 
     def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
-               attributes: dict[str, int]) -> None:
+               attributes: dict[str, int], collective: Collective | None = None) -> None:
         assert self.take is not None
         flags = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         path, phase, layer = self.take.place()
+        lane, after = self.lanes.place(collective, (operand.storage.number for operand in (*read, *writes)))
         self.take.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
-                                            flags.allow_tf32))
+                                            flags.allow_tf32, lane=lane, after=after, collective=collective))
         if self.mark is not None:
             self.take.marks.append(self.mark)
+
+    def resized(self, untyped: torch.UntypedStorage) -> None:
+        """Notes that a storage has other memory than before, or none."""
+        if untyped.device.type == self.ledger.device:
+            self.values.forget_storage(untyped)
+            storage = self.ledger.resized(untyped)
+            if storage is not None and self.take is not None:
+                self.take.step.storages[storage.number] = storage
 
     # ---- saved tensors ----
 
     def pack(self, tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            take = self.take
-            if take is None or not self.here(tensor):
-                return tensor.detach(), None
-            saved = Saved(self.operand(tensor), len(take.operators))
-            take.step.saved.append(saved)
+            take, saved = self.take, []
+            if take is not None:
+                saved = [Saved(self.operand(t), len(take.operators)) for t in local_tensors(tensor) if self.here(t)]
+                take.step.saved += saved
             return tensor.detach(), saved
 
     def unpack(self, packed: Any) -> torch.Tensor:
         tensor, saved = packed
-        if saved is not None and self.take is not None:
-            saved.unpacked.append(len(self.take.operators))
+        if self.take is not None:
+            for known in saved:
+                known.unpacked.append(len(self.take.operators))
         return tensor
 
 

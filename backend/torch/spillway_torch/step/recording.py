@@ -18,6 +18,7 @@ from .meter import meter_of
 from .modules import Modules
 from .pretended import active, pretend
 from .data import Measured, Operator
+from .distributed import sharded
 from .recorder import Recorder, Take
 from .step import Step
 
@@ -36,6 +37,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             measured = meter.steps(step)
         if wanted.real:
             recorder = stack.enter_context(Recorder(wanted.shown.type, wanted, meter))
+            stack.enter_context(sharded(recorder))
         else:
             recorder = stack.enter_context(pretend(wanted.name)).recorder
         recorder.ledger.start()
@@ -54,6 +56,8 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
         take = Take(recorded, modules)
         _run(step, recorder, take)
         recorder.numbers.report()
+    # A storage that came back in between has other memory, which autograd did not save.
+    recorded.saved = [s for s in recorded.saved if s.storage.died is None or all(at <= s.storage.died for at in s.unpacked)]
     if not take.operators:
         raise SpillwayError(f"the step ran no operator on '{wanted.name}': make the model inside spillway_torch.pretend, or move it "
                             "there, and the step's data, too")
@@ -76,6 +80,7 @@ def _run(step: Callable[[], Any], recorder: Recorder, take: Take) -> None:
         stack.callback(register_optimizer_step_pre_hook(lambda *_: setattr(take, "updating", True)).remove)
         stack.callback(register_optimizer_step_post_hook(lambda *_: setattr(take, "updating", False)).remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack))
+        recorder.lanes.begin()
         recorder.take = take
         stack.callback(setattr, recorder, "take", None)
         stack.callback(recorder.ledger.renew)

@@ -204,13 +204,15 @@ class _Writer:
         self.written.update(fresh)
         repeatable &= not any(self.uses[s].kind == "input" for s in fresh)
         shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
+        if op.collective is not None:  # its time depends on links, not on the memory of the device
+            traffic = 0
         signature = _short(op) if self.planned else f"{op.name}{shapes} traffic={traffic}"
         made = self.add_op(number, self.op_names[number], self.op_names[op.layer], type_of(op.packet), inputs, outputs, signature,
                            op.flops, traffic)
         if arithmetic := arithmetic_of(op):
             made["slots"][0]["arithmetic"] = arithmetic
         measured = self.step.measured
-        made["attributes"] = {"operators": 1, **op.attributes} if measured.device and not self.planned else op.attributes
+        made["attributes"] = {**({"operators": 1} if measured.device and not self.planned else {}), **_attributes(op)}
         if op.again is not None if self.planned else repeatable:
             made["recomputable"] = True
         made["recorded"] = _recorded(op.time_ns, op.host_ns or measured.host_ns // len(self.operators), op.scratch)
@@ -265,7 +267,16 @@ def operator_of(op: str) -> int:
 
 
 def _short(op: Operator) -> str:
-    return op.packet if op.again is None else "chain"
+    return "chain" if op.again is not None else op.packet if op.collective is None else op.collective.kind
+
+
+def _attributes(op: Operator) -> dict[str, int]:
+    """Returns the numbers that the trace says of an operator: those of a collective, or those of its shape."""
+    if op.collective is None:
+        return op.attributes
+    ranks = op.collective.ranks
+    return {"bytes": op.collective.bytes, "ranks": len(ranks), "stride": ranks[1] - ranks[0] if len(ranks) > 1 else 0, "lane": op.lane,
+            "asynchronous": int(op.collective.asynchronous)}
 
 
 def _tensor(name: str, kind: str, shape: Sequence[int], size: int, dtype: torch.dtype | None = torch.uint8) -> dict[str, Any]:
