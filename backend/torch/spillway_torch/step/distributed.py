@@ -6,7 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -17,9 +17,8 @@ from ..base.errors import NotRecordableError
 from .data import Collective
 from .streams import Mark
 
-if TYPE_CHECKING:
-    from .recorder import Call, Recorder
-
+_DIST: Any = dist  # some of its names are not declared
+_C10D: Any = dist.distributed_c10d
 FAKE = "torch.distributed.init_process_group('fake', rank=R, world_size=W)"
 
 
@@ -51,10 +50,10 @@ def _waited_for(tensor: torch.Tensor) -> Any:
 WRAPPERS: dict[str, Callable[[torch.Tensor], Any]] = {"wait_tensor": lambda tensor: tensor, "_wrap_tensor_autograd": _waited_for}
 
 
-def collective_of(call: Call, result: Any, place: str) -> Collective:
-    """Returns what a call communicates. REQUIRES: it is a collective."""
+def collective_of(call: Any, result: Any, place: str) -> Collective:
+    """Returns what a `Call` of the recorder communicates. REQUIRES: it is a collective."""
     named = {**call.facts.defaults, **dict(zip(call.facts.arguments, call.args)), **call.kwargs}
-    group = (dist.distributed_c10d._resolve_process_group(named["group_name"]) if "group_name" in named else
+    group = (_C10D._resolve_process_group(named["group_name"]) if "group_name" in named else
              dist.ProcessGroup.unbox(named["process_group"]))
     if dist.get_backend(group) != "fake" and any(t.device.type == "meta" for t in call.inputs):
         raise NotRecordableError(f"{call.func}{place} communicates by '{dist.get_backend(group)}', but no other process has a pretended "
@@ -106,7 +105,7 @@ def _with_hook(forward: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
         if not ddp._comm_hooks:
             ddp._comm_hooks.append((_reduce_bucket, ddp.process_group))
-            dist._register_comm_hook(ddp.reducer, ddp.process_group, _reduce_bucket)
+            _DIST._register_comm_hook(ddp.reducer, ddp.process_group, _reduce_bucket)
         return forward(ddp, *args, **kwargs)
 
     return pre_forward
@@ -132,7 +131,7 @@ def _without_data(make: Callable[..., Any]) -> Any:
 
 
 @contextlib.contextmanager
-def sharded(recorder: Recorder) -> Iterator[None]:
+def sharded(recorder: Any) -> Iterator[None]:
     """Lets the recorder see storages that the program empties and fills again, and not how DTensor finds shapes."""
     resize = torch.UntypedStorage.resize_
 
@@ -157,7 +156,7 @@ def _keep_shapes_apart(stack: contextlib.ExitStack) -> None:
 
 
 @contextlib.contextmanager
-def pretended(recorder: Recorder) -> Iterator[None]:
+def pretended(recorder: Any) -> Iterator[None]:
     """Lets torch.distributed work on a pretended GPU, from the time when the program makes its process group."""
     if not dist.is_available():
         yield
@@ -182,7 +181,7 @@ def pretended(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _patch(stack: contextlib.ExitStack, recorder: Recorder) -> None:
+def _patch(stack: contextlib.ExitStack, recorder: Any) -> None:
     _keep_shapes_apart(stack)
     import torch.distributed.tensor._dispatch as dispatch
     import torch.distributed.tensor._random as random

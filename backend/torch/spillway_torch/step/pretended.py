@@ -361,7 +361,7 @@ def pretend(target: str = "cuda:sm_90") -> Iterator[Pretended]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _in_place_apply()))
         stack.enter_context(distributed.sharded(pretended.recorder))
         stack.enter_context(distributed.pretended(pretended.recorder))
-        run = torch.autograd._engine_run_backward
+        run = getattr(torch.autograd, "_engine_run_backward")
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             with names:  # in hooks, and in parts of the program that run again
