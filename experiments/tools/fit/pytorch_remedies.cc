@@ -158,7 +158,7 @@ PyTorchRemedy StreamedOptimizer() {
 }
 
 PyTorchRemedy EarlyUpdates() {
-  return {"early updates", "updates in backward, state on host", "",
+  return {"early updates", "updates in backward", "",
           "spillway_torch.fit(model, optimizer, memory=BUDGET, early_updates=True)"};
 }
 
