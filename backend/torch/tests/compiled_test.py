@@ -466,6 +466,30 @@ class FitTest(unittest.TestCase):
             self.assertEqual(loss, same)
             self.assertTrue(all(map(torch.equal, values, others)))
 
+    def test_state_of_the_optimizer_makes_room(self):
+        """Where nothing more can be recomputed, it goes to the host between updates."""
+        def train(budget):
+            torch.compiler.reset()
+            device, training = Counted(), Training(lambda: Branches(*(Block(64) for _ in range(4))), rows=32, width=64)
+            with mock.patch.object(fitting, "device_of", lambda _: device):
+                fitted = fit(training.model, training.optimizer, budget, compile="blocks")
+                losses = [training.step(seed)[0] for seed in range(4)]
+            values = [p.detach().clone() for p in training.model.parameters()]
+            found = losses, values, fitted.stats()["predicted_bytes"], fitted.report()
+            fitted.remove()
+            return found
+        losses, values, most, report = train(1 << 40)
+        own = sum(value.nbytes for value in values)
+        self.assertNotIn("of the optimizer's state", report)
+        for share in (0.5, 1.5):
+            same, others, predicted, report = train(int(most - share * own))
+            self.assertLessEqual(predicted, most - share * own)
+            self.assertIn("of the optimizer's state are on the host between updates", report)
+            self.assertEqual(losses, same)
+            self.assertTrue(all(map(torch.equal, values, others)))
+        with self.assertRaisesRegex(SpillwayError, "no plan within"):
+            train(int(most - 1.9 * own))  # parts of it are there while it is used
+
     def test_plans_as_files(self):
         make = lambda: Breaks(16)
         predicted = self.train(make, 1 << 40)[3].stats()["predicted_bytes"]

@@ -24,7 +24,9 @@ from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
+from ..run.buckets import STAGES
 from .accepted import BUDGET
+from .states import States
 
 log = logging.getLogger("spillway_torch")
 
@@ -124,7 +126,8 @@ class CompiledFitted:
         self._blocks, self._given = list(blocks), given
         self._graphs: list[Graph] = []
         self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
-        self._state = 0  # bytes of the optimizers' state when the step began
+        self._state = self._there = 0  # bytes of the optimizers' state when the step began, and those of them on the host
+        self._states, self._hosted, self._begun = States(self._optimizers, budget, False), 0, False  # bytes that plans have on the host
         self._unforeseen = 0  # bytes that steps took and that no plan counts
         self._corrections = self._steps = self._planned = self._most = 0
         self._fresh = CHECKED  # steps to check
@@ -159,6 +162,7 @@ class CompiledFitted:
             block._compiled_call_impl = None
         for model in self._modules():
             _BUDGETS.pop(model, None)
+        self._states.close()
         torch.compiler.reset()
 
     def _modules(self) -> list[torch.nn.Module]:
@@ -188,6 +192,8 @@ class CompiledFitted:
         most = f", of which steps took at most {self._text(self._most)}" if self._most else ""
         lines = [f"budget {self._text(self._budget)}{most}; {self._steps} steps: {self._planned} planned, {self._steps - self._planned} "
                  f"recorded or compiled; predicted peak {self._text(self._predicted)}"]
+        if there := self._states.all_outside():
+            lines.append(f"{self._text(there)} of the optimizer's state are on the host between updates")
         for graph in self._graphs:
             if graph.choice is not None and graph.joint is not None:
                 taken = graph.choice.outcome
@@ -221,6 +227,8 @@ class CompiledFitted:
     def _call(self, graph: Graph, given: Sequence[Any]) -> Any:
         if not torch.is_grad_enabled():
             return graph.module(*given)
+        if not self._begun:
+            self._begin()
         if graph.choice is None and not graph.refused:
             return self._record(graph, given)
         if graph.compiled is None:
@@ -228,6 +236,16 @@ class CompiledFitted:
             graph.compiled = pytorch.compiled(pytorch.copied(graph.module), given, graph.settings, graph.split, graph.key())
         with self._guard(given) if graph.refused else contextlib.nullcontext():
             return graph.compiled(*given)
+
+    def _begin(self) -> None:
+        """Begins a step, with state of the optimizers on the host if it is to be there."""
+        self._begun = True
+        if self._counts and not self._steps:  # the first update may not fit
+            own = self._own()
+            self._states.find(self._memory, self._optimizers)
+            self._states.foresee(self._memory.in_use(), sum(p.grad.nbytes for p in own if p.grad is not None),
+                                 sum(p.nbytes for p in own if p.requires_grad))
+        self._states.begin(self._hosted)
 
     def _guard(self, given: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Within it, what autograd saves of a graph without a plan goes to the host, unless there is room for `BEHIND` times as much."""
@@ -246,7 +264,7 @@ class CompiledFitted:
     def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
         """Runs a graph operator by operator, with what autograd saves on the host."""
         if not self._events:
-            self._state = self._state_bytes()
+            self._state, self._there = self._state_bytes(), self._states.all_outside()
         self._note_peak()
         if not graph.inputs:
             graph.inputs = pytorch.without_data(given)
@@ -287,7 +305,9 @@ class CompiledFitted:
         return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in self._own()) + self._state_bytes()
 
     def _state_bytes(self) -> int:
-        return sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
+        """Returns the bytes that the optimizers' state takes if all of it is on the device."""
+        there = self._states.all_outside() if self._device != "cpu" else 0
+        return there + sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
                    for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -312,6 +332,7 @@ class CompiledFitted:
             self._check(peak)
         if self._fresh:
             self._peak()
+        self._begun = False
 
     def _check(self, peak: int) -> None:
         """Compares the peak of a step with the budget; plans again where it took more."""
@@ -338,7 +359,8 @@ class CompiledFitted:
         graphs = self._traced(events)
         if not graphs:
             return
-        more, given = self._state_bytes() - self._state + self._unforeseen, self._given
+        there = self._states.all_outside()
+        more, given = self._state_bytes() - self._state - (there - self._there) + self._unforeseen, self._given
         self._given = None
         if given is not None:
             try:
@@ -347,6 +369,12 @@ class CompiledFitted:
                 self.remove()
                 raise
         over = self._fit_in(graphs, events, more) if given is None else self._most_over(events, more)
+        self._states.find(self._memory, self._optimizers)
+        parts = self._states.parts
+        leave = min(sum(parts) - there, over + STAGES * max(parts, default=0)) if over > 0 else 0
+        if leave > 0:  # what cannot be recomputed has to make room
+            self._hosted = there + leave
+            over = self._fit_in(graphs, events, more - leave) if given is None else self._most_over(events, more - leave)
         self._predicted = self._budget + over
         if over > 0:
             predicted = self._predicted
