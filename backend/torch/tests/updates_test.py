@@ -411,8 +411,9 @@ class FitTest(unittest.TestCase):
         self.assertGreater(len({rung.plan.state for rung in family.rungs}), 1)
 
     def test_wrong_options(self):
-        with self.assertRaisesRegex(SpillwayError, "early_updates needs the optimizer"):
-            fit(Wide(), memory="1GiB", early_updates=True)
+        for wrong in (True, 1, "yes"):
+            with self.assertRaisesRegex(SpillwayError, f"early_updates is {wrong!r}, and the optimizer NoneType; expected False, or True with"):
+                fit(Wide(), memory="1GiB", early_updates=wrong)
 
     def test_what_stays_is_named(self):
         parameters = sum(p.nbytes for p in Wide().parameters())

@@ -598,8 +598,9 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     floor, the optimizer's step raises it, or a later step on a GPU.
     """
     budget = parse_bytes(memory)
-    if early_updates and optimizer is None:
-        raise SpillwayError("early_updates needs the optimizer: fit(model, optimizer, ...)")
+    if not isinstance(early_updates, bool) or early_updates and optimizer is None:
+        raise SpillwayError(f"early_updates is {early_updates!r}, and the optimizer {type(optimizer).__name__}; expected False, or True with "
+                            "an optimizer: fit(model, optimizer, ...)")
     given = list(model) if isinstance(model, (list, tuple)) else [model]
     if compile not in (None, "blocks") or compile and compiled is False:
         raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
