@@ -5,13 +5,14 @@ import copy
 import io
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 
 from adversary import Adversary
 from guard_test import Guarded, counted
 from spillway_torch import fit, make_plan, read_plan, write_plan
-from spillway_torch.base.device import CpuDevice, Queue
+from spillway_torch.base.device import CpuDevice, Queue, host_memory
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.run.updates import HostedState, can_host
 from spillway_torch.tape.tape import Update
@@ -409,6 +410,13 @@ class FitTest(unittest.TestCase):
         self.assertLessEqual(device.peak, int(3.6 * parameters))
         family, = fitted._structures.all()
         self.assertGreater(len({rung.plan.state for rung in family.rungs}), 1)
+
+    def test_a_host_without_room(self):
+        self.assertGreater(host_memory(), 1 << 20)
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        with mock.patch("spillway_torch.run.updates.host_memory", lambda: 1000):
+            with self.assertRaisesRegex(SpillwayError, "bytes of the state of AdamW have to be on the host, which has 1,000 bytes free"):
+                self.train(KINDS["adamw"], 4 * parameters, Guarded())
 
     def test_wrong_options(self):
         for wrong in (True, 1, "yes"):

@@ -7,9 +7,11 @@ work in order; between queues only events order it.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import enum
 import os
+import pathlib
 import time
 from typing import Any
 
@@ -122,6 +124,18 @@ class Host:
     def close(self) -> None:
         """Gives the memory back; no copy may be running."""
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def host_memory() -> int:
+    """Returns the bytes of the host that this process can still take: what is free, within the limit of its cgroup."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    with contextlib.suppress(OSError, ValueError):  # no limit is no number
+        most, used = (int(pathlib.Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        free = min(free, max(0, most - used))
+    return free
 
 
 class _RegisteredHost(Host):

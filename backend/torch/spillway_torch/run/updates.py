@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..base.device import Device, Host
+from ..base.device import Device, Host, host_memory
 from ..base.errors import SpillwayError
 from ..tape.tape import Update
 from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
@@ -150,7 +150,10 @@ class HostedState:
         return divided(parameters[::-1] if self._early else parameters)
 
     def move(self, size: int) -> None:
-        """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer."""
+        """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer.
+
+        Raises `SpillwayError` if the host has no room.
+        """
         if not size and not self._wanted:
             return
         self._wanted, there = max(self._wanted, size), self.outside
@@ -167,7 +170,12 @@ class HostedState:
             return
         if not self._handles:
             self._add_hooks()
-        self._hosts.append(self._device.host(sum(of.room * len(of.names) for of in parameters)))
+        size, kind = sum(of.room * len(of.names) for of in parameters), type(self._optimizer).__name__
+        if size > host_memory():
+            raise SpillwayError(f"{size:,} bytes of the state of {kind} have to be on the host, which has {host_memory():,} bytes free: "
+                                "give a larger budget, or free memory of the host")
+        log.info("spillway: %s bytes of the state of %s go to the host", f"{size:,}", kind)
+        self._hosts.append(self._device.host(size))
         at = 0
         for of in parameters:
             of.host, of.at = self._hosts[-1], at
