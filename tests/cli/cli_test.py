@@ -226,7 +226,7 @@ class CliTest(unittest.TestCase):
         self.fails(3, "nowhere.json", "run", "nowhere.json")
         with tempfile.TemporaryDirectory() as directory:
             bad = os.path.join(directory, "bad.json")
-            pathlib.Path(bad).write_text('{"format": "spillway-trace", "version": 9}', encoding="utf-8")
+            pathlib.Path(bad).write_text('{"format": "spillway-trace", "version": 99}', encoding="utf-8")
             self.fails(3, "version", "trace", "validate", bad)
             pathlib.Path(bad).write_text("{", encoding="utf-8")
             self.fails(3, bad, "trace", "info", bad)
