@@ -61,8 +61,9 @@ class SchemasTest(DirectoryTest):
 
     def test_a_document_of_every_type_fits_its_schema(self):
         # The first two are made on a GPU; see cli_test.py. Saved tensors are only read; see
-        # saved_tensors_test.py. The last one is written by backend/torch; see its explain_test.py.
-        seen = {"calibration", "validation", "saved-tensors", "torch-explain"}
+        # saved_tensors_test.py. The last two are written by backend/torch; see its explain_test.py
+        # and compiled_test.py.
+        seen = {"calibration", "validation", "saved-tensors", "torch-explain", "torch-explain-compiled"}
         for name, document in self.documents():
             with self.subTest(name=name):
                 self.conforms(document, name)
