@@ -108,7 +108,8 @@ class _Writer:
         if use.before:
             if not stays:
                 return "input"
-            return "optimizer_state" if use.updated and use.phases == {"update"} else "parameter"
+            state = use.updated and use.phases == {"update"} and not (self.planned and use.storage.number >= 0)
+            return "optimizer_state" if state else "parameter"  # plans move those parts of it alone that they know
         if self.planned:
             return "gradient" if use.written_in == "backward" else "activation"
         if use.data:
