@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
 constexpr int kVersion = 9;
-constexpr int kVersionWithState = 9;
 constexpr int kVersionWithoutSizes = 7;
 constexpr int kVersionWithoutHooks = 6;
 constexpr int kVersionWithoutSaved = 5;
@@ -237,7 +236,7 @@ class TraceReader {
                                     Optional("prefetch_ns", move(hooks.prefetch)),
                                     Optional("evict_ns", move(hooks.evict)),
                                     Optional("state_ns", [&](Value v) {
-                                      NeedVersion(kVersionWithState, "state_ns");
+                                      NeedVersion(9, "state_ns");
                                       move(hooks.state)(v);
                                     }));
                  }),
@@ -471,7 +470,7 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
-    if (trace_.hooks && trace_.hooks->state) return kVersionWithState;
+    if (trace_.hooks && trace_.hooks->state) return kVersion;
     const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
     if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) {
       return kVersionWithoutSizes;

@@ -199,6 +199,14 @@ class PlanTest(DirectoryTest):
             self.assertLessEqual(both["iteration_ms"], 1.01 * alone["iteration_ms"])
             (other,) = self.rows("--memory", memory, trace=path)
             self.assertLessEqual(other["peak_allocated_bytes"], int(share * rows[0]["eager_peak_bytes"]))
+        # The next part comes while one is updated. So no plan reaches a floor in the updates, and the least one takes more.
+        for update in (o for o in trace["ops"] if o["phase"] == "update"):
+            update["recorded"]["workspace"] = 512 * MIB
+        large = self.file("large.json", trace)
+        (row,) = self.rows("--memory", f"{576 * MIB}B", trace=large, quick=search, code=1)
+        self.assertEqual((row["floor_bytes"], row["status"]), (576 * MIB, "none"))
+        self.assertGreaterEqual(row["least_bytes"], 640 * MIB)
+        self.assertEqual(self.rows("--memory", f"{row['least_bytes']}B", trace=large, quick=search)[0]["status"], "ok")
         text = self.ok("plan", path, *search, "--memory", f"{rows[1]['memory_bytes']}B", "--explain")
         self.assertIn("640 MiB of 640 MiB of the optimizer's state are on the host but while an update uses them", text)
         old = {**trace, "version": 8}

@@ -11,6 +11,6 @@ from .run.executor import step
 from .step.pretended import pretend
 from .step.step import Step
 
-__all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile", "explain", "explain_compiled", "fit",
-           "make_plan", "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
+__all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile", "explain",
+           "explain_compiled", "fit", "make_plan", "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
 __version__ = "0.1.0"

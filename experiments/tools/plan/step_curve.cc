@@ -289,12 +289,19 @@ PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
       planned = Predicted(planned.plan, memory);
       const Bytes over = planned.prediction.peak - AimOf(memory, floor_.size);
       if (over <= Bytes(0)) break;
-      planned = attempt == 0 ? plan_in(memory + size - over)
-                             : PlannedStep{memory, {}, planned.prediction, memory + over};
+      if (attempt == 0) {
+        planned = plan_in(memory + size - over);
+      } else {
+        planned.best = MemoryFor(planned.prediction.peak) + size;
+      }
     }
     if (!planned.fits()) {
-      if (!fastest.fits())
-        fastest.best = std::min(fastest.best, std::max(floor_.size, planned.best - size));
+      if (fastest.fits()) continue;
+      PlannedStep least = plan_in(planned.best);
+      if (!least.fits()) continue;
+      least.plan.state = outside;
+      const Bytes peak = Predicted(least.plan, memory).prediction.peak;
+      fastest.best = std::min(fastest.best, MemoryFor(peak));
     } else if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
       fastest = std::move(planned);
     }

@@ -127,14 +127,20 @@ class Host:
 
 
 def host_memory() -> int:
-    """Returns the bytes of the host that this process can still take: what is free, within the limit of its cgroup."""
+    """Returns the bytes of the host that this process can still take: what is free, within the limit of its cgroup (version 2).
+
+    Files that the host keeps in memory give way.
+    """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with contextlib.suppress(OSError, ValueError):  # no limit is no number
-        most, used = (int(pathlib.Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-        free = min(free, max(0, most - used))
+    group = pathlib.Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # no limit is no number
+        most, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        files = sum(int(line.split()[1]) for line in lines if line.startswith(("active_file ", "inactive_file ")))
+        free = min(free, max(0, most - used + files))
     return free
 
 

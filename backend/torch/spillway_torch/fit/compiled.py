@@ -308,7 +308,7 @@ class CompiledFitted:
         """Returns the bytes that the optimizers' state takes if all of it is on the device."""
         there = self._states.all_outside() if self._device != "cpu" else 0
         return there + sum(v.nbytes for optimizer in self._optimizers for slots in optimizer.state.values() if isinstance(slots, dict)
-                   for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
+                           for v in slots.values() if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         own = {id(p) for p in self._own()}

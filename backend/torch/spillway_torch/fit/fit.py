@@ -407,7 +407,8 @@ class Fitted:
         refuse_kinds(self._model)
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
-        self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), sum(p.nbytes for p in self._model.parameters() if p.requires_grad))
+        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
         recorder.mix = steps_library().mix
         recorder.begin(stay)

@@ -15,6 +15,8 @@ from ..tape.tape_recorder import TapeRecorder
 
 
 class States:
+    """The state of all optimizers of a budget, as plans divide it between the device and the host."""
+
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], budget: int, early: bool) -> None:
         """early: whether they update parameters while backward runs."""
         self._given = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -45,8 +47,9 @@ class States:
         """Begins a step with at least so many bytes of state on the host."""
         size = max(size, self._least)
         for hosted in self._hosted.values():
-            hosted.move(max(0, size))
-            size -= sum(hosted.sizes)
+            if size > 0:
+                hosted.move(size)
+                size -= sum(hosted.sizes)
             hosted.settle()
 
     def foresee(self, in_use: int, gradients: int, trained: int) -> None:

@@ -20,8 +20,10 @@ STAGES = 3  # buckets on the device at once: one comes, one is used, and one lea
 
 @dataclasses.dataclass(eq=False)
 class Parameter:
+    """A parameter, and where its state is."""
+
     tensor: torch.Tensor
-    group: int
+    group: int  # the number of its group in the optimizer
     names: tuple[str, ...]  # of its state
     host: Optional[Host] = None  # None: its state is on the device
     at: int = 0  # the first byte there
@@ -71,6 +73,8 @@ class Unit:
 
 @dataclasses.dataclass(eq=False)
 class Bucket:
+    """What is updated at once: whole parameters, or one part of a large one."""
+
     units: list[Unit] = dataclasses.field(default_factory=list)
     bytes: int = 0
 

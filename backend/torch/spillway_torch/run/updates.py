@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,6 +59,8 @@ class HostedState:
         self._started = False  # early updates are made
         self._missing: dict[Bucket, int] = {}  # gradients of this step, before it can be updated
         self._buckets_of: dict[Parameter, list[Bucket]] = {}
+        self._places: dict[Bucket, int] = {}  # in `_buckets`
+        self._index()
         self._open = False  # a backward made gradients, and no update followed yet
         self._seen_gradients: dict[Parameter, int] = {}  # and their versions then; before early updates are made
         self._pipeline: Pipeline | None = None  # of this backward
@@ -69,15 +72,20 @@ class HostedState:
         self._warned = False
         if early:
             self._add_hooks()
-            for of in self._parameters():
+            for of in self._buckets_of:
                 self._handles.append(of.tensor.register_post_accumulate_grad_hook(functools.partial(self._made, of)))
 
     def _add_hooks(self) -> None:
         self._handles += [self._optimizer.register_step_pre_hook(self._before), self._optimizer.register_step_post_hook(self._after),
                           self._optimizer.register_state_dict_pre_hook(self._finish)]
 
-    def _parameters(self) -> list[Parameter]:
-        return list(dict.fromkeys(of for bucket in self._buckets for of in bucket.parameters))
+    def _index(self) -> None:
+        """Notes which buckets a parameter is in, and where they are."""
+        self._buckets_of = {}
+        for at, bucket in enumerate(self._buckets):
+            self._places[bucket] = at
+            for of in bucket.parameters:
+                self._buckets_of.setdefault(of, []).append(bucket)
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -90,18 +98,15 @@ class HostedState:
 
         gradients: by `id` of a parameter, the storage of its gradient in the recorded step, and the operator that was the last to write it.
         """
-        def made(bucket: Bucket) -> int | None:
-            last = [gradients[id(of.tensor)][1] if id(of.tensor) in gradients else None for of in bucket.parameters]
-            return None if not self._early or None in last else max(at for at in last if at is not None)
-
-        def order(bucket: Bucket) -> float:
-            at = made(bucket)
-            return float("inf") if at is None else at
-
-        self._buckets.sort(key=order)
-        done: dict[Parameter, int] = {of: at for at, bucket in enumerate(self._buckets) for of in bucket.parameters}  # its last bucket
-        return [Update(self._size(bucket), made(bucket), [] if made(bucket) is None else [
-            gradients[id(of.tensor)][0] for of in bucket.parameters if done[of] == at]) for at, bucket in enumerate(self._buckets)]
+        if not self._early:
+            return [Update(size) for size in self.sizes]
+        made = {bucket: [gradients.get(id(of.tensor), (-1, sys.maxsize)) for of in bucket.parameters] for bucket in self._buckets}
+        last = {bucket: max(at for _, at in made[bucket]) for bucket in self._buckets}
+        self._buckets.sort(key=last.__getitem__)
+        self._index()
+        return [Update(self._size(bucket)) if last[bucket] == sys.maxsize else
+                Update(self._size(bucket), last[bucket], [storage for of, (storage, _) in zip(bucket.parameters, made[bucket])
+                                                          if self._buckets_of[of][-1] is bucket]) for bucket in self._buckets]
 
     def start_early(self) -> None:
         """Makes early updates from the next step on."""
@@ -128,7 +133,7 @@ class HostedState:
     def existing(self) -> tuple[int, int]:
         """Returns the bytes of state that exist on the device, and on the host."""
         bytes_ = [0, 0]
-        for of in self._parameters():
+        for of in self._buckets_of:
             for name, value in self._optimizer.state.get(of.tensor, {}).items():
                 if name in of.names and value is not None:
                     bytes_[of.has(value)] += value.nbytes
@@ -154,7 +159,7 @@ class HostedState:
 
         Raises `SpillwayError` if the host has no room.
         """
-        if not size and not self._wanted:
+        if size <= self._wanted and self._hosts:
             return
         self._wanted, there = max(self._wanted, size), self.outside
         leaving: list[Bucket] = []
@@ -171,8 +176,9 @@ class HostedState:
         if not self._handles:
             self._add_hooks()
         size, kind = sum(of.room * len(of.names) for of in parameters), type(self._optimizer).__name__
-        if size > host_memory():
-            raise SpillwayError(f"{size:,} bytes of the state of {kind} have to be on the host, which has {host_memory():,} bytes free: "
+        free = host_memory()
+        if size > free:
+            raise SpillwayError(f"{size:,} bytes of the state of {kind} have to be on the host, which has {free:,} bytes free: "
                                 "give a larger budget, or free memory of the host")
         log.info("spillway: %s bytes of the state of %s go to the host", f"{size:,}", kind)
         self._hosts.append(self._device.host(size))
@@ -197,10 +203,10 @@ class HostedState:
         after.move_to_end(self._handles[1].id, last=False)
         if self._seen is not self._optimizer.state:
             self._stream(self._outside(), update=False)
-        self.move(self._wanted)
+        if self._wanted:
+            self.move(self._wanted)  # an update may have needed it on the device
         if self._early:
             self._missing = {bucket: len(bucket.parameters) for bucket in self._buckets}
-            self._buckets_of = {of: [bucket for bucket in self._buckets if of in bucket.parameters] for of in self._parameters()}
             self._seen_gradients.clear()
 
     def close(self) -> None:
@@ -245,7 +251,7 @@ class HostedState:
             return
         self._stream(outside, update=True)
         done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
-        self._hide(lambda at, p: id(p) not in done)
+        self._hide(lambda _, parameters: [p for p in parameters if id(p) not in done])
 
     def _finish(self, _: torch.optim.Optimizer) -> None:
         """Waits until what is on the host is there."""
@@ -254,11 +260,11 @@ class HostedState:
     def _after(self, *_: Any) -> None:
         self._show()
 
-    def _hide(self, stays: Callable[[int, Any], bool], more: Sequence[tuple[int, Any]] = ()) -> None:
-        """Leaves the optimizer those parameters in its groups that stay, and some more."""
+    def _hide(self, shown: Callable[[int, list[Any]], list[Any]]) -> None:
+        """Gives the optimizer other parameters, by the number of a group and its own ones."""
         for at, group in enumerate(self._optimizer.param_groups):
             self._hidden.append((group, group["params"]))
-            group["params"] = [p for p in group["params"] if stays(at, p)] + [p for to, p in more if to == at]
+            group["params"] = shown(at, group["params"])
 
     def _show(self) -> None:
         """Gives the optimizer its parameters back."""
@@ -280,7 +286,7 @@ class HostedState:
                 raise SpillwayError(f"early_updates: {ADDS}")
             self._seen_gradients[of] = tensor.grad._version if tensor.grad is not None else 0
             return
-        for bucket in self._buckets_of.get(of, ()):  # without them, no step began
+        for bucket in self._buckets_of[of] if self._missing else ():  # otherwise no step began
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
                 raise SpillwayError(f"early_updates: {ADDS}")
@@ -293,13 +299,15 @@ class HostedState:
 
     @torch.no_grad()
     def _update_early(self, bucket: Bucket) -> None:
+        """Updates a bucket while backward runs, and brings the one that probably follows."""
         if not bucket.outside:
             self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
             return
         if self._pipeline is None:
             self._pipeline = Pipeline(self._device, max(b.bytes for b in self._outside()), STAGES)
         self._pipeline.fetch(bucket, self._exists)
-        following = next((b for b in self._buckets if b.outside and self._missing[b] > 0), None)
+        later = (self._buckets[at] for at in range(self._places[bucket] + 1, len(self._buckets)))
+        following = next((b for b in later if b.outside and self._missing[b] > 0), None)
         if following is not None:
             self._pipeline.fetch(following, self._exists)
         self._pass(self._pipeline, bucket, True)
@@ -310,7 +318,7 @@ class HostedState:
 
     def _step(self, targets: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Lets the optimizer update some tensors, each with the number of its group."""
-        self._hide(lambda *_: False, targets)
+        self._hide(lambda at, _: [target for group, target in targets if group == at])
         try:
             getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
         finally:
@@ -330,6 +338,7 @@ class HostedState:
         self._seen = self._optimizer.state
 
     def _pass(self, pipeline: Pipeline, bucket: Bucket, update: bool) -> None:
+        """Updates a bucket whose state was fetched, and lets the state leave."""
         stage, memory = pipeline.take(bucket)
         targets = [self._target(unit, memory) for unit in bucket.units]
         if update:

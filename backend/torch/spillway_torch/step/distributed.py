@@ -17,8 +17,6 @@ from ..base.errors import NotRecordableError
 from .data import Collective
 from .streams import Mark
 
-_DIST: Any = dist  # some of its names are not declared
-_C10D: Any = dist.distributed_c10d
 FAKE = "torch.distributed.init_process_group('fake', rank=R, world_size=W)"
 
 
@@ -53,7 +51,7 @@ WRAPPERS: dict[str, Callable[[torch.Tensor], Any]] = {"wait_tensor": lambda tens
 def collective_of(call: Any, result: Any, place: str) -> Collective:
     """Returns what a `Call` of the recorder communicates. REQUIRES: it is a collective."""
     named = {**call.facts.defaults, **dict(zip(call.facts.arguments, call.args)), **call.kwargs}
-    group = (_C10D._resolve_process_group(named["group_name"]) if "group_name" in named else
+    group = (getattr(dist.distributed_c10d, "_resolve_process_group")(named["group_name"]) if "group_name" in named else
              dist.ProcessGroup.unbox(named["process_group"]))
     if dist.get_backend(group) != "fake" and any(t.device.type == "meta" for t in call.inputs):
         raise NotRecordableError(f"{call.func}{place} communicates by '{dist.get_backend(group)}', but no other process has a pretended "
@@ -105,7 +103,7 @@ def _with_hook(forward: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
         if not ddp._comm_hooks:
             ddp._comm_hooks.append((_reduce_bucket, ddp.process_group))
-            _DIST._register_comm_hook(ddp.reducer, ddp.process_group, _reduce_bucket)
+            getattr(dist, "_register_comm_hook")(ddp.reducer, ddp.process_group, _reduce_bucket)
         return forward(ddp, *args, **kwargs)
 
     return pre_forward
