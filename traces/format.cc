@@ -20,7 +20,8 @@ namespace spillway {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 9;
+constexpr int kVersion = 10;
+constexpr int kVersionWithoutLanes = 9;
 constexpr int kVersionWithoutSizes = 7;
 constexpr int kVersionWithoutHooks = 6;
 constexpr int kVersionWithoutSaved = 5;
@@ -143,11 +144,18 @@ class TraceReader {
                    NeedVersion(5, "request");
                    tensor.request = static_cast<uint32_t>(json_.ReadInteger(v, 0, kMaxRequest));
                  }),
-        Optional("movable", [&](Value v) {
-          NeedVersion(5, "movable");
-          tensor.movable = json_.ReadBool(v);
-          has_movable_.push_back(index);
-        }));
+        Optional("movable",
+                 [&](Value v) {
+                   NeedVersion(5, "movable");
+                   tensor.movable = json_.ReadBool(v);
+                   has_movable_.push_back(index);
+                 }),
+        Optional("lane", [&](Value v) { tensor.lane = ReadLane(v); }));
+  }
+
+  uint8_t ReadLane(Value value) {
+    NeedVersion(10, "lane");
+    return static_cast<uint8_t>(json_.ReadInteger(value, 0, int64_t{kMaxLanes} - 1));
   }
 
   void ReadRecording(Value value) {
@@ -317,7 +325,11 @@ class TraceReader {
                                         std::move_iterator(attributes_.end()));
                  }),
         Optional("recomputable", To(op.recomputable)),
-        Optional("recorded", [&](Value v) { ReadRecordedCost(v, op); }));
+        Optional("recorded", [&](Value v) { ReadRecordedCost(v, op); }),
+        Optional("lane", [&](Value v) { op.lane = ReadLane(v); }), Optional("after", [&](Value v) {
+          NeedVersion(10, "after");
+          ReadList(v, after_, op.after, [&](Value name) { return OpId{Lookup(name, ops_, "op")}; });
+        }));
   }
 
   // Reads an array through `buffer`, so that `target` takes no more memory than it needs.
@@ -380,6 +392,7 @@ class TraceReader {
   std::vector<TensorId> ids_;
   std::vector<int64_t> extents_;
   std::vector<Attribute> attributes_;
+  std::vector<OpId> after_;
   std::vector<uint32_t> positions_;
   std::vector<size_t> has_movable_;  // indices of tensors with this key, ascending
 };
@@ -466,11 +479,17 @@ class TraceWriter {
 
  private:
   static bool IsHeld(const Tensor& tensor) { return tensor.held_until.has_value(); }
+  static bool IsOfLane(const Tensor& tensor) { return tensor.lane != 0; }
+  static bool HasLane(const Op& op) { return op.lane != 0 || !op.after.empty(); }
   static bool IsTyped(const Tensor& tensor) { return tensor.dtype != DataType::kFloat32; }
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
-    if (trace_.hooks && trace_.hooks->state) return kVersion;
+    if (std::ranges::any_of(trace_.ops, &HasLane) ||
+        std::ranges::any_of(trace_.tensors, &IsOfLane)) {
+      return kVersion;
+    }
+    if (trace_.hooks && trace_.hooks->state) return kVersionWithoutLanes;
     const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
     if (trace_.hooks || std::ranges::any_of(trace_.ops, differs_again)) {
       return kVersionWithoutSizes;
@@ -507,6 +526,7 @@ class TraceWriter {
     if (tensor.held_until) json_.Put("held_until", trace_.op(*tensor.held_until).name);
     if (tensor.request) json_.Put("request", int64_t{*tensor.request});
     if (tensor.movable != movable_by_default) json_.Put("movable", tensor.movable);
+    if (IsOfLane(tensor)) json_.Put("lane", int64_t{tensor.lane});
     json_.EndObject();
   }
 
@@ -546,6 +566,10 @@ class TraceWriter {
         json_.Put("workspace", op.recorded->again->workspace).EndObject();
       }
       json_.EndObject();
+    }
+    if (op.lane != 0) json_.Put("lane", int64_t{op.lane});
+    if (!op.after.empty()) {
+      List("after", op.after, [this](OpId id) { json_.Put(trace_.op(id).name); });
     }
     json_.EndObject();
   }

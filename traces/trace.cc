@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -92,6 +93,10 @@ class Validator {
       if (extent < 0) Fail(fmt::format("tensor '{}' has a negative extent", tensor.name));
       elements *= extent;
       if (elements > kMaxTotal) Fail(fmt::format("tensor '{}' is too large", tensor.name));
+    }
+    if (tensor.lane >= kMaxLanes) {
+      Fail(fmt::format("tensor '{}' is of lane {}, expected 0 to {}", tensor.name, tensor.lane,
+                       kMaxLanes - 1));
     }
     if (tensor.alias_of && Index(*tensor.alias_of) >= trace_.tensors.size()) {
       Fail(fmt::format("tensor '{}' aliases a tensor that does not exist", tensor.name));
@@ -188,6 +193,7 @@ class Validator {
       Add(slot.traffic.count(), "the traffic of all ops together", total_traffic_);
     }
     CheckAttributes(op);
+    CheckLane(index, op);
     for (const auto* list : {&op.inputs, &op.outputs, &op.scratch}) {
       for (const TensorId id : *list) {
         if (Index(id) >= trace_.tensors.size()) {
@@ -221,6 +227,26 @@ class Validator {
       }
     }
     for (const TensorId id : op.outputs) written_[roots_[Index(id)]] = true;
+  }
+
+  void CheckLane(size_t index, const Op& op) const {
+    if (op.lane >= kMaxLanes) {
+      Fail(fmt::format("op '{}' runs on lane {}, expected 0 to {}", op.name, op.lane,
+                       kMaxLanes - 1));
+    }
+    for (const OpId other : op.after) {
+      if (Index(other) >= index) {
+        Fail(fmt::format("op '{}' waits for op {}, which does not run before it", op.name,
+                         Index(other)));
+      }
+      if (trace_.op(other).lane == op.lane) {
+        Fail(fmt::format("op '{}' waits for '{}', which runs on its own lane", op.name,
+                         trace_.op(other).name));
+      }
+    }
+    if (std::ranges::adjacent_find(op.after, std::ranges::greater_equal()) != op.after.end()) {
+      Fail(fmt::format("op '{}' waits for ops that are not in ascending order", op.name));
+    }
   }
 
   void CheckHolds() const {
@@ -458,6 +484,24 @@ Bytes Trace::OffsetInStorage(TensorId id) const {
   Bytes offset;
   for (; tensor(id).alias_of; id = *tensor(id).alias_of) offset += tensor(id).offset;
   return offset;
+}
+
+bool HasLanes(const Trace& trace) {
+  return std::ranges::any_of(trace.ops, [](const Op& op) { return op.lane != 0; });
+}
+
+void MoveWaits(std::span<const OpId> places, Trace& trace) {
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    Op& op = trace.ops[i];
+    std::vector<OpId> moved;
+    for (const OpId old : std::exchange(op.after, {})) {
+      const OpId now = places[Index(old)];
+      if (Index(now) < i && trace.op(now).lane != op.lane) moved.push_back(now);
+    }
+    std::ranges::sort(moved);
+    moved.erase(std::ranges::unique(moved).begin(), moved.end());
+    op.after = std::move(moved);
+  }
 }
 
 std::vector<bool> Trace::Wholes() const {

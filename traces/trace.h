@@ -70,6 +70,9 @@ struct Tensor {
   // than autograd refer to it. No policy can then offload or evict it. A trace that is read and has
   // `Trace::saved` gives the default of `Trace::MovableByDefault`.
   bool movable = true;
+  // The lane of the program from whose memory PyTorch's allocator takes the storage: it has pools
+  // for each stream.
+  uint8_t lane = 0;
 
   bool operator==(const Tensor&) const = default;
 };
@@ -184,6 +187,7 @@ struct Trace {
   // - The size of a tensor is negative, or an alias is cyclic or reaches beyond its root.
   // - A part reaches beyond its whole, is of another kind, or an op uses the whole.
   // - An op has no slots, or reads a tensor that no op has written.
+  // - A lane is not below `kMaxLanes`, or an op waits for one of its own lane, or one behind it.
   // - An attribute is not finite or occurs twice.
   // - A storage is held until an op before its last use.
   // - A saved tensor is packed or unpacked behind the last op, unpacked before it is packed, or
@@ -200,6 +204,13 @@ struct Trace {
 // Returns the arithmetic of the trace's matrix products, in the order of `Arithmetic`: "fp32", or
 // "fp32+bf16". Returns "fp32" if the trace has no products.
 std::string ArithmeticOf(const Trace& trace);
+
+// Returns whether any op runs on another lane than lane 0.
+bool HasLanes(const Trace& trace);
+
+// Corrects `Op::after` in a trace whose ops come from another one, and still have its numbers.
+// places: by op of that trace, where it or what stands for it is now.
+void MoveWaits(std::span<const OpId> places, Trace& trace);
 
 }  // namespace spillway
 

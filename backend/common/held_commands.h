@@ -30,7 +30,7 @@ class HeldCommands {
     held.inputs.assign(launch.inputs.begin(), launch.inputs.end());
     held.outputs.assign(launch.outputs.begin(), launch.outputs.end());
     held.scratch.assign(launch.scratch.begin(), launch.scratch.end());
-    return Next(Stream::kCompute);
+    return Next(StreamOfLane(launch.lane));
   }
   Event Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,
              Bytes size, std::span<const Wait> waits) {

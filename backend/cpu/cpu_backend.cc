@@ -75,7 +75,7 @@ Event CpuBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.undefined.push_back(
       {launch.workspace.offset, std::min(launch.workspace.size, kPoisoned)});
   touch(launch.workspace);
-  return Add(Stream::kCompute, std::move(command), waits);
+  return Add(StreamOfLane(launch.lane), std::move(command), waits);
 }
 
 Event CpuBackend::Copy(PoolId pool, Direction direction, const Block& device, const Block& outside,

@@ -372,6 +372,7 @@ class Autocast {
   // until their derivative is computed, and the copies of weights until autocast ends with forward.
   // Autograd does not hold what was cast any longer.
   void Hold() {
+    MoveWaits(places_, to_);
     const Liveness now(to_);
     for (size_t i = 0; i < from_.tensors.size(); ++i) {
       std::optional<OpId>& held = to_.tensors[i].held_until;

@@ -203,6 +203,7 @@ class Halved {
     for (size_t i = 0; i < casts_.size(); ++i) {
       if (casts_[i] && !halves_[i]) to_.tensors[i].held_until.reset();  // the cast frees it
     }
+    MoveWaits(places, to_);
     ForgetRecorded(to_);
     to_.Validate();
     return std::move(to_);
@@ -388,6 +389,7 @@ Trace WithUpdate(const Trace& trace, const Liveness& liveness, const AdamUpdate&
   for (Tensor& tensor : to.tensors) {
     if (tensor.held_until) tensor.held_until = places[Index(*tensor.held_until)];
   }
+  MoveWaits(places, to);
   for (const TensorId id : update.rest) {
     std::optional<OpId>& held = to.tensors[Index(id)].held_until;
     const bool is_temporary =

@@ -59,6 +59,7 @@ class ChunkedLoss {
       tensor.size = tensor.offset = Bytes();
       tensor.held_until.reset();
     }
+    MoveWaits(places, to_);
     ForgetRecorded(to_);
     to_.Validate();
     return std::move(to_);

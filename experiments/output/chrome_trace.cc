@@ -71,9 +71,9 @@ class Writer {
       json.Key("args").BeginObject().Put(key, value).EndObject().EndObject();
     };
     meta("process_name", 0, "name", machine);
-    for (size_t s = 0; s < 1 + 2 * report_.pools.size(); ++s) {
-      const int thread = Thread(static_cast<Stream>(s));
-      meta("thread_name", thread, "name", StreamName(static_cast<Stream>(s), report_));
+    for (const Stream stream : StreamsOf(report_)) {
+      const int thread = Thread(stream);
+      meta("thread_name", thread, "name", StreamName(stream, report_));
       meta("thread_sort_index", thread, "sort_index", thread);
     }
   }
@@ -232,10 +232,22 @@ class Writer {
 
 }  // namespace
 
+std::vector<Stream> StreamsOf(const Report& report) {
+  std::array<bool, kStreamCount> used{};
+  std::fill_n(used.begin(), 1 + 2 * report.pools.size(), true);
+  for (const TimelineEntry& entry : report.timeline) used[Index(entry.event.stream)] = true;
+  std::vector<Stream> streams;
+  for (size_t i = 0; i < kStreamCount; ++i) {
+    if (used[i]) streams.push_back(static_cast<Stream>(i));
+  }
+  return streams;
+}
+
 std::string StreamName(Stream stream, const Report& report) {
   constexpr std::array<std::string_view, 3> kNames{"compute", "h2d (copies to the device)",
                                                    "d2h (copies to the host)"};
   if (Index(stream) < kNames.size()) return std::string(kNames[Index(stream)]);
+  if (IsLane(stream)) return fmt::format("{} (another stream of the program)", Name(stream));
   const PoolId pool = PoolOf(stream);
   const bool in = stream == StreamOf(pool, Direction::kToDevice);
   return fmt::format("{} (copies {} {})", Name(stream), in ? "from" : "to",

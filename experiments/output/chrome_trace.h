@@ -12,6 +12,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sim/core/cost_model.h"
 #include "sim/core/report.h"
@@ -36,6 +37,10 @@ struct ChromeTraceOrigin {
 // `trace`.
 std::string FormatChromeTrace(const Trace& trace, const Report& report, const CostModel& cost,
                               const ChromeTraceOrigin& origin);
+
+// Returns the streams of a report: those of the kernels of lane 0 and of copies, and the lanes that
+// it uses.
+std::vector<Stream> StreamsOf(const Report& report);
 
 // Returns a name of the stream for people: "h2d (copies to the device)".
 std::string StreamName(Stream stream, const Report& report);

@@ -15,8 +15,9 @@
 namespace spillway {
 namespace {
 
-StallCause CauseOf(WaitCause cause) {
-  switch (cause) {
+StallCause CauseOf(const Wait& wait) {
+  if (IsLane(wait.event.stream)) return StallCause::kLane;
+  switch (wait.cause) {
     case WaitCause::kFetch:
       return StallCause::kFetch;
     case WaitCause::kFence:
@@ -121,7 +122,7 @@ class Explainer {
       const Duration end = TimeOf(command).end;
       if (end <= latest) continue;
       latest = end;
-      stall.cause = CauseOf(wait.cause);
+      stall.cause = CauseOf(wait);
       stall.awaited = command;
     }
     if (!stall.awaited) {
@@ -134,7 +135,7 @@ class Explainer {
         Suggest(stall, {.kind = RemedyKind::kNoFence, .op = stall.op},
                 "without the fence before " + trace_.op(stall.op).name);
       }
-      if (suggests_) {
+      if (suggests_ && stall.cause != StallCause::kLane) {
         SuggestEarlierStart(stall);
         SuggestMemory(stall);
         SuggestLink(stall);
@@ -440,7 +441,8 @@ Columns<StallExplanation> StallColumns(const Trace& trace, const Report& report,
 }  // namespace
 
 std::string_view Name(StallCause cause) {
-  constexpr std::array<std::string_view, 5> kNames{"fetch", "fence", "memory", "launch", "drain"};
+  constexpr std::array<std::string_view, 6> kNames{"fetch", "fence",  "memory",
+                                                   "lane",  "launch", "drain"};
   return kNames[static_cast<size_t>(cause)];
 }
 

@@ -203,9 +203,8 @@ bool IsHostBound(const Metrics& metrics) {
   return metrics.host > Duration() && metrics.host * 10 >= metrics.iteration * 8;
 }
 
-bool Communicates(const Trace& trace) {
-  return std::ranges::any_of(trace.ops,
-                             [](const Op& op) { return op.FindAttribute("ranks").has_value(); });
+bool LacksLinks(const Device& device, const Trace& trace) {
+  return !device.cluster && std::ranges::any_of(trace.ops, &Op::IsCollective);
 }
 
 std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width) {
@@ -217,10 +216,22 @@ std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, 
                                  FormatDuration(part.range->slowest), part.device));
   }
   std::string text;
-  if (std::ranges::any_of(parts, &HostPart::communicates)) {
+  std::vector<std::string> untimed, waits;
+  for (const HostPart& part : parts) {
+    if (part.lacks_links) untimed.push_back(part.device);
+    if (part.metrics.communication == Duration()) continue;
+    waits.push_back(fmt::format("{} on {}, {} of them while nothing else runs",
+                                FormatDuration(part.metrics.communication), part.device,
+                                FormatDuration(part.metrics.exposed)));
+  }
+  if (!waits.empty()) {
+    text += fmt::format("The collectives of {} take {}.\n", whose, fmt::join(waits, "; "));
+  }
+  if (!untimed.empty()) {
     text += fmt::format(
-        "Collectives are not timed: {} takes longer by the communication for which it waits.\n",
-        whose);
+        "Collectives are not timed on {}, whose device file has no [cluster]: {} takes longer by "
+        "the communication for which it waits.\n",
+        fmt::join(untimed, ", "), whose);
   }
   if (!bound.empty()) {
     text += fmt::format(
@@ -311,7 +322,7 @@ RunResult ResultOf(const Case& asked, const Inputs& inputs, const Outcome& outco
   const Report& report = outcome.report;
   RunResult result;
   static_cast<RowCase&>(result) = RowCase(asked, inputs, trace);
-  result.communicates = Communicates(trace);
+  result.lacks_links = LacksLinks(inputs.device(), trace);
   result.allocator = outcome.allocator;
   result.backend = asked.backend;
   result.report.pools = report.pools;
@@ -419,6 +430,13 @@ Columns<RunResult> ResultColumns() {
        IfTimed(&Stalls::memory), "memory"},
       {"stall_launch_ms", "ms", "time in which kernels waited until the host issued them",
        IfTimed(&Stalls::launch), "launch"},
+      {"stall_lane_ms", "ms",
+       "time in which kernels waited for another stream of the program, such as a collective's",
+       IfTimed(&Stalls::lane)},
+      {"communication_ms", "ms", "time of the collectives", IfTimed(&Metrics::communication)},
+      {"exposed_ms", "ms",
+       "the part of it in which the compute stream ran nothing else, with its waits for streams",
+       IfTimed(&Metrics::exposed)},
       {"host_bound", "",
        "true if the host takes at least 80 % of the iteration to issue its commands",
        [](auto& r) { return When(r.fits() && r.timed, IsHostBound(r.report.metrics)); }},

@@ -67,7 +67,7 @@ struct RunResult : RowCase {
 
   // If the host's times were assumed, and the range was simulated (`HostRangeOf`).
   std::optional<HostRange> host_range;
-  bool communicates = false;  // as `Communicates` of its trace
+  bool lacks_links = false;  // as `LacksLinks`
 
   // Memory in which the workload fits (`FindNeededMemory`), if it was searched for.
   std::optional<Bytes> needed;
@@ -88,15 +88,14 @@ struct HostPart {
   std::string device;
   Metrics metrics;
   std::optional<HostRange> range;
-  bool communicates = false;
+  bool lacks_links = false;
 };
 
-// Returns true iff the trace is of one process of many: a recorded op says how many `ranks` take
-// part in it.
-bool Communicates(const Trace& trace);
+// Returns true iff the trace has collectives, whose times on the device are not known.
+bool LacksLinks(const Device& device, const Trace& trace);
 
 // Returns sentences, broken at `width`, that say where a step is host-bound, the ranges of its
-// time, and that its collectives take none; an empty text if there is nothing to say.
+// time, and what its collectives take; an empty text if there is nothing to say.
 std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width);
 
 // Returns the throughput, or nullopt if the iteration takes no time.

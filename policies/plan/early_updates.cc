@@ -31,20 +31,21 @@ Trace WithEarlyUpdates(const Trace& trace) {
   std::ranges::stable_sort(order, {}, [&](size_t i) { return behind[i]; });
   Trace early = trace;
   early.saved.clear();
-  std::vector<size_t> place(order.size());  // by op of the given trace: its place in `early`
+  std::vector<OpId> place(order.size());  // by op of the given trace: its place in `early`
   for (size_t i = 0; i < order.size(); ++i) {
     early.ops[i] = trace.ops[order[i]];
-    place[order[i]] = i;
+    place[order[i]] = static_cast<OpId>(i);
   }
+  MoveWaits(place, early);
   // A moved update may have been the end of a hold, and a user of the tensor may now come later.
   for (size_t i = 0; i < early.tensors.size(); ++i) {
     std::optional<OpId>& held = early.tensors[i].held_until;
     if (!held) continue;
-    size_t last = place[Index(*held)];
+    OpId last = place[Index(*held)];
     for (const OpId use : liveness.Uses(static_cast<TensorId>(i))) {
       last = std::max(last, place[Index(use)]);
     }
-    held = static_cast<OpId>(last);
+    held = last;
   }
   return early;
 }

@@ -263,6 +263,7 @@ class Rewriter {
   // Sets how long the program holds each tensor. Autograd no longer holds a tensor that comes back.
   // A tensor that the program held longer is still held.
   void Hold() {
+    MoveWaits(new_place_, to_);
     const Liveness now(to_);
     for (size_t i = 0; i < from_.tensors.size(); ++i) {
       Tensor& tensor = to_.tensors[i];

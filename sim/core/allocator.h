@@ -90,6 +90,10 @@ class Allocator {
   // granule. REQUIRES: size >= 0.
   virtual std::optional<Block> Allocate(Bytes size, Hint hint = Hint::kLow) = 0;
 
+  // Selects the stream of all further requests; initially it is 0. In an allocator that caches per
+  // stream, memory freed on one stream does not serve another. Other allocators ignore the stream.
+  virtual void UseStream(uint64_t /*stream*/) {}
+
   // Gives back a block. REQUIRES: `Allocate` returned it and it has not been freed since.
   virtual void Free(const Block& block) = 0;
 

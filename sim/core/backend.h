@@ -22,10 +22,11 @@
 
 namespace spillway {
 
-// A queue of commands. There is one stream for kernels, and two for the copies of each pool outside
-// the device, one per direction. The streams of the host pool come first.
-enum class Stream : uint8_t { kCompute, kToDevice, kToHost };
-inline constexpr size_t kStreamCount = 1 + 2 * kMaxPools;
+// A queue of commands. There is one stream for the kernels of lane 0, two for the copies of each
+// pool outside the device, one per direction, and one for the kernels of each other lane. Of the
+// copies' streams, those of the host pool come first.
+enum class Stream : uint8_t { kCompute, kToDevice, kToHost, kLane1 = 1 + 2 * kMaxPools };
+inline constexpr size_t kStreamCount = static_cast<size_t>(Stream::kLane1) + kMaxLanes - 1;
 
 constexpr size_t Index(Stream stream) { return static_cast<size_t>(stream); }
 constexpr Stream StreamOf(PoolId pool, Direction direction) {
@@ -33,9 +34,16 @@ constexpr Stream StreamOf(PoolId pool, Direction direction) {
   return static_cast<Stream>(direction == Direction::kToDevice ? first : first + 1);
 }
 static_assert(StreamOf(PoolId::kHost, Direction::kToHost) == Stream::kToHost);
-// Returns the pool whose copies run on the stream; for the kernels' stream, the device.
+constexpr Stream StreamOfLane(size_t lane) {
+  return lane == 0 ? Stream::kCompute : static_cast<Stream>(Index(Stream::kLane1) + lane - 1);
+}
+// Returns true for the stream of a lane other than lane 0.
+constexpr bool IsLane(Stream stream) { return stream >= Stream::kLane1; }
+// Returns the pool whose copies run on the stream; for the compute stream, the device. REQUIRES:
+// the stream is not a lane's.
 constexpr PoolId PoolOf(Stream stream) { return static_cast<PoolId>((Index(stream) + 1) / 2); }
-// Returns "compute", "h2d" or "d2h"; for pools other than the host, "in2", "out2", "in3", "out3".
+// Returns "compute", "h2d" or "d2h"; for pools other than the host, "in2", "out2", "in3", "out3";
+// for lanes, "lane1" and so on.
 std::string_view Name(Stream stream);
 
 // The completion of one command: number `sequence` on its stream, counted from 1 since the
@@ -54,6 +62,7 @@ enum class WaitCause : uint8_t {
   kFence,   // the policy asked for a fence
   kMemory,  // the memory that the command writes is still in use by an earlier owner
   kSource,  // the source of the copy has not been written yet
+  kLane,    // the program makes its stream wait for another one (`Op::after`)
 };
 
 struct Wait {
@@ -86,6 +95,8 @@ struct Launch {
   std::optional<Duration> host{};  // recorded host time until the op is launched, if known
   Bytes traffic;                   // the least device-memory traffic of the op
   Arithmetic arithmetic = Arithmetic::kFp32;  // of the op's matrix products
+  uint8_t lane = 0;
+  bool collective = false;  // it communicates with other GPUs
 };
 
 // The times of one command, measured from the beginning of the iteration.
@@ -105,7 +116,7 @@ class Backend {
 
   virtual std::string_view Name() const = 0;
 
-  // Issues one op on the compute stream. Returns the event of its completion.
+  // Issues one op on the stream of its lane. Returns the event of its completion.
   virtual Event Enqueue(const Launch& launch, std::span<const Wait> waits) = 0;
 
   // Issues a copy of `size` bytes between the device range and the range of the same size in

@@ -460,6 +460,16 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
     Section pools = top.Subsection("pool");
     ReadPools(pools, device);
   }
+  if (top.May("cluster")) {
+    Section section = top.Subsection("cluster");
+    Cluster& cluster = device.cluster.emplace();
+    cluster.gpus = section.Count("gpus", 1024);
+    cluster.inside = ReadLink(section, "inside");
+    cluster.outside = ReadLink(section, "outside");
+    cluster.start = section.Time("start");
+    cluster.beside = section.Share("beside");
+    section.ExpectNothingElse();
+  }
   Section host = top.Subsection("host");
   ReadHost(host, device);
   Section driver = top.Subsection("driver");

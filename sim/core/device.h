@@ -69,6 +69,16 @@ struct ExternalPool {
 // Returns "peer", "remote" or "nvme".
 std::string_view Name(ExternalPool::Kind kind);
 
+// The links to other GPUs that run the same program: those of one host are linked to each other,
+// and each reaches other hosts through a network card of its own.
+struct Cluster {
+  int gpus = 8;  // of one host
+  Link inside;   // of a GPU to others of its host, in each direction; the latency is that of a step
+  Link outside;  // of a GPU to other hosts
+  Duration start;     // of a collective, whatever its size
+  double beside = 0;  // the part of a collective's time by which kernels beside it take longer
+};
+
 // The host processors that compress offloaded contents. The rates are bytes of original data per
 // second of one thread.
 struct HostCodec {
@@ -111,6 +121,8 @@ struct Device {
   // i is the pool `OutsidePool(i + 1)`.
   std::vector<ExternalPool> pools;
   std::vector<ExternalPool> known_pools;  // pools with a known link but without a size
+
+  std::optional<Cluster> cluster;
 
   // The time from the end of a copy to the start of a kernel that waits for it.
   Duration kernel_wait;
@@ -194,6 +206,8 @@ std::optional<int> ParseCapability(std::string_view text);
 //                 in  in_latency  out  out_latency  duplex
 //                 size (optional; a pool without a size is listed in `known_pools`)
 //                 over (the link used: "host" or "own"; default "own" for a peer, else "host")
+//   [cluster]     optional section: gpus (of a host: "1" to "1024")  inside  inside_latency
+//                 outside  outside_latency  start  beside (a number from 0 to 1, default 0)
 //   [efficiency]  default (a number above 0, at most 4)  "linear.fwd"  "linear.bwd" (the same
 //                 range, optional); and the tables fwd, bwd_data and bwd_filter, with one such
 //                 number per algorithm

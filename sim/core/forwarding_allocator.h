@@ -17,6 +17,7 @@ class ForwardingAllocator : public Allocator {
   std::optional<Block> Allocate(Bytes size, Hint hint) override {
     return allocator_.Allocate(size, hint);
   }
+  void UseStream(uint64_t stream) override { allocator_.UseStream(stream); }
   void Free(const Block& block) override { allocator_.Free(block); }
   MemoryStats Stats() const override { return allocator_.Stats(); }
   Bytes LargestFree(Hint hint) const override { return allocator_.LargestFree(hint); }

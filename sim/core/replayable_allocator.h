@@ -35,10 +35,6 @@ struct HeldSegment {
 
 class ReplayableAllocator : public Allocator {
  public:
-  // Selects the stream of all further requests; initially it is 0. In an allocator that caches per
-  // stream, memory freed on one stream does not serve another. Other allocators ignore the stream.
-  virtual void UseStream(uint64_t /*stream*/) {}
-
   // Gives cached memory without blocks back to the driver, like `torch.cuda.empty_cache()`.
   virtual void EmptyCache() {}
 

@@ -81,7 +81,7 @@ void AddStall(const Report& report, const TimelineEntry& entry, Duration idle_fr
     const Duration end = by_stream[Index(wait.event.stream)][wait.event.sequence - 1]->interval.end;
     if (end > latest) {
       latest = end;
-      cause = &StallOf(stalls, wait.cause);
+      cause = IsLane(wait.event.stream) ? &stalls.lane : &StallOf(stalls, wait.cause);
     }
   }
   *cause += stall;
@@ -204,6 +204,9 @@ Metrics ComputeMetrics(const Report& report) {
       continue;
     }
     const Duration busy = entry.interval.end - entry.interval.start;
+    if (entry.collective) metrics.communication += busy;
+    if (IsLane(entry.event.stream)) continue;
+    if (entry.collective) metrics.exposed += busy;
     metrics.compute += busy;
     if (entry.recompute) {
       metrics.recompute += busy;
@@ -222,6 +225,7 @@ Metrics ComputeMetrics(const Report& report) {
   }
   apply_until(report.timeline.size());
   metrics.stalls.drain = metrics.iteration - idle_from;
+  metrics.exposed += metrics.stalls.lane;
 
   metrics.peak_requested = device.peak_requested();
   metrics.peak_allocated = device.peak_allocated();

@@ -91,6 +91,7 @@ enum class CommandKind : uint8_t { kKernel, kToDevice, kToHost };
 struct TimelineEntry {
   CommandKind kind = CommandKind::kKernel;
   bool recompute = false;
+  bool collective = false;
   OpId op{};  // the op that ran, or the op of the trace at which the copy was issued
   TensorId tensor = kNoTensor;  // for copies
   Event event;
@@ -132,9 +133,10 @@ struct Stalls {
   Duration fetch;
   Duration fence;
   Duration memory;
+  Duration lane;    // an op of another lane, such as a collective, had not ended yet
   Duration launch;  // the host had not enqueued the op yet
-  Duration drain;   // after the last op, until the last copy ended
-  Duration total() const { return fetch + fence + memory + launch + drain; }
+  Duration drain;   // after the last op of lane 0, until the last command ended
+  Duration total() const { return fetch + fence + memory + lane + launch + drain; }
 };
 
 // Use of one pool outside the device, in bytes.
@@ -145,12 +147,14 @@ struct PoolUse {
 };
 
 struct Metrics {
-  Duration iteration;    // from the start of the iteration until every issued command has completed
-  Duration host;         // from that start until the host has issued the last command
-  Duration compute;      // time in which a kernel ran
-  Duration recompute;    // the part of `compute` for ops that were run again
-  Stalls stalls;         // iteration == compute + stalls.total()
-  Bytes peak_requested;  // this and the next five: of the device allocator
+  Duration iteration;  // from the start of the iteration until every issued command has completed
+  Duration host;       // from that start until the host has issued the last command
+  Duration compute;    // time in which a kernel ran on the compute stream
+  Duration communication;  // the sum of the times of collectives
+  Duration exposed;        // the part in which the compute stream ran nothing else
+  Duration recompute;      // the part of `compute` for ops that were run again
+  Stalls stalls;           // iteration == compute + stalls.total()
+  Bytes peak_requested;    // this and the next five: of the device allocator
   Bytes peak_allocated;
   Bytes peak_reserved;
   Bytes average_requested;  // weighted by time, from the start of each op to the start of the next
@@ -169,7 +173,7 @@ struct Metrics {
 
 // Lower bounds for any policy that runs the same kernels and moves the same bytes.
 struct Bounds {
-  Duration compute;  // the chosen kernels, back to back
+  Duration compute;  // the chosen kernels of each lane, back to back: the longest of the lanes
   Duration copy;     // the moved bytes, with the links to themselves
   Bytes layer;       // max(l_i): parameters and optimizer state plus the largest op's other tensors
 };

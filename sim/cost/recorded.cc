@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/cost/collective.h"
 #include "traces/base/error.h"
 
 namespace spillway {
@@ -37,7 +38,7 @@ Duration Scaled(Duration time, Duration here, Duration there, double slower) {
 
 RecordedCostModel::RecordedCostModel(const Recording& recording, const Device& device,
                                      const std::optional<Device>& recorded_on, std::string source)
-    : here_(device), timed_(!recording.device.empty()) {
+    : here_(device), cluster_(device.cluster), timed_(!recording.device.empty()) {
   const std::string& gpu = recording.device;
   if (source.empty()) source = fmt::format("recorded on {}", gpu);
   if (!timed_) {
@@ -64,8 +65,9 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
   Kernel kernel{"default", recorded.time, recorded.workspace};
   // An op without operations and traffic, such as a copy that a policy inserts, has the time of the
   // device that it runs on.
+  if (cluster_ && op.IsCollective()) kernel.time = CollectiveTime(*cluster_, op);
   const bool works = op.slots[0].flops != 0 || op.slots[0].traffic != Bytes(0);
-  if (!timed_ || (there_ && works)) {
+  if (!op.IsCollective() && (!timed_ || (there_ && works))) {
     const Duration here = here_.Kernels(op, 0, batch)[0].time;
     // In a recording without a GPU, only ops that a policy has inserted have a time.
     kernel.time = timed_

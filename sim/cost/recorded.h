@@ -3,7 +3,8 @@
 // On another GPU, the time of an op is scaled by the ratio of the rooflines of the two GPUs, as far
 // as it does not exceed the roofline; what exceeds it is scaled by the rates at which they issue
 // instructions. A trace recorded without a GPU gets the times of the roofline, unless a table of
-// operators has given it times (operator_table.h). An op has one kernel, without choice, on its
+// operators has given it times (operator_table.h). A collective has the time of the device's links
+// (collective.h), or none if these are not known. An op has one kernel, without choice, on its
 // whole batch.
 
 #ifndef SPILLWAY_SIM_COST_RECORDED_H_
@@ -36,6 +37,7 @@ class RecordedCostModel final : public CostModel {
 
  private:
   const RooflineCostModel here_;
+  const std::optional<Cluster> cluster_;
   std::optional<RooflineCostModel> there_;  // the recording's GPU; empty without scaling
   double slower_ = 1;  // how many times as fast the recording's GPU issues instructions
   bool timed_ = true;  // true if the recording has times

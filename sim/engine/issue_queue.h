@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -28,6 +29,8 @@ class IssueQueue {
   IssueQueue(const Device& device, Duration kernel_wait, bool splits)
       : device_(device), links_(device), splits_(splits) {
     program_.kernel_wait = kernel_wait;
+    program_.beside_collective =
+        std::llround(device.cluster ? device.cluster->beside * kFullSpeed : 0);
   }
 
   // Returns the host's time in this iteration. It is 0 until the host makes its first call.

@@ -37,6 +37,10 @@ void ShareFairly(std::span<const size_t> streams, int64_t capacity, Rates& rate)
 
 Links::Links(const Device& device)
     : stream_count_(1 + 2 * (1 + device.pools.size())), dram_(device.dram.bytes_per_second) {
+  for (size_t i = 0; i < stream_count_; ++i) all_[i] = i;
+  for (size_t lane = 1; lane < kMaxLanes; ++lane) {
+    all_[stream_count_++] = Index(StreamOfLane(lane));
+  }
   for (size_t i = 0; i <= device.pools.size(); ++i) {
     const PoolId pool = OutsidePool(i);
     const bool joins = i > 0 && device.pools[i - 1].over_host;
@@ -66,12 +70,7 @@ Speeds Links::Share(const Rates& demand, int64_t beside_copy) const {
     }
     ShareFairly(streams, group.duplex, rate);
   }
-  static constexpr auto kAll = [] {
-    std::array<size_t, kStreamCount> all{};
-    for (size_t i = 0; i < kStreamCount; ++i) all[i] = i;
-    return all;
-  }();
-  ShareFairly(std::span(kAll).first(stream_count_), dram_, rate);
+  ShareFairly(std::span(all_).first(stream_count_), dram_, rate);
   Speeds speeds;
   for (size_t i = 0; i < kStreamCount; ++i) {
     if (rate[i] >= demand[i]) {
@@ -81,7 +80,7 @@ Speeds Links::Share(const Rates& demand, int64_t beside_copy) const {
       speeds[i] = std::max<int64_t>(1, static_cast<int64_t>(speed));
     }
   }
-  for (size_t i = 1; beside_copy > 0 && i < kStreamCount; ++i) {
+  for (size_t i = 1; beside_copy > 0 && i < Index(Stream::kLane1); ++i) {
     if (demand[i] == 0) continue;
     int64_t& kernel = speeds[Index(Stream::kCompute)];
     kernel = std::max<int64_t>(1, kernel - beside_copy);

@@ -31,8 +31,8 @@ class Links {
   explicit Links(const Device& device);
 
   // Returns the speeds of the streams under the given demands; `kFullSpeed` for a demand of 0. The
-  // kernel loses the speed `beside_copy` to each copy that runs. Each speed is at least 1, so that
-  // every command ends.
+  // kernel of lane 0 loses the speed `beside_copy` to each copy that runs. Each speed is at least
+  // 1, so that every command ends.
   Speeds Share(const Rates& demand, int64_t beside_copy = 0) const;
 
  private:
@@ -49,7 +49,8 @@ class Links {
 
   std::array<Group, kMaxPools> groups_;
   size_t group_count_ = 0;
-  size_t stream_count_;  // number of streams in use
+  std::array<size_t, kStreamCount> all_{};  // the streams in use
+  size_t stream_count_;                     // their number
   int64_t dram_;
 };
 

@@ -74,6 +74,7 @@ class Player {
       if (s >= kStreamCount) continue;
       demand_[s] = Demand(command);
       if (s == Index(Stream::kCompute)) beside_copy_ = command.beside_copy;
+      collectives_ += is_collective_[s] = command.collective;
       loads_changed_ = true;
     }
     if (std::exchange(loads_changed_, false)) ShareLinks();
@@ -94,7 +95,8 @@ class Player {
 
   // Applies the speeds of the current load from now on.
   void ShareLinks() {
-    const Speeds speeds = links_.Share(demand_, beside_copy_);
+    Speeds speeds = links_.Share(demand_, beside_copy_);
+    if (collectives_ > 0) ShareCollectives(speeds);
     for (size_t s = 0; s < std::min(lanes_, kStreamCount); ++s) {
       Running& command = running_[s];
       if (!is_running_[s] || command.speed == speeds[s]) continue;
@@ -106,12 +108,26 @@ class Player {
     }
   }
 
+  // Divides the links to other GPUs among the collectives that run, which other kernels make room
+  // for.
+  void ShareCollectives(Speeds& speeds) const {
+    for (size_t s = 0; s < std::min(lanes_, kStreamCount); ++s) {
+      if (!is_running_[s]) continue;
+      if (is_collective_[s]) {
+        speeds[s] = std::max<int64_t>(1, speeds[s] / collectives_);
+      } else if (s == Index(Lane::kCompute) || IsLane(static_cast<Stream>(s))) {
+        speeds[s] = std::max<int64_t>(1, speeds[s] - program_.beside_collective);
+      }
+    }
+  }
+
   void EndDone() {
     for (size_t s = 0; s < lanes_; ++s) {
       if (!is_running_[s] || running_[s].end > now_) continue;
       times_[s][head_[s]].end = now_;
       is_running_[s] = false;
       ++head_[s];
+      if (std::exchange(is_collective_[s], false)) --collectives_;
       if (s >= kStreamCount) continue;
       demand_[s] = 0;
       loads_changed_ = true;
@@ -127,6 +143,8 @@ class Player {
   std::array<bool, kLaneCount> is_running_{};
   std::array<Running, kLaneCount> running_{};
   Rates demand_{};
+  std::array<bool, kLaneCount> is_collective_{};
+  int64_t collectives_ = 0;  // number of them that run
   int64_t beside_copy_ = 0;  // of the latest kernel
   bool loads_changed_ = false;
 };

@@ -48,6 +48,7 @@ struct Command {
   // The speed that the kernel loses while copies run, in units of 1 / kFullSpeed for each copy.
   int64_t beside_copy = 0;
   Duration gap = {};  // part of `nominal` in which it holds its lane before its reported start
+  bool collective = false;  // communicates with other GPUs; several at once share their links
 };
 
 // Commands by lane, in issue order, and the events that they wait for.
@@ -55,6 +56,7 @@ struct Program {
   std::array<std::vector<Command>, kLaneCount> lanes;
   std::vector<LaneEvent> waits;
   Duration kernel_wait = {};  // from the end of a copy to the start of a kernel that waits for it
+  int64_t beside_collective = 0;  // the speed that a kernel loses to a collective, as `beside_copy`
 };
 
 // Computes the times of the program's commands. REQUIRES: every wait names an event issued before

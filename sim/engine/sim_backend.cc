@@ -31,6 +31,8 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
   command.nominal = launch.time + launch.gap;
   command.gap = launch.gap;
   command.traffic = launch.traffic;
+  command.collective = launch.collective;
+  const Stream stream = StreamOfLane(launch.lane);
   const auto kind = static_cast<size_t>(BesideKindOf(launch.type, launch.arithmetic));
   command.beside_copy = std::llround(device_.beside_copy[kind] * kFullSpeed);
   const size_t calls = launch.runs.size();
@@ -39,19 +41,19 @@ Event SimBackend::Enqueue(const Launch& launch, std::span<const Wait> waits) {
     const Int128 most = Int128{command.nominal.picoseconds()} * device_.dram.bytes_per_second;
     command.traffic =
         std::min(command.traffic, Bytes(static_cast<int64_t>(most / 1'000'000'000'000)));
-    return queue_.Issue(Stream::kCompute, command, waits, 1, *launch.host);
+    return queue_.Issue(stream, command, waits, 1, *launch.host);
   }
   // With a driver call per block, blocks lie elsewhere in each iteration, so the host cannot launch
   // the graph of an earlier iteration.
   if (!charges_.driver || RowOf(launch.type).library != Library::kConvolution || calls == 0) {
-    return queue_.Issue(Stream::kCompute, command, waits, calls, device_.launch_overhead);
+    return queue_.Issue(stream, command, waits, calls, device_.launch_overhead);
   }
   const Duration time = device_.library_call.value_or(device_.launch_overhead);
   // A GPU that has been drained waits for each of these calls, including the last one.
   const auto count = static_cast<int64_t>(calls);
   command.least_end =
       queue_.now() + time * count + Duration::Picoseconds(launch.time.picoseconds() / count);
-  return queue_.Issue(Stream::kCompute, command, waits, calls, time);
+  return queue_.Issue(stream, command, waits, calls, time);
 }
 
 Event SimBackend::Copy(PoolId pool, Direction direction, const Block&, const Block& outside,

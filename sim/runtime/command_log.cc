@@ -43,8 +43,8 @@ void CommandLog::AddWaits(Stream stream, const WaitSet& set, WaitCause cause,
   }
 }
 
-void CommandLog::AddFence(TimelineEntry& entry) {
-  AddWaits(Stream::kCompute, std::exchange(fence_, WaitSet()), WaitCause::kFence, entry);
+void CommandLog::AddFence(Stream stream, TimelineEntry& entry) {
+  AddWaits(stream, std::exchange(fence_, WaitSet()), WaitCause::kFence, entry);
 }
 
 void CommandLog::Commit(TimelineEntry& entry) {

@@ -40,7 +40,7 @@ class CommandLog {
   // Makes the entry, a command on `stream`, wait for a set of events. Events on `stream` itself
   // need no wait, because its commands run in order.
   void AddWaits(Stream stream, const WaitSet& set, WaitCause cause, TimelineEntry& entry);
-  void AddFence(TimelineEntry& entry);
+  void AddFence(Stream stream, TimelineEntry& entry);
   std::span<const Wait> WaitsOf(const TimelineEntry& entry) const {
     return std::span(report_.waits).subspan(entry.first_wait, entry.wait_count);
   }

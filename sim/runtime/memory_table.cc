@@ -83,6 +83,7 @@ void MemoryTable::PlaceOnDevice(TensorId id) {
     return;
   }
   const Hint hint = callbacks_.hint(id);
+  UseLane(parts_.trace->tensor(id).lane);
   Own(id, AllocateOrFail(storage.size, hint, [&] { return NameOf(id); }), hint);
 }
 
@@ -95,6 +96,7 @@ bool MemoryTable::TryPlaceOnDevice(TensorId id, bool ask) {
     return true;
   }
   const Hint hint = callbacks_.hint(id);
+  UseLane(parts_.trace->tensor(id).lane);
   for (;;) {
     const auto block = parts_.arena->Allocate(storage.size, hint);
     PassDriverCalls();
@@ -239,6 +241,7 @@ Workspace MemoryTable::TakeWorkspace(OpId op, Bytes size) {
     workspace.block = {reservation->block.offset, size};
     LogPlacement(PlacementKind::kEnter, kNoTensor, size, workspace.block);
   } else {
+    UseLane(parts_.trace->op(op).lane);
     workspace.block = AllocateOrFail(size, Hint::kLow, [] { return std::string("the workspace"); });
     workspace_ = workspace.block;
     NoteAllocated(kNoTensor, size, workspace.block, Hint::kLow);
@@ -281,6 +284,7 @@ bool MemoryTable::ReserveWorkspaceFor(OpId op, Bytes size) {
 }
 
 uint32_t MemoryTable::AddReservation(Bytes size, std::string what) {
+  UseLane(0);
   const Block block = AllocateOrFail(size, Hint::kLow, [&] { return what; });
   reservations_.push_back({block, size, kNoTensor, std::move(what)});
   parts_.backend->OnAllocate(block);
@@ -297,6 +301,10 @@ Block MemoryTable::AllocateOrFail(Bytes size, Hint hint, What what) {
     if (block) return *block;
     if (!MakeRoom(size)) throw DoesNotFit{Describe(size, what())};
   }
+}
+
+void MemoryTable::UseLane(uint8_t lane) {
+  if (std::exchange(lane_, lane) != lane) parts_.arena->UseStream(lane);
 }
 
 void MemoryTable::MakeRoomFor(Bytes size) {

@@ -167,6 +167,8 @@ class MemoryTable {
   // the request by `what()`.
   template <typename What>
   Block AllocateOrFail(Bytes size, Hint hint, What what);
+  // Makes further blocks of the device come from the memory of a lane.
+  void UseLane(uint8_t lane);
   // Asks the policy to make room once; returns false if it cannot.
   bool MakeRoom(Bytes size);
   OutOfMemory Describe(Bytes wanted, std::string what) const;
@@ -180,6 +182,7 @@ class MemoryTable {
   RepeatedLog<Placement> placements_;
   OpId op_{};
   bool started_ = false;
+  uint8_t lane_ = 0;  // from whose memory the arena takes blocks
 
   std::vector<Storage> storages_;  // by tensor; only roots are used
   std::vector<Reservation> reservations_;

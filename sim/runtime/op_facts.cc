@@ -37,6 +37,7 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
     entry.traffic = op.traffic();
     entry.type = op.type;
     if (!op.slots.empty()) entry.arithmetic = op.slots.front().arithmetic;
+    entry.collective = op.IsCollective();
     entry.inputs = static_cast<uint32_t>(operands_.size());
     entry.outputs = add_operands(op.inputs);
     entry.scratch = add_operands(op.outputs);

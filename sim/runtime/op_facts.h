@@ -34,6 +34,7 @@ class OpTable {
   Bytes traffic(OpId op) const { return At(op).traffic; }
   OpType type(OpId op) const { return At(op).type; }
   Arithmetic arithmetic(OpId op) const { return At(op).arithmetic; }
+  bool collective(OpId op) const { return At(op).collective; }
   std::span<const Touched> Inputs(OpId op) const { return Part(At(op).inputs, At(op).outputs); }
   std::span<const Touched> Outputs(OpId op) const { return Part(At(op).outputs, At(op).scratch); }
   std::span<const Touched> Scratch(OpId op) const { return Part(At(op).scratch, At(op).end); }
@@ -63,6 +64,7 @@ class OpTable {
     uint32_t first_slot = 0, end_slot = 0;        // indices into kernels_
     OpType type = OpType::kOther;
     Arithmetic arithmetic = Arithmetic::kFp32;  // of its first slot
+    bool collective = false;
   };
 
   const Entry& At(OpId op) const { return entries_[Index(op)]; }

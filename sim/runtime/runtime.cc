@@ -397,15 +397,23 @@ class Runtime final : public PolicyContext {
     TimelineEntry entry;
     entry.kind = CommandKind::kKernel;
     entry.recompute = again;
+    entry.collective = ops_.collective(op_id);
     entry.op = op_id;
     entry.size = workspace.requested;
     entry.device = workspace.block;
     const RecordedCost::Again* const other = again ? OtherWork(op_id) : nullptr;
     entry.nominal = other ? Scaled(other->time, trace_.op(op_id).recorded->time) : choice_.time();
+    const Op& op = trace_.op(op_id);
+    const Stream stream = StreamOfLane(op.lane);
     commands_.Begin(entry);
-    commands_.AddWaits(Stream::kCompute, fetch, WaitCause::kFetch, entry);
-    commands_.AddWaits(Stream::kCompute, memory, WaitCause::kMemory, entry);
-    commands_.AddFence(entry);
+    commands_.AddWaits(stream, fetch, WaitCause::kFetch, entry);
+    commands_.AddWaits(stream, memory, WaitCause::kMemory, entry);
+    if (!op.after.empty()) {
+      WaitSet lanes;
+      for (const OpId before : op.after) lanes.Add(issued_[Index(before)]);
+      commands_.AddWaits(stream, lanes, WaitCause::kLane, entry);
+    }
+    commands_.AddFence(stream, entry);
     if (again) decisions_.Append({op_id, Verb::kRecompute, true, kNoTensor, Refusal::kNone, {}});
     for (const KernelRun& run : choice_.runs()) {
       decisions_.Append({op_id, Verb::kRun, true, kNoTensor, Refusal::kNone, run});
@@ -424,15 +432,18 @@ class Runtime final : public PolicyContext {
     launch.scratch = scratch_;
     launch.workspace = workspace.block;
     launch.time = entry.nominal;
-    if (const auto& recorded = trace_.op(op_id).recorded) {
+    if (const auto& recorded = op.recorded) {
       launch.gap = recorded->gap;
       launch.host = other ? other->host : recorded->host;
     }
     launch.traffic = ops_.traffic(op_id);
     launch.arithmetic = ops_.arithmetic(op_id);
+    launch.lane = op.lane;
+    launch.collective = entry.collective;
     entry.event =
         WithContext([&] { return parts_.backend->Enqueue(launch, commands_.WaitsOf(entry)); },
-                    [&] { return fmt::format("op '{}'", trace_.op(op_id).name); });
+                    [&] { return fmt::format("op '{}'", op.name); });
+    issued_[Index(op_id)] = entry.event;
     for (const Touched& input : ops_.Inputs(op_id)) {
       At(input.storage).device_hazards.NoteRead(entry.event);
     }
@@ -619,6 +630,9 @@ class Runtime final : public PolicyContext {
       }
     }
     bounds.compute = busy[Index(Stream::kCompute)];
+    for (size_t lane = 1; lane < kMaxLanes; ++lane) {
+      bounds.compute = std::max(bounds.compute, busy[Index(StreamOfLane(lane))]);
+    }
     for (const PoolId pool : PoolsBySpeed(*parts_.device)) {
       bounds.copy = std::max({bounds.copy, busy[Index(StreamOf(pool, Direction::kToDevice))],
                               busy[Index(StreamOf(pool, Direction::kToHost))],
@@ -655,6 +669,7 @@ class Runtime final : public PolicyContext {
   // State of the op being prepared, kept between ops to save allocations.
   CheckedPlan choice_{trace_, liveness_, ops_, *parts_.cost};
   std::vector<Block> inputs_, outputs_, scratch_;
+  std::vector<Event> issued_ = std::vector<Event>(trace_.ops.size());  // by op: its latest run
 };
 
 }  // namespace

@@ -26,6 +26,9 @@ constexpr size_t Index(TensorId id) { return static_cast<size_t>(id); }
 constexpr size_t Index(OpId id) { return static_cast<size_t>(id); }
 constexpr size_t Index(LayerId id) { return static_cast<size_t>(id); }
 
+// The number of streams on which a program runs its ops. Lane 0 is the one that computes.
+inline constexpr size_t kMaxLanes = 5;
+
 // A numeric property of an op, for example {"stride_h", 2}. Integers are exact up to 2^53.
 struct Attribute {
   std::string name;
@@ -83,6 +86,10 @@ struct Op {
   std::vector<Attribute> attributes;
   bool recomputable = false;  // running it again with the same inputs gives the same outputs
   std::optional<RecordedCost> recorded{};  // set iff the trace is recorded
+  uint8_t lane = 0;  // the stream of the program that runs the op, below `kMaxLanes`
+  // The ops of other lanes that the program's stream waits for before it runs the op, ascending and
+  // all before it. The op also waits for ops whose operands it shares.
+  std::vector<OpId> after{};
 
   int64_t flops() const;
   Bytes traffic() const;
@@ -97,6 +104,8 @@ struct Op {
                        int64_t most = std::numeric_limits<int32_t>::max()) const;
   // Returns true iff the op has the attribute and its value is not 0.
   bool Flag(std::string_view attribute) const;
+  // Returns true iff the op communicates with other processes: it says how many `ranks` take part.
+  bool IsCollective() const { return FindAttribute("ranks").has_value(); }
   // Returns true iff the op adds to outputs[output] instead of overwriting it. Such an output is a
   // gradient, or the output of a convolution.
   bool Accumulates(size_t output) const;

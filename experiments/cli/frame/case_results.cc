@@ -71,7 +71,7 @@ std::string FormatGroup(const CaseResults& group, size_t width) {
     text += Wrapped(FormatGap(result), width);
     if (result.fits() && result.timed && !result.file.empty()) {
       const HostPart host{result.device, result.report.metrics, result.host_range,
-                          result.communicates};
+                          result.lacks_links};
       text += FormatHost(result.policy, {&host, 1}, width);
     }
     if (!result.fits()) text += FormatMisfit(result, results.size() == 1, width);

@@ -53,7 +53,7 @@ struct FitRow {
   FitStatus status = FitStatus::kNot;
   // The run with unlimited memory has these metrics, except for policies of research.
   Metrics metrics;
-  bool communicates = false;              // as `Communicates` of its trace
+  bool lacks_links = false;               // as `LacksLinks`
   std::optional<HostRange> host_range{};  // of the unchanged run, as `RunResult::host_range`
   double slowdown = 1;  // time per sample over that of the unchanged run with unlimited memory
   // What the allocator takes for the construction of the model, before the first iteration, if that

@@ -96,7 +96,7 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
   row_.arithmetic = cost().ArithmeticFor(trace);
   row_.cost = cost().Provenance();
   row_.leaves_recorded = workload.leaves_recorded;
-  row_.communicates = Communicates(trace);
+  row_.lacks_links = LacksLinks(this->device(), trace);
   if (trace.recording) row_.recorded_reserved = trace.recording->reserved;
   row_.device = this->device().name;
   row_.memory = this->device().memory;

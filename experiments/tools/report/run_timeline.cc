@@ -71,13 +71,11 @@ class Timeline {
     };
     json.Put("names", SharedNames());
     std::vector<std::string> streams;
-    for (size_t s = 0; s < 1 + 2 * report_.pools.size(); ++s) {
-      streams.push_back(StreamName(static_cast<Stream>(s), report_));
-    }
+    for (const Stream stream : streams_) streams.push_back(StreamName(stream, report_));
     list("streams", streams);
     std::vector<std::string_view> causes;
     for (const StallCause cause : {StallCause::kFetch, StallCause::kFence, StallCause::kMemory,
-                                   StallCause::kLaunch, StallCause::kDrain}) {
+                                   StallCause::kLane, StallCause::kLaunch, StallCause::kDrain}) {
       causes.push_back(Name(cause));
     }
     list("causes", causes);
@@ -148,7 +146,8 @@ class Timeline {
       length_.push_back(Ticks(entry.interval.end) - start_.back());
       name_.push_back(NameOf(kernel ? trace_.op(entry.op).name : trace_.tensor(entry.tensor).name));
       const int kind = kernel ? (entry.recompute ? 1 : 0) : 2 + static_cast<int>(reasons[i]);
-      what_.push_back(static_cast<uint8_t>(Index(entry.event.stream) + 16 * kind));
+      const auto row = std::ranges::find(streams_, entry.event.stream) - streams_.begin();
+      what_.push_back(static_cast<uint8_t>(row + 16 * kind));
       if (!kernel || entry.recompute) continue;
       const Phase phase = trace_.op(entry.op).phase;
       if (phases_.empty() || phases_.back().first != phase) {
@@ -234,6 +233,7 @@ class Timeline {
 
   const Trace& trace_;
   const Report& report_;
+  const std::vector<Stream> streams_ = StreamsOf(report_);
   const Bytes memory_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, uint32_t> numbers_;

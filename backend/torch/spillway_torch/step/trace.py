@@ -15,6 +15,8 @@ MATMUL = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "_addmm_activatio
 DATA_TYPES = frozenset("""float64 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64
     complex128""".split())
 
+LANES = 5  # that a trace has numbers for
+
 
 @dataclasses.dataclass
 class _Use:
@@ -47,6 +49,7 @@ class _Writer:
         self.ops: list[dict[str, Any]] = []
         self.parts: dict[tuple[int, int, int], str] = {}
         self.written: set[int] = set()
+        self.lanes: dict[int, int] = {}  # of the step, except 0: their numbers in the trace
         self.op_names = [self.op_name(number, op) for number, op in enumerate(self.operators)]
         self.places: list[int] = []  # the places of the recorded operators in `ops`, and the number of ops
 
@@ -74,7 +77,7 @@ class _Writer:
                      "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated, "reserved": measured.reserved,
                      **({"requests": step.requests} if step.requests else {})}  # before the first step
         moves = step.hooks["moves"] if step.hooks is not None else None  # the version is the earliest that knows all that the step has
-        version = 9 if moves and "state_ns" in moves else 7 if self.planned else 6 if saved else 5 if step.requests else 4
+        version = 10 if self.lanes else 9 if moves and "state_ns" in moves else 7 if self.planned else 6 if saved else 5 if step.requests else 4
         return {"format": "spillway-trace", "version": version, "name": f"{step.network}:{step.batch}", "network": step.network,
                 "batch": step.batch, "preset": "recorded", "training": any(phase != "forward" for phase in self.phases),
                 "recording": recording, "layers": [{"name": name, "type": type_} for name, type_ in self.layers.items()],
@@ -157,7 +160,7 @@ class _Writer:
                 if size == 0 or use.storage.died in (0, use.storage.born):
                     continue
                 use.name = f"unused.{use.storage.number}"
-            self.tensors.append(_tensor(use.name, use.kind, use.storage.shape, size, use.storage.dtype))
+            self.tensors.append(_tensor(use.name, use.kind, use.storage.shape, size, use.storage.dtype) | self.lane_of(use.storage.lane))
             if self.step.requests and use.before and use.storage.request is not None:
                 self.tensors[-1]["request"] = use.storage.request
         if unused or self.planned:
@@ -207,7 +210,7 @@ class _Writer:
         shapes = "".join(" " + "x".join(map(str, o.shape)) for o in op.inputs[:8])
         if op.collective is not None:  # its time depends on links, not on the memory of the device
             traffic = 0
-        signature = _short(op) if self.planned else f"{op.name}{shapes} traffic={traffic}"
+        signature = _short(op) if self.planned else f"{op.name if op.collective is None else op.collective.kind}{shapes} traffic={traffic}"
         made = self.add_op(number, self.op_names[number], self.op_names[op.layer], type_of(op.packet), inputs, outputs, signature,
                            op.flops, traffic)
         if arithmetic := arithmetic_of(op):
@@ -217,8 +220,18 @@ class _Writer:
         if op.again is not None if self.planned else repeatable:
             made["recomputable"] = True
         made["recorded"] = _recorded(op.time_ns, op.host_ns or measured.host_ns // len(self.operators), op.scratch)
+        made |= self.lane_of(op.lane)
+        others = [self.op_names[other] for other in op.after if self.lane_of(self.operators[other].lane) != self.lane_of(op.lane)]
+        if others:
+            made["after"] = others
         if op.again is not None:
             made["recorded"]["again"] = dataclasses.asdict(op.again)
+
+    def lane_of(self, lane: int) -> dict[str, int]:
+        """Returns what an op or a tensor says of its lane. Lanes that a trace has no numbers for share the last one."""
+        if not lane:
+            return {}
+        return {"lane": self.lanes.setdefault(lane, min(len(self.lanes) + 1, LANES - 1))}
 
     def make_allocation(self, name: str, tensor: str, number: int) -> None:
         """Adds an op that only takes memory for a tensor, before the operator `number`."""
@@ -276,7 +289,7 @@ def _attributes(op: Operator) -> dict[str, int]:
     if op.collective is None:
         return op.attributes
     ranks = op.collective.ranks
-    return {"bytes": op.collective.bytes, "ranks": len(ranks), "stride": ranks[1] - ranks[0] if len(ranks) > 1 else 0, "lane": op.lane,
+    return {"bytes": op.collective.bytes, "ranks": len(ranks), "stride": ranks[1] - ranks[0] if len(ranks) > 1 else 0,
             "asynchronous": int(op.collective.asynchronous)}
 
 
