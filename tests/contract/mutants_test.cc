@@ -60,10 +60,16 @@ class Mutants : public ::testing::Test {
     }
   };
 
-  Mutants()
-      : trace_(LowerNetwork(testing::Chain(), {3, "vdnn", true})),
+  explicit Mutants(bool lanes = false)
+      : trace_(lanes ? WithLanes(Lowered()) : Lowered()),
         device_(testing::NarrowDevice()),
         cost_(device_) {}
+
+  static Trace Lowered() { return LowerNetwork(testing::Chain(), {3, "vdnn", true}); }
+  static Trace WithLanes(Trace trace) {
+    for (size_t i = 0; i < trace.ops.size(); ++i) trace.ops[i].lane = i * i % kMaxLanes;
+    return trace;
+  }
 
   Report Run(Backend& backend, Allocator& arena) const {
     EagerPolicy policy;
@@ -166,6 +172,29 @@ INSTANTIATE_TEST_SUITE_P(ByCause, LostWaits,
 
 TEST_P(LostWaits, AreSeenInTheBitsAndInTheOrder) {
   ExpectNoticed([](Backend& backend) { return LosesWaits(backend, GetParam()); });
+}
+
+// --- Lanes ---------------------------------------------------------------------------------------
+
+// The ops of a network on several lanes: only waits order them.
+class LaneMutants : public Mutants {
+ protected:
+  LaneMutants() : Mutants(/*lanes=*/true) {}
+};
+
+TEST_F(LaneMutants, SoundRunsAgreeInEveryOrder) {
+  const Result reference = Execute(std::nullopt, AsItIs);
+  for (uint64_t seed = 1; seed < 20; ++seed) {
+    const Result result = Execute(seed, AsItIs);
+    EXPECT_EQ(result.read, reference.read);
+    EXPECT_THAT(result.violations, IsEmpty());
+  }
+}
+
+TEST_F(LaneMutants, LostWaitsAreSeenInTheBitsAndInTheOrder) {
+  for (const WaitCause lost : {WaitCause::kFetch, WaitCause::kMemory}) {
+    ExpectNoticed([&](Backend& backend) { return LosesWaits(backend, lost); });
+  }
 }
 
 // --- A hazard map that ignores reads ------------------------------------------------------------

@@ -310,16 +310,38 @@ class ShardedTest(unittest.TestCase):
             ran = subprocess.run([os.environ["SPILLWAY"], "run", path, "--policy", "as-recorded", "--device", "h100", "--format", "json"],
                                  capture_output=True, text=True, check=False)
             self.assertEqual(ran.returncode, 0, ran.stderr)
-            for verb in ("run", path, "--policy", "as-recorded", "--device", "h100"), ("fit", path, "--device", "h100"):
-                said = subprocess.run([os.environ["SPILLWAY"], *verb], capture_output=True, text=True, check=True).stdout
-                self.assertIn("Collectives are not timed", said)
+            for device, text in ("h100", "The collectives of"), ("v100", "Collectives are not timed on v100"):
+                for verb in ("run", path, "--policy", "as-recorded", "--device", device), ("fit", path, "--device", device):
+                    said = subprocess.run([os.environ["SPILLWAY"], *verb], capture_output=True, text=True, check=False).stdout
+                    self.assertIn(text, said)
             self.assertEqual(json.loads(ran.stdout)["rows"][0]["peak_requested_bytes"], recorded.peak_requested)
             ops = json.loads(path.read_text())["ops"]
         found = [op for op in ops if "ranks" in op.get("attributes", {})]
         self.assertEqual([op["name"].split(".")[-2] for op in found], [kind for kind, *_ in collectives(recorded)])
         self.assertEqual(found[0]["attributes"],
-                         {"bytes": 16384, "ranks": 4, "stride": 1, "lane": recorded.operators[1].lane, "asynchronous": 0})
+                         {"bytes": 16384, "ranks": 4, "stride": 1, "asynchronous": 0})
         self.assertEqual({op["slots"][0]["traffic"] for op in found}, {0})
+        self.assertEqual([op["slots"][0]["signature"].split()[0] for op in found], [kind for kind, *_ in collectives(recorded)])
+
+    def test_the_trace_has_lanes(self):
+        recorded = self.stacked(4)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "t.json"
+            recorded.write(path)
+            trace = json.loads(path.read_text())
+        self.assertEqual(trace["version"], 10)
+        ops = {op["name"].rpartition(".")[2]: op for op in trace["ops"] if "ranks" in op.get("attributes", {}) or "lane" in op}
+        lanes = {}  # by lane of the step: that of the trace
+        for number, operator in enumerate(recorded.operators):
+            op = ops.get(str(number))
+            if operator.lane == 0:
+                self.assertNotIn("lane", op or {})
+                continue
+            self.assertEqual(lanes.setdefault(operator.lane, op["lane"]), op["lane"])
+            self.assertEqual([name.rpartition(".")[2] for name in op.get("after", ())], list(map(str, operator.after)))
+        self.assertEqual(sorted(lanes.values()), list(range(1, len(lanes) + 1)))
+        self.assertGreater(len(lanes), 1)
+        self.assertTrue({tensor.get("lane", 0) for tensor in trace["tensors"]} > {0})
 
     # ---- what is refused ----
 

@@ -88,7 +88,14 @@ Trace RandomTrace(uint32_t seed) {
     for (int64_t k = draw(4); k > 0; --k) {
       op.attributes.push_back({name("a", k), static_cast<double>(random()) / 1000});
     }
+    op.lane = static_cast<uint8_t>(draw(2) == 0 ? draw(kMaxLanes) : 0);
+    for (uint32_t k = 0; k < trace.ops.size() && op.lane != 0; ++k) {
+      if (trace.ops[k].lane != op.lane && draw(3) == 0) op.after.push_back(OpId{k});
+    }
     trace.ops.push_back(op);
+  }
+  for (Tensor& tensor : trace.tensors) {
+    tensor.lane = static_cast<uint8_t>(draw(4) == 0 ? draw(kMaxLanes) : 0);
   }
   return trace;
 }

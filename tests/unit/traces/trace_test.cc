@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "tests/testing/files.h"
 
@@ -275,6 +277,52 @@ TEST(TraceTest, RefusesBadOps) {
               t.ops[0].attributes[0].value = std::numeric_limits<double>::infinity();
             }),
             "trace 'small': op 'relu.fwd': the attribute 'elements' is not finite");
+}
+
+// relu.fwd, then other.fwd on lane 1
+Trace TraceWithLanes() {
+  Trace trace = SmallTrace();
+  Op op = trace.ops[0];
+  op.name = "other.fwd";
+  op.lane = 1;
+  op.after = {OpId{0}};
+  trace.ops.push_back(op);
+  return trace;
+}
+
+TEST(TraceTest, RefusesBadLanes) {
+  TraceWithLanes().Validate();
+  const auto error_after = [](const auto& change) {
+    Trace trace = TraceWithLanes();
+    change(trace.ops[1]);
+    return InputErrorOf([&] { trace.Validate(); });
+  };
+  EXPECT_THAT(error_after([](Op& op) { op.lane = kMaxLanes; }),
+              HasSubstr("op 'other.fwd' runs on lane 5, expected 0 to 4"));
+  EXPECT_THAT(error_after([](Op& op) { op.lane = 0; }),
+              HasSubstr("op 'other.fwd' waits for 'relu.fwd', which runs on its own lane"));
+  EXPECT_THAT(error_after([](Op& op) { op.after = {OpId{1}}; }),
+              HasSubstr("op 'other.fwd' waits for op 1, which does not run before it"));
+  EXPECT_THAT(error_after([](Op& op) {
+                op.after = {OpId{0}, OpId{0}};
+              }),
+              HasSubstr("not in ascending order"));
+  EXPECT_THAT(ErrorAfter([](Trace& trace) { trace.tensors[1].lane = 9; }),
+              HasSubstr("tensor 'y' is of lane 9, expected 0 to 4"));
+}
+
+TEST(TraceTest, WaitsMoveWithTheirOps) {
+  EXPECT_FALSE(HasLanes(SmallTrace()));
+  Trace trace = TraceWithLanes();
+  EXPECT_TRUE(HasLanes(trace));
+  Op first = trace.ops[0];
+  first.name = "new.fwd";
+  trace.ops.insert(trace.ops.begin(), first);
+  MoveWaits(std::array{OpId{1}, OpId{2}}, trace);
+  EXPECT_EQ(trace.ops[2].after, std::vector{OpId{1}});
+  trace.Validate();
+  MoveWaits(std::array{OpId{0}, OpId{2}, OpId{1}}, trace);  // it would wait for itself
+  EXPECT_TRUE(trace.ops[2].after.empty());
 }
 
 }  // namespace

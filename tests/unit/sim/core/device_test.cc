@@ -119,6 +119,32 @@ TEST(DeviceTest, TheFileMaySayWhatCopiesCostKernels) {
   EXPECT_EQ(BesideKindOf(OpType::kGelu, Arithmetic::kFp32), BesideKind::kOther);
 }
 
+TEST(DeviceTest, TheFileMaySayHowGpusAreLinked) {
+  std::string text(kToy);
+  EXPECT_FALSE(ParseDevice(text, "toy.toml").cluster);
+  const auto with = [&](const std::string& section) {
+    std::string changed = text;
+    return ParseDevice(changed.insert(text.find("[driver]"), "[cluster]\n" + section + "\n"),
+                       "toy.toml");
+  };
+  const std::string links = R"(inside = "100GB/s"
+inside_latency = "1us"
+outside = "10GB/s"
+outside_latency = "5us"
+start = "20us"
+)";
+  const Cluster cluster = with("gpus = \"4\"\nbeside = 0.2\n" + links).cluster.value();
+  EXPECT_EQ(cluster.gpus, 4);
+  EXPECT_EQ(cluster.inside.bandwidth.bytes_per_second, 100'000'000'000);
+  EXPECT_EQ(cluster.outside.latency, Duration::Microseconds(5));
+  EXPECT_EQ(cluster.start, Duration::Microseconds(20));
+  EXPECT_EQ(cluster.beside, 0.2);
+  EXPECT_EQ(with("gpus = \"8\"\n" + links).cluster->beside, 0);
+  EXPECT_THROW(with("gpus = \"0\"\n" + links), InputError);
+  EXPECT_THROW(with("gpus = \"8\"\nbeside = 2\n" + links), InputError);
+  EXPECT_THROW(with("gpus = \"8\"\nswitches = \"2\"\n" + links), InputError);
+}
+
 TEST(DeviceTest, TheFileMaySayTheRatesOfMatrixProducts) {
   EXPECT_EQ(MatrixRate(ParseDevice(kToy, "toy.toml"), Arithmetic::kBf16), 2'000'000'000);
   std::string text(kToy);

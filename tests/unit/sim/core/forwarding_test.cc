@@ -50,6 +50,9 @@ class NotingAllocator final : public Allocator {
   std::optional<Block> Allocate(Bytes size, Hint hint) override {
     return Note("Allocate"), Block{Bytes(hint == Hint::kHigh ? 512 : 0), size};
   }
+  void UseStream(uint64_t stream) override {
+    if (stream == 3) Note("UseStream");
+  }
   void Free(const Block& block) override {
     if (block.size == Bytes(3)) Note("Free");
   }
@@ -107,6 +110,7 @@ TEST_P(AllocatorWrappers, PassEveryMethodOn) {
   EXPECT_EQ(wrapper->Name(), "noting");
   const auto block = wrapper->Allocate(Bytes(3), Hint::kHigh);
   EXPECT_EQ(block, (Block{Bytes(512), Bytes(3)}));
+  wrapper->UseStream(3);
   wrapper->Free(*block);
   EXPECT_THAT(target.called, IsSupersetOf({"Name", "Allocate", "Free"}));
   target.called = {"Name", "Allocate", "Free"};  // forget other methods that these have called

@@ -133,6 +133,24 @@ TEST(ScheduleTest, WhatRunsIsSlowedAndRecovers) {
 }
 
 // 120 MB in a picosecond: a demand that exceeds 64 bits is still limited by the link.
+// Two collectives share the links to other GPUs, and each takes a tenth of the kernel's speed.
+//   lane1    |----a 10----|----|        at half speed until b has ended
+//   lane2    |----b 10---------|
+//   compute  |--------c 18-------|
+TEST(ScheduleTest, CollectivesShareTheirLinksAndSlowKernels) {
+  Program program;
+  program.beside_collective = kFullSpeed / 10;
+  for (const size_t lane : {1, 2}) {
+    Add(program, LaneOf(StreamOfLane(lane)), Ns(10));
+    program.lanes[Index(StreamOfLane(lane))][0].collective = true;
+  }
+  Add(program, Lane::kCompute, Ns(20));
+  const LaneTimes times = Play(program);
+  EXPECT_EQ(times[Index(StreamOfLane(1))][0].end, Ns(20));
+  EXPECT_EQ(times[Index(StreamOfLane(2))][0].end, Ns(20));
+  EXPECT_EQ(times[kCompute][0].end.picoseconds() / 1000, 22);
+}
+
 TEST(ScheduleTest, DemandsBeyondSixtyFourBitsAreSlowed) {
   Program program;
   Add(program, Lane::kToHost, Duration::Picoseconds(1), Bytes(120'000'000));
