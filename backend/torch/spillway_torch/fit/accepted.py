@@ -18,6 +18,17 @@ REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that 
            "FSDPModule": "its parameters come and go during a step",
            "DataParallel": "its replicas run in several threads"}
 
+ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of results
+
+
+def allowed_of(given: Union[str, Sequence[str]]) -> frozenset[str]:
+    """Returns the names of what a program allows. Raises `SpillwayError` for unknown ones."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
+    for name in names:
+        if name not in ALLOWED:
+            raise SpillwayError(f"allow {name!r} (valid: {', '.join(map(repr, ALLOWED))}, or a list of them)")
+    return frozenset(names)
+
 
 def refuse_wrapped() -> None:
     """Raises `SpillwayError` if DistributedDataParallel runs the model."""

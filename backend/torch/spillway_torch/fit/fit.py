@@ -17,6 +17,7 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.files import read_compiled_plan
 from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
+from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..run.updates import can_host
@@ -24,7 +25,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
+from .accepted import BUDGET, CALL, STATE, allowed_of, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -116,7 +117,8 @@ class Fitted:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
-                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool) -> None:
+                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool,
+                 allowed: frozenset[str] = frozenset()) -> None:
         self._models = list(models)
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._budget = budget
@@ -131,6 +133,8 @@ class Fitted:
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
+        self._allowed = allowed
+        self._losses = ChunkedLosses(models, _state_of_model) if "chunked_loss" in allowed else None
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
@@ -221,7 +225,10 @@ class Fitted:
         _remove(self._handles, self._open)
         for model, call in zip(self._models, self._calls):
             if vars(model).get(CALL) is call:
-                del vars(model)[CALL], vars(model)[STATE]
+                del vars(model)[CALL]
+                vars(model).pop(STATE)
+        if self._losses is not None:
+            self._losses.close()
         self._cancel()
         self._end()
         self._state = Removed()
@@ -331,6 +338,8 @@ class Fitted:
             self._end()
         if not concerns:
             return
+        if self._losses is not None:
+            self._losses.tell()
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
         if isinstance(self._state, Planned):
@@ -491,6 +500,7 @@ class Fitted:
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
+        tape.allowed = self._allowed
         self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
         state.recorder.device.memory()
         there = self._states.all_outside() if self._device == "cuda" else 0
@@ -560,13 +570,14 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
     """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
     own = getattr(type(model), STATE, None)
     state = dict(own(model) if own is not None else vars(model))
-    return {name: value for name, value in state.items() if name not in (CALL, STATE)}
+    return {name: value for name, value in state.items() if name not in (CALL, STATE) and not (
+        name == FORWARD and getattr(value, "of_spillway", False))}
 
 
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        early_updates: bool = False, compiled: bool | None = None, compile: str | None = None,
+        early_updates: bool = False, allow: Union[str, Sequence[str]] = (), compiled: bool | None = None, compile: str | None = None,
         plan: str | os.PathLike[str] | None = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
@@ -589,8 +600,12 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
         not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
+    allow: what `fit` may do although it changes the last bits of results. "chunked_loss": where a cross entropy of class numbers reads
+        nothing but a linear layer's result, of more than 256 MiB of float32, it is computed in chunks of rows, with the same loss for
+        each row where the products of a chunk have the same bits; the mean and the gradient of the weight add up in another order.
+        Where the program reads that result otherwise, the loss is an ordinary one, and the log says so once.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
-        is compiled. It takes none of the five options above.
+        is compiled. It takes none of the six options above.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
         itself, in one list. What runs between them is as it was, and counts.
     plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
@@ -607,15 +622,16 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
     if compiled is None:
         compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
+    allowed = allowed_of(allow)
     models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
     if compiled:
-        if not hook_forward or policy is not None or report_every or verify or early_updates:
-            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify and early_updates: leave "
-                                "them out")
+        if not hook_forward or policy is not None or report_every or verify or early_updates or allowed:
+            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates and allow: "
+                                "leave them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
         return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
                               read_compiled_plan(plan) if plan is not None else None)
@@ -623,7 +639,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         raise SpillwayError("plan is for compiled models; `read_plan` reads the plan of another step, and `step` runs it")
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
-    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates, allowed)
 
 
 def compile(model: torch.nn.Module, memory: Union[str, int] = "8GiB",

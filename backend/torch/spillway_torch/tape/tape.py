@@ -134,6 +134,7 @@ class Tape(Step):
         self.costs = HostCosts()  # they are 0 until they are measured
         self.host_share = 1.0  # steps take the host this share of its recorded time
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host, in their order
+        self.allowed: frozenset[str] = frozenset()  # what the program lets `fit` change
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:
