@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 import torch
 
@@ -23,7 +23,7 @@ ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of r
 
 def allowed_of(given: Union[str, Sequence[str]]) -> frozenset[str]:
     """Returns the names of what a program allows. Raises `SpillwayError` for unknown ones."""
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
+    names: list[Any] = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
     for name in names:
         if name not in ALLOWED:
             raise SpillwayError(f"allow {name!r} (valid: {', '.join(map(repr, ALLOWED))}, or a list of them)")

@@ -6,20 +6,20 @@ computes each chunk's logits, its losses and, while they exist, their gradients.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
 import torch.utils._pytree
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..base.errors import SpillwayError
 from ..step.modules import find_blocks
-from ..tape.losses import CHUNK
+from ..tape import losses as whole
 from ..tape.regions import is_compiled
 
 log = logging.getLogger("spillway_torch")
@@ -39,7 +39,7 @@ _ASK_FOR_GRADIENTS = {torch.Tensor.register_hook, torch.Tensor.retain_grad, torc
 
 def rows_of(classes: int) -> int:
     """Returns how many rows of so many logits are computed at a time."""
-    rows = max(1, CHUNK // (4 * classes))
+    rows = max(1, whole.CHUNK // (4 * classes))
     return rows - rows % TILE if rows > TILE else rows
 
 
@@ -54,6 +54,7 @@ class _Layer:
         self.whole = False  # the ordinary logits were made
         self.results: list[weakref.ref[_Result]] = []  # in the order in which they were made
         self._autocast = torch.is_autocast_enabled(x.device.type)
+        self._hooks = _hooks()
         self._versions = self._now()
 
     def _now(self) -> list[int]:
@@ -64,6 +65,12 @@ class _Layer:
         if self._now() != self._versions:
             raise SpillwayError(f"the logits of module '{self.name}' are read after its input or its parameters were changed in place, such "
                                 'as by the update: read them before, or leave allow="chunked_loss" out')
+
+    def refuse_graph(self) -> None:
+        """Raises `SpillwayError` in a backward that makes a graph for another one, which would miss what these gradients follow from."""
+        if torch.is_grad_enabled():
+            raise SpillwayError(f"a backward with create_graph=True reads the loss of module '{self.name}', which was computed in chunks: leave "
+                                'allow="chunked_loss" out')
 
     def run(self, operands: Sequence[Optional[torch.Tensor]]) -> torch.Tensor:
         """Returns what the layer makes of an input, a weight and a bias."""
@@ -76,7 +83,7 @@ class _Layer:
             self.check()
             self.losses.note_read(self, why)
         self.whole = True
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), _under(self._hooks):
             for result in filter(None, [reference() for reference in self.results]):
                 result.made()
 
@@ -144,7 +151,8 @@ class Logits(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs what reaches PyTorch without its functions, such as functions of autograd in C++, below autograd, which has `_Whole`."""
         def data(of: Any) -> Any:
             if not isinstance(of, Logits):
@@ -164,15 +172,15 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, result: _Result, *operands: Optional[torch.Tensor]) -> Logits:
         ctx.result = result  # not saved for autograd: usually nobody reads it
-        made: Logits = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Logits = torch.Tensor._make_wrapper_subclass(
             Logits, result.shape, dtype=result.dtypes[-1], device=result.rows.device, requires_grad=False)
         made.of = result
         return made
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         layer = ctx.result.layer
+        layer.refuse_graph()
         layer.check()
         with torch.enable_grad():
             operands = [t.detach().requires_grad_(t.requires_grad) if t is not None else None for t in (layer.x, layer.weight, layer.bias)]
@@ -180,6 +188,29 @@ class _Whole(torch.autograd.Function):
             wanted = [t for t in operands if t is not None and t.requires_grad]
             found = iter(torch.autograd.grad(made, wanted, gradients))
         return None, *(next(found) if t is not None and t.requires_grad else None for t in operands)
+
+
+def _hooks() -> Any:
+    """Returns the saved-tensor hooks that are active; None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+@contextlib.contextmanager
+def _under(hooks: Any) -> Iterator[None]:
+    """Within it, these saved-tensor hooks are the active ones, if they still lie below others, such as those of a checkpoint."""
+    above = []
+    while _hooks() not in (None, hooks):
+        above.append(_hooks())
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    there = _hooks() == hooks
+    try:
+        if there:
+            yield
+    finally:
+        for pair in reversed(above):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+    if not there:
+        yield
 
 
 def _derived(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Optional[torch.Tensor]:
@@ -209,7 +240,7 @@ def _derived(func: Any, logits: Logits, *args: Any, **kwargs: Any) -> Optional[t
         rows = rows[args[0]]
     elif not (func is torch.Tensor.contiguous and not args):
         return None
-    return _Result(of.layer, rows, dtypes, of, lambda whole: func(whole, *args, **kwargs)).tensor()
+    return _Result(of.layer, rows, dtypes, of, lambda logits: func(logits, *args, **kwargs)).tensor()
 
 
 def _shape(old: tuple[int, ...], new: Sequence[Any]) -> Optional[tuple[int, ...]]:
@@ -247,12 +278,12 @@ def _cross_entropy(logits: Logits, target: Any, weight: Any = None, size_average
         return ", which has label_smoothing, or other options"
     layer.check()
     with torch.no_grad():
-        dtype = F.log_softmax(torch.empty(0, 2, dtype=of.dtypes[-1], device=logits.device), 1).dtype  # autocast chooses it
+        dtype = F.cross_entropy(torch.empty(0, 2, dtype=of.dtypes[-1], device=logits.device), target[:0], reduction=NONE).dtype  # by autocast
     if weight is not None and (type(weight) is not torch.Tensor or weight.dtype != dtype or weight.shape != logits.shape[1:]):
         return ", which has class weights of another type or number"
     layer.chunked = True
     layer.losses.chunked += 1
-    loss: torch.Tensor = _Loss.apply(_Chunks((*of.dtypes, dtype), ignore_index, reduction), of.rows, layer.weight, layer.bias, target, weight)
+    loss: torch.Tensor = _Loss.apply(layer, _Chunks((*of.dtypes, dtype), ignore_index, reduction), of.rows, layer.weight, layer.bias, target, weight)
     return loss
 
 
@@ -318,31 +349,31 @@ class _Loss(torch.autograd.Function):
     """A cross entropy of a linear layer's result."""
 
     @staticmethod
-    def forward(ctx: Any, chunks: _Chunks, *operands: Any) -> torch.Tensor:
+    def forward(ctx: Any, layer: _Layer, chunks: _Chunks, *operands: Any) -> torch.Tensor:
         rows, _, _, target, classes = operands
-        ctx.chunks = chunks
+        ctx.layer, ctx.chunks = layer, chunks
         ctx.save_for_backward(*operands)
         losses = rows.new_empty(len(rows), dtype=chunks.dtypes[-1])
         total = chunks.total(target, classes)
         gradient = None if chunks.late else losses.new_ones(()).div(total).expand(len(rows))
-        ctx.gradients = chunks.run(operands, losses, gradient, ctx.needs_input_grad[1:4])
+        ctx.gradients = chunks.run(operands, losses, gradient, ctx.needs_input_grad[2:5])
         if chunks.reduction == NONE:
             return losses
         return losses.sum() if chunks.reduction == SUM else losses.sum() / total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.layer.refuse_graph()
         operands, chunks = ctx.saved_tensors, ctx.chunks
         made, ctx.gradients = ctx.gradients, None  # so that autograd may keep them
         if made is None or chunks.late:  # or the graph was retained, and the first backward has them
             each = gradient if chunks.reduction == NONE else (gradient / chunks.total(*operands[3:])).expand(len(operands[0]))
-            made = chunks.run(operands, None, each, ctx.needs_input_grad[1:4])
+            made = chunks.run(operands, None, each, ctx.needs_input_grad[2:5])
         else:
             for of in made:
                 if of is not None:
                     of.mul_(gradient)
-        return None, *(of.to(operand.dtype) if of is not None else None for of, operand in zip(made, operands)), None, None
+        return None, None, *(of.to(operand.dtype) if of is not None else None for of, operand in zip(made, operands)), None, None
 
 
 class ChunkedLosses:
@@ -371,7 +402,8 @@ class ChunkedLosses:
 
     def _forward_of(self, layer: torch.nn.Module, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         def forward(input: torch.Tensor) -> torch.Tensor:  # pylint: disable=redefined-builtin
-            weight, bias = layer.weight, layer.bias
+            weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+            bias: Optional[torch.Tensor] = layer.bias  # type: ignore[assignment]
             dtype = None if torch.compiler.is_compiling() else _type_of_result(input, weight, bias)
             if dtype is None:
                 return F.linear(input, weight, bias)
@@ -394,7 +426,7 @@ class ChunkedLosses:
         if not self.chunked and not self._told:
             self._told = True
             log.warning("spillway: no loss is computed in chunks, because %s", self._read or
-                        f"no linear layer outside of repeated blocks has a result of more than {CHUNK >> 20} MiB of float32")
+                        f"no linear layer outside of repeated blocks has a result of more than {whole.CHUNK >> 20} MiB of float32")
         self.chunked = 0
 
 
@@ -402,10 +434,10 @@ def _type_of_result(x: Any, weight: torch.Tensor, bias: Optional[torch.Tensor]) 
     """Returns the type of a linear layer's result; None if it is small, or is no ordinary one that a backward follows."""
     operands = [x, weight, *((bias,) if bias is not None else ())]
     if not torch.is_grad_enabled() or type(x) is not torch.Tensor or x.dim() < 2 or x.layout != torch.strided or x.is_inference() or (
-            4 * x.numel() // max(x.shape[-1], 1) * weight.shape[0] <= CHUNK) or x.shape[-1] != weight.shape[-1]:
+            4 * x.numel() // max(x.shape[-1], 1) * weight.shape[0] <= whole.CHUNK) or x.shape[-1] != weight.shape[-1]:
         return None
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != x.device for t in operands) or not any(
-            t.requires_grad for t in operands) or torch.jit.is_tracing() or torch._C._functorch.maybe_current_level() is not None:
+            t.requires_grad for t in operands) or torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None:
         return None
     dtypes = {t.dtype for t in operands}
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in dtypes:
