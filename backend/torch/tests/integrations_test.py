@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from spillway_torch import SpillwayError
+from spillway_torch.tape import losses
 from spillway_torch.integrations import lightning, transformers as huggingface
 from compiled_test import by_operators
 from stepping import Vit, different
@@ -206,6 +207,15 @@ class IntegrationsTest(unittest.TestCase):
             trainer.train()
             self.assertIsNot(first, None)
             self.assertIsNone(first.plan)
+
+    def test_a_loss_in_chunks(self):
+        want, _, _ = train_tokens()
+        with mock.patch.object(losses, "CHUNK", 4 * 60 * 20), self.assertLogs("spillway_torch", logging.INFO) as logs:
+            got, _, _ = train_tokens(huggingface.FitCallback(1 << 40, allow="chunked_loss"))
+        self.assertNotIn("loss", "".join(logs.output))
+        self.assertNotEqual(different(want, got), [])  # the last bits
+        for one, other in zip(want, got):
+            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
 
     def test_a_compiled_model(self):
         class Seen(huggingface.FitCallback):

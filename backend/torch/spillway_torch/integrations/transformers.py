@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from transformers import TrainerCallback
@@ -22,10 +23,11 @@ class FitCallback(TrainerCallback):
     `log_history` and the callbacks behind this one, while those of `report_to` have run before.
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0) -> None:
-        """memory, policy, report_every, verify: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0,
+                 allow: Union[str, Sequence[str]] = ()) -> None:
+        """memory, policy, report_every, verify, allow: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy, self.report_every, self.verify = policy, report_every, verify
+        self.policy, self.report_every, self.verify, self.allow = policy, report_every, verify, allow
         self.fitted: Fitted | CompiledFitted | None = None  # while `train` runs, and after it ended with an error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -36,7 +38,8 @@ class FitCallback(TrainerCallback):
                 raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
         self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,  # accelerate wraps it
-                          policy=self.policy, report_every=self.report_every, verify=self.verify, compiled=bool(args.torch_compile))
+                          policy=self.policy, report_every=self.report_every, verify=self.verify, allow=self.allow,
+                          compiled=bool(args.torch_compile))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.fitted is not None and logs is not None:

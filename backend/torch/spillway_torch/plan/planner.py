@@ -6,7 +6,6 @@ import bisect
 import copy
 import itertools
 import json
-import math
 import pathlib
 import tempfile
 from typing import Any, Union
@@ -18,7 +17,7 @@ from ..base.errors import NoPlanError, SpillwayError
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
-from ..tape.losses import whole_losses
+from ..tape import losses
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -190,8 +189,8 @@ def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
     """Returns the floor that a row of `spillway plan` has."""
     named = [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
     at = operator_of(row["floor_op"])
-    sizes = whole_losses(tape) if "chunked_loss" not in tape.allowed else ()
-    logits = sum(s.size for s in named if s.dtype == torch.float32 and math.prod(s.shape) in sizes)
+    sizes = losses.whole_losses(tape) if "chunked_loss" not in tape.allowed else ()
+    logits = sum(s.size - losses.CHUNK for s in named if s.dtype == torch.float32 and s.size in sizes)
     return Floor(row["floor_bytes"] + unforeseen, tape.ops[at].place if at < len(tape.ops) else "the update", at, [
         ("parameters and others from before the step", row["floor_throughout_bytes"]),
         *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in named)], logits)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..base.errors import SpillwayError
 from ..step.modules import find_blocks
-from ..tape import losses as whole
+from ..tape import losses
 from ..tape.regions import is_compiled
 
 log = logging.getLogger("spillway_torch")
@@ -39,16 +39,16 @@ _ASK_FOR_GRADIENTS = {torch.Tensor.register_hook, torch.Tensor.retain_grad, torc
 
 def rows_of(classes: int) -> int:
     """Returns how many rows of so many logits are computed at a time."""
-    rows = max(1, whole.CHUNK // (4 * classes))
+    rows = max(1, losses.CHUNK // (4 * classes))
     return rows - rows % TILE if rows > TILE else rows
 
 
 class _Layer:
     """A call of a linear layer, whose result nobody has read yet."""
 
-    def __init__(self, losses: ChunkedLosses, name: str, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
+    def __init__(self, owner: ChunkedLosses, name: str, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
                  dtype: torch.dtype) -> None:
-        self.losses, self.name = losses, name
+        self.owner, self.name = owner, name
         self.x, self.weight, self.bias, self.dtype = x, weight, bias, dtype
         self.chunked = False  # a loss of it was computed in chunks
         self.whole = False  # the ordinary logits were made
@@ -66,12 +66,6 @@ class _Layer:
             raise SpillwayError(f"the logits of module '{self.name}' are read after its input or its parameters were changed in place, such "
                                 'as by the update: read them before, or leave allow="chunked_loss" out')
 
-    def refuse_graph(self) -> None:
-        """Raises `SpillwayError` in a backward that makes a graph for another one, which would miss what these gradients follow from."""
-        if torch.is_grad_enabled():
-            raise SpillwayError(f"a backward with create_graph=True reads the loss of module '{self.name}', which was computed in chunks: leave "
-                                'allow="chunked_loss" out')
-
     def run(self, operands: Sequence[Optional[torch.Tensor]]) -> torch.Tensor:
         """Returns what the layer makes of an input, a weight and a bias."""
         with torch.autocast(self.x.device.type, self.dtype if self._autocast else None, enabled=self._autocast, cache_enabled=False):
@@ -81,7 +75,7 @@ class _Layer:
         """Makes the ordinary logits and all that follows from them; `why` names who reads them."""
         if not self.whole:
             self.check()
-            self.losses.note_read(self, why)
+            self.owner.note_read(self, why)
         self.whole = True
         with torch.inference_mode(False), torch.enable_grad(), _under(self._hooks):
             for result in filter(None, [reference() for reference in self.results]):
@@ -159,7 +153,7 @@ class Logits(torch.Tensor):
                 return of
             layer = of.of.layer
             layer.check()
-            layer.losses.note_read(layer, str(func))
+            layer.owner.note_read(layer, str(func))
             return of.of.value.detach() if of.of.value is not None else of.of.replay((layer.x, layer.weight, layer.bias))
 
         args, kwargs = torch.utils._pytree.tree_map(data, (args, kwargs or {}))
@@ -180,7 +174,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         layer = ctx.result.layer
-        layer.refuse_graph()
+        _refuse_graph(layer.name)
         layer.check()
         with torch.enable_grad():
             operands = [t.detach().requires_grad_(t.requires_grad) if t is not None else None for t in (layer.x, layer.weight, layer.bias)]
@@ -188,6 +182,13 @@ class _Whole(torch.autograd.Function):
             wanted = [t for t in operands if t is not None and t.requires_grad]
             found = iter(torch.autograd.grad(made, wanted, gradients))
         return None, *(next(found) if t is not None and t.requires_grad else None for t in operands)
+
+
+def _refuse_graph(name: str) -> None:
+    """Raises `SpillwayError` in a backward that makes a graph for another one, which would miss what the gradients follow from."""
+    if torch.is_grad_enabled():
+        raise SpillwayError(f"a backward with create_graph=True reads the loss of module '{name}', which was computed in chunks: leave "
+                            'allow="chunked_loss" out')
 
 
 def _hooks() -> Any:
@@ -282,8 +283,8 @@ def _cross_entropy(logits: Logits, target: Any, weight: Any = None, size_average
     if weight is not None and (type(weight) is not torch.Tensor or weight.dtype != dtype or weight.shape != logits.shape[1:]):
         return ", which has class weights of another type or number"
     layer.chunked = True
-    layer.losses.chunked += 1
-    loss: torch.Tensor = _Loss.apply(layer, _Chunks((*of.dtypes, dtype), ignore_index, reduction), of.rows, layer.weight, layer.bias, target, weight)
+    layer.owner.chunked += 1
+    loss: torch.Tensor = _Loss.apply(layer.name, _Chunks((*of.dtypes, dtype), ignore_index, reduction), of.rows, layer.weight, layer.bias, target, weight)
     return loss
 
 
@@ -305,11 +306,12 @@ class _Chunks:
         counted = target != self.ignore_index
         return counted.sum() if classes is None else classes[target.where(counted, 0)].where(counted, 0).sum()
 
-    def run(self, operands: Sequence[Any], losses: Optional[torch.Tensor], gradient: Optional[torch.Tensor],
+    def run(self, operands: Sequence[Any], each: Optional[torch.Tensor], gradient: Optional[torch.Tensor],
             needed: Sequence[bool]) -> list[Optional[torch.Tensor]]:
-        """Returns the gradients of input, weight and bias that are `needed`, and fills in the loss of each row.
+        """Returns the gradients of input, weight and bias that are `needed`.
 
         operands: input, weight, bias, targets and the weights of classes.
+        each: takes the loss of each row, if it is given.
         gradient: that of each row's loss; None: no gradients are made.
         """
         rows, weight, bias, target, classes = operands
@@ -327,8 +329,8 @@ class _Chunks:
                 for dtype in self.dtypes[1:]:
                     logits = logits.to(dtype)
                 logits = torch.log_softmax(logits, 1)
-                if losses is not None:
-                    losses[part] = torch.ops.aten.nll_loss_forward(logits, target[part], classes, 0, self.ignore_index)[0]
+                if each is not None:
+                    each[part] = torch.ops.aten.nll_loss_forward(logits, target[part], classes, 0, self.ignore_index)[0]
                 if gradient is None:
                     continue
                 slope = torch.ops.aten.nll_loss_backward(gradient[part], logits, target[part], classes, 0, self.ignore_index, total)
@@ -349,21 +351,21 @@ class _Loss(torch.autograd.Function):
     """A cross entropy of a linear layer's result."""
 
     @staticmethod
-    def forward(ctx: Any, layer: _Layer, chunks: _Chunks, *operands: Any) -> torch.Tensor:
+    def forward(ctx: Any, name: str, chunks: _Chunks, *operands: Any) -> torch.Tensor:
         rows, _, _, target, classes = operands
-        ctx.layer, ctx.chunks = layer, chunks
+        ctx.name, ctx.chunks = name, chunks
         ctx.save_for_backward(*operands)
-        losses = rows.new_empty(len(rows), dtype=chunks.dtypes[-1])
+        each = rows.new_empty(len(rows), dtype=chunks.dtypes[-1])
         total = chunks.total(target, classes)
-        gradient = None if chunks.late else losses.new_ones(()).div(total).expand(len(rows))
-        ctx.gradients = chunks.run(operands, losses, gradient, ctx.needs_input_grad[2:5])
+        gradient = None if chunks.late else each.new_ones(()).div(total).expand(len(rows))
+        ctx.gradients = chunks.run(operands, each, gradient, ctx.needs_input_grad[2:5])
         if chunks.reduction == NONE:
-            return losses
-        return losses.sum() if chunks.reduction == SUM else losses.sum() / total
+            return each
+        return each.sum() if chunks.reduction == SUM else each.sum() / total
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.layer.refuse_graph()
+        _refuse_graph(ctx.name)
         operands, chunks = ctx.saved_tensors, ctx.chunks
         made, ctx.gradients = ctx.gradients, None  # so that autograd may keep them
         if made is None or chunks.late:  # or the graph was retained, and the first backward has them
@@ -426,7 +428,7 @@ class ChunkedLosses:
         if not self.chunked and not self._told:
             self._told = True
             log.warning("spillway: no loss is computed in chunks, because %s", self._read or
-                        f"no linear layer outside of repeated blocks has a result of more than {whole.CHUNK >> 20} MiB of float32")
+                        f"no linear layer outside of repeated blocks has a result of more than {losses.CHUNK >> 20} MiB of float32")
         self.chunked = 0
 
 
@@ -434,7 +436,7 @@ def _type_of_result(x: Any, weight: torch.Tensor, bias: Optional[torch.Tensor]) 
     """Returns the type of a linear layer's result; None if it is small, or is no ordinary one that a backward follows."""
     operands = [x, weight, *((bias,) if bias is not None else ())]
     if not torch.is_grad_enabled() or type(x) is not torch.Tensor or x.dim() < 2 or x.layout != torch.strided or x.is_inference() or (
-            4 * x.numel() // max(x.shape[-1], 1) * weight.shape[0] <= whole.CHUNK) or x.shape[-1] != weight.shape[-1]:
+            4 * x.numel() // max(x.shape[-1], 1) * weight.shape[0] <= losses.CHUNK) or x.shape[-1] != weight.shape[-1]:
         return None
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != x.device for t in operands) or not any(
             t.requires_grad for t in operands) or torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None:
