@@ -600,10 +600,9 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
         not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
-    allow: what `fit` may do although it changes the last bits of results. "chunked_loss": where a cross entropy of class numbers reads
-        nothing but a linear layer's result, of more than 256 MiB of float32, it is computed in chunks of rows, with the same loss for
-        each row where the products of a chunk have the same bits; the mean and the gradient of the weight add up in another order.
-        Where the program reads that result otherwise, the loss is an ordinary one, and the log says so once.
+    allow: what `fit` may do although it changes the last bits of results, a name or a list of names. "chunked_loss": a cross entropy of the
+        result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
+        Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
         is compiled. It takes none of the six options above.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch

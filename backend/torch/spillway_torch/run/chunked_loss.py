@@ -30,8 +30,8 @@ NONE, MEAN, SUM = "none", "mean", "sum"
 _CASTS = {torch.Tensor.float: torch.float32, torch.Tensor.half: torch.float16, torch.Tensor.bfloat16: torch.bfloat16,
           torch.Tensor.double: torch.float64}
 _TOLD = {getattr(torch.Tensor, name).__get__ for name in (  # what is known without the logits
-    "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse",
-    "is_quantized", "is_nested", "nbytes", "itemsize", "_version")} | {getattr(torch.Tensor, name) for name in (
+    "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "is_cuda", "is_cpu", "is_meta",
+    "is_sparse", "is_quantized", "is_nested", "nbytes", "itemsize", "_version")} | {getattr(torch.Tensor, name) for name in (
         "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "element_size", "get_device",
         "is_contiguous", "is_inference", "__len__")} | {torch.is_floating_point, torch.is_complex, torch.numel}
 _ASK_FOR_GRADIENTS = {torch.Tensor.register_hook, torch.Tensor.retain_grad, torch.autograd.grad}  # of the logits
@@ -48,8 +48,9 @@ class _Layer:
 
     def __init__(self, owner: ChunkedLosses, name: str, x: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor],
                  dtype: torch.dtype) -> None:
-        self.owner, self.name = owner, name
-        self.x, self.weight, self.bias, self.dtype = x, weight, bias, dtype
+        self.owner, self.name, self.dtype = owner, name, dtype
+        self.operands = x, weight, bias
+        self.place = x.device
         self.chunked = False  # a loss of it was computed in chunks
         self.whole = False  # the ordinary logits were made
         self.results: list[weakref.ref[_Result]] = []  # in the order in which they were made
@@ -58,17 +59,17 @@ class _Layer:
         self._versions = self._now()
 
     def _now(self) -> list[int]:
-        return [t._version for t in (self.x, self.weight, self.bias) if t is not None]
+        return [t._version for t in self.operands if t is not None]
 
     def check(self) -> None:
         """Raises `SpillwayError` if the operands were changed since the call."""
         if self._now() != self._versions:
-            raise SpillwayError(f"the logits of module '{self.name}' are read after its input or its parameters were changed in place, such "
-                                'as by the update: read them before, or leave allow="chunked_loss" out')
+            raise SpillwayError(f"the logits of module '{self.name}' are read after its input or its parameters were changed in place, "
+                                'such as by the update: read them before, or leave allow="chunked_loss" out')
 
     def run(self, operands: Sequence[Optional[torch.Tensor]]) -> torch.Tensor:
         """Returns what the layer makes of an input, a weight and a bias."""
-        with torch.autocast(self.x.device.type, self.dtype if self._autocast else None, enabled=self._autocast, cache_enabled=False):
+        with torch.autocast(self.place.type, self.dtype if self._autocast else None, enabled=self._autocast, cache_enabled=False):
             return F.linear(*operands)  # type: ignore[arg-type]
 
     def make(self, why: str) -> None:
@@ -86,30 +87,28 @@ class _Result:
     """Logits, or what follows from others by a function that keeps each row's classes together."""
 
     def __init__(self, layer: _Layer, rows: torch.Tensor, dtypes: tuple[torch.dtype, ...], parent: Optional[_Result] = None,
-                 function: Optional[Callable[[torch.Tensor], torch.Tensor]] = None) -> None:
+                 function: Callable[[torch.Tensor], torch.Tensor] = lambda parent: parent) -> None:
         self.layer, self.rows, self.dtypes = layer, rows, dtypes  # `rows` are the layer's inputs, `dtypes` all types that they had
         self.parent, self.function = parent, function
         self.value: Optional[torch.Tensor] = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return *self.rows.shape[:-1], self.layer.weight.shape[0]
+        return *self.rows.shape[:-1], self.layer.operands[1].shape[0]
 
     def replay(self, operands: Sequence[Optional[torch.Tensor]]) -> torch.Tensor:
         """Returns the ordinary logits for an input, a weight and a bias of the layer."""
-        return self.layer.run(operands) if self.parent is None else self.function(self.parent.replay(operands))  # type: ignore[misc]
+        return self.function(self.parent.replay(operands)) if self.parent is not None else self.layer.run(operands)
 
     def made(self) -> torch.Tensor:
         """Returns the ordinary logits, the same ones each time."""
         if self.value is None:
-            layer = self.layer
-            self.value = layer.run((layer.x, layer.weight, layer.bias)) if self.parent is None else self.function(self.parent.made())  # type: ignore[misc]
+            self.value = self.function(self.parent.made()) if self.parent is not None else self.layer.run(self.layer.operands)
         return self.value
 
     def tensor(self) -> Logits:
-        layer = self.layer
-        made: Logits = _Whole.apply(self, layer.x, layer.weight, layer.bias)
-        layer.results.append(weakref.ref(self))
+        made: Logits = _Whole.apply(self, *self.layer.operands)
+        self.layer.results.append(weakref.ref(self))
         return made
 
 
@@ -138,8 +137,8 @@ class Logits(torch.Tensor):
                 why += loss
         for layer in dict.fromkeys(logits.of.layer for logits in given):
             if layer.chunked and func in _ASK_FOR_GRADIENTS:
-                raise SpillwayError(f"{why} asks for a gradient of the logits of module '{layer.name}', whose loss was computed in chunks: ask "
-                                    'for it before the loss, or leave allow="chunked_loss" out')
+                raise SpillwayError(f"{why} asks for a gradient of the logits of module '{layer.name}', whose loss was computed in chunks: "
+                                    'ask for it before the loss, or leave allow="chunked_loss" out')
             layer.make(why)
         args, kwargs = torch.utils._pytree.tree_map(lambda t: t.of.made() if isinstance(t, Logits) else t, (args, kwargs))
         return func(*args, **kwargs)
@@ -148,13 +147,16 @@ class Logits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs what reaches PyTorch without its functions, such as functions of autograd in C++, below autograd, which has `_Whole`."""
+        if func._schema.is_mutable:
+            raise SpillwayError(f"{func} changes the result of a linear layer unseen: leave allow=\"chunked_loss\" out")
+
         def data(of: Any) -> Any:
             if not isinstance(of, Logits):
                 return of
             layer = of.of.layer
             layer.check()
             layer.owner.note_read(layer, str(func))
-            return of.of.value.detach() if of.of.value is not None else of.of.replay((layer.x, layer.weight, layer.bias))
+            return of.of.value.detach() if of.of.value is not None else of.of.replay(layer.operands)
 
         args, kwargs = torch.utils._pytree.tree_map(data, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -177,7 +179,7 @@ class _Whole(torch.autograd.Function):
         _refuse_graph(layer.name)
         layer.check()
         with torch.enable_grad():
-            operands = [t.detach().requires_grad_(t.requires_grad) if t is not None else None for t in (layer.x, layer.weight, layer.bias)]
+            operands = [t.detach().requires_grad_(t.requires_grad) if t is not None else None for t in layer.operands]
             made = ctx.result.replay(operands)
             wanted = [t for t in operands if t is not None and t.requires_grad]
             found = iter(torch.autograd.grad(made, wanted, gradients))
@@ -255,7 +257,7 @@ def _shape(old: tuple[int, ...], new: Sequence[Any]) -> Optional[tuple[int, ...]
 
 def _takes_rows(index: Any, dimensions: int) -> bool:
     """Returns whether an index leaves the last dimension of a tensor as it is, and where it is."""
-    if isinstance(index, torch.Tensor) and type(index) is torch.Tensor:
+    if type(index) is torch.Tensor:
         return index.dtype == torch.int64 or index.dtype == torch.bool and 0 < index.dim() < dimensions
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is Ellipsis or part is None or isinstance(part, slice) or type(part) is int for part in parts):
@@ -278,13 +280,14 @@ def _cross_entropy(logits: Logits, target: Any, weight: Any = None, size_average
     if label_smoothing != 0 or size_average is not None or reduce is not None or reduction not in (NONE, MEAN, SUM):
         return ", which has label_smoothing, or other options"
     layer.check()
-    with torch.no_grad():
-        dtype = F.cross_entropy(torch.empty(0, 2, dtype=of.dtypes[-1], device=logits.device), target[:0], reduction=NONE).dtype  # by autocast
+    none = torch.empty(0, 2, dtype=of.dtypes[-1], device=logits.device)
+    dtype = F.cross_entropy(none, target[:0], reduction=NONE).dtype  # autocast chooses it
     if weight is not None and (type(weight) is not torch.Tensor or weight.dtype != dtype or weight.shape != logits.shape[1:]):
         return ", which has class weights of another type or number"
     layer.chunked = True
     layer.owner.chunked += 1
-    loss: torch.Tensor = _Loss.apply(layer.name, _Chunks((*of.dtypes, dtype), ignore_index, reduction), of.rows, layer.weight, layer.bias, target, weight)
+    chunks = _Chunks((*of.dtypes, dtype), ignore_index, reduction)
+    loss: torch.Tensor = _Loss.apply(layer.name, chunks, of.rows, *layer.operands[1:], target, weight)
     return loss
 
 
@@ -420,8 +423,8 @@ class ChunkedLosses:
             self._read = f"the result of module '{layer.name}' is read by {why}"
         elif not self._told_again:
             self._told_again = True
-            log.info("spillway: the loss of module '%s' was computed in chunks, and %s reads its logits, which are made once more", layer.name,
-                     why)
+            log.info("spillway: the loss of module '%s' was computed in chunks, and %s reads its logits, which are made once more",
+                     layer.name, why)
 
     def tell(self) -> None:
         """Says once, before an update, why no loss was computed in chunks since the last one."""
@@ -435,10 +438,10 @@ class ChunkedLosses:
 def _type_of_result(x: Any, weight: torch.Tensor, bias: Optional[torch.Tensor]) -> Optional[torch.dtype]:
     """Returns the type of a linear layer's result; None if it is small, or is no ordinary one that a backward follows."""
     operands = [x, weight, *((bias,) if bias is not None else ())]
-    if not torch.is_grad_enabled() or type(x) is not torch.Tensor or x.dim() < 2 or x.layout != torch.strided or x.is_inference() or (
+    if not torch.is_grad_enabled() or type(x) is not torch.Tensor or x.dim() < 2 or x.layout != torch.strided or (
             4 * x.numel() // max(x.shape[-1], 1) * weight.shape[0] <= losses.CHUNK) or x.shape[-1] != weight.shape[-1]:
         return None
-    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != x.device for t in operands) or not any(
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device != x.device or t.is_inference() for t in operands) or not any(
             t.requires_grad for t in operands) or torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None:
         return None
     dtypes = {t.dtype for t in operands}
