@@ -15,11 +15,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from adversary import Adversary
 from counting import Counting
 from spillway_torch import SpillwayError, fit
-from spillway_torch.run.chunked_loss import ChunkedLosses, Logits
+from spillway_torch.run.chunked_loss import ChunkedLosses, Logits, rows_of
+from spillway_torch.run.executor import executor_of
 from spillway_torch.tape import losses
-from stepping import different
+from stepping import WAYS, Llama, Stepping, different, plan_of
 
 CLASSES, ROWS = 50, 10  # of the logits of a chunk
 LOSS = "chunked_loss"
@@ -158,6 +160,10 @@ class ChunkedLossTest(unittest.TestCase):
         self.assertGreaterEqual(ordinary.most, tokens.numel() * CLASSES)
         self.assertLess(seen.most, tokens.numel() * CLASSES)
 
+    def test_chunks_of_real_sizes(self):
+        with mock.patch.object(losses, "CHUNK", 256 << 20):
+            self.assertEqual([rows_of(classes) for classes in (32000, 151936, 10**6, 10**9)], [2048, 384, 67, 1])
+
     def test_language_models_of_transformers(self):
         config = transformers.LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
                                           vocab_size=CLASSES, use_cache=False)
@@ -171,6 +177,7 @@ class ChunkedLossTest(unittest.TestCase):
                 loss = lambda: model(input_ids=self.tokens, labels=kept, **options).loss  # noqa: B023 pylint: disable=cell-var-from-loop
                 want = gradients(model, loss)
                 with self.chunks(model) as found:
+                    self.assertEqual([name for name, module in model.named_modules() if "forward" in vars(module)], ["lm_head"])
                     got = gradients(model, loss)
                     self.assertEqual(found.chunked, 1)
                     self.close(want, got, 1e-5)  # the loss is one of float32
@@ -450,6 +457,29 @@ class ChunkedLossTest(unittest.TestCase):
             self.assertLessEqual(max(peaks[-3:]), budget)
             self.assertEqual(len(plan.actions) > 0, budget < 1 << 40)
             budget = (plan.floor.bytes + 2 * plan.eager_peak) // 3
+
+    def test_what_the_loss_saves_may_leave(self):
+        for reduction in "mean", "none":
+            def make(reduction=reduction):
+                model = Llama()
+                tokens = torch.randint(60, (3, 12))
+
+                def loss():
+                    with torch.autocast("cpu", torch.bfloat16):
+                        return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten(), reduction=reduction).mean()
+
+                return model, loss
+
+            stepping = Stepping(make)
+            with self.chunks(stepping.model) as found:
+                tape = stepping.record()
+                want = stepping.steps()
+                for way in WAYS:
+                    with self.subTest(f"{reduction}, {way}"):
+                        plan = plan_of(tape, way)
+                        self.assertEqual(different(want, stepping.steps(plan, device=Adversary(1))), [])
+                        self.assertEqual(executor_of(plan).deviations, [])
+            self.assertEqual(found.chunked, 1 + 4 * 3)
 
     def test_planned_steps_have_the_bits_of_chunked_ones(self):
         want, free, _ = self.train(1 << 40, 20)

@@ -577,8 +577,8 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
-        early_updates: bool = False, allow: Union[str, Sequence[str]] = (), compiled: bool | None = None, compile: str | None = None,
-        plan: str | os.PathLike[str] | None = None) -> Union[Fitted, CompiledFitted]:
+        early_updates: bool = False, compiled: bool | None = None, compile: str | None = None,
+        plan: str | os.PathLike[str] | None = None, allow: Union[str, Sequence[str]] = ()) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -600,14 +600,14 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
         not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
-    allow: what `fit` may do although it changes the last bits of results, a name or a list of names. "chunked_loss": a cross entropy of the
-        result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
-        Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
-        is compiled. It takes none of the six options above.
+        is compiled. It takes none of the five options above, and no `allow`.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
         itself, in one list. What runs between them is as it was, and counts.
     plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
+    allow: what `fit` may do although it changes the last bits of results, a name or a list of names. "chunked_loss": a cross entropy of the
+        result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
+        Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
