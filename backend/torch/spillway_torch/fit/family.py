@@ -20,13 +20,13 @@ from ..run.executor import Executor, HostMemory
 from ..tape.scaled import name_of, scaled
 from ..tape.tape import Shapes, Tape, Update
 from .host import host_costs
+from .states import UNPLANNED
 
 log = logging.getLogger("spillway_torch")
 
 GRID = 1.12  # a plan is made for sizes that are up to so many times as large as those of the step that needs it
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
-UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
 MOST_RUNGS = 12
 
 
@@ -55,7 +55,7 @@ class Family:
         self.staying = ""  # for messages: the state that cannot
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
-        self.unguarded = 0  # bytes over the budget that steps without a plan took
+        self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
         self.corrections = 0
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too

@@ -71,6 +71,7 @@ class Recorded:
 
     tape: Tape
     used: list[int]  # bytes during each operator
+    most: int  # bytes that the step took
     gradients: int  # bytes of them before the step
     device: Device
     kind: Kind
@@ -360,7 +361,7 @@ class Fitted:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
-        self._states.begin(state.rung.plan.state if state.rung is not None else 0)
+        self._states.begin(state.rung.plan.state if state.rung is not None else None)
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
@@ -501,10 +502,11 @@ class Fitted:
                 raise
             return
         tape.allowed = self._allowed
-        self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
+        most = max(op.used for op in tape.ops)
+        self._taken.most = max(self._taken.most, most)
         state.recorder.device.memory()
         there = self._states.all_outside() if self._device == "cuda" else 0
-        self._state = Recorded(tape, [used + there for used in tape.used], state.gradients, state.recorder.device, state.kind,
+        self._state = Recorded(tape, [used + there for used in tape.used], there + most, state.gradients, state.recorder.device, state.kind,
                                (*state.shapes, *state.later), state.later, state.recorder.hosts(), self._states.finished(state.recorder))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -552,6 +554,8 @@ class Fitted:
         family.more, family.later, family.staying = more, recorded.later, self._staying()
         self._states.find(recorded.device, self._optimizers)
         family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
+        family.unguarded = self._states.unguarded
+        self._states.foresee_backward(recorded.most + more[0])
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
