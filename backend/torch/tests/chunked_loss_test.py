@@ -160,6 +160,23 @@ class ChunkedLossTest(unittest.TestCase):
         self.assertGreaterEqual(ordinary.most, tokens.numel() * CLASSES)
         self.assertLess(seen.most, tokens.numel() * CLASSES)
 
+    def test_rows_that_do_not_count(self):
+        for reduction in "mean", "sum", "none":
+            for way in "ignored", "left out":
+                model = Model(bias=True, dtype=torch.float64)
+
+                def loss(model=model, reduction=reduction, way=way):
+                    none = torch.full_like(self.tokens, -100)
+                    logits, targets = model(self.tokens), none
+                    if way == "left out":
+                        logits, targets = logits[none > 0], targets[none > 0]
+                    return F.cross_entropy(logits.view(-1, CLASSES), targets.view(-1), reduction=reduction).sum()
+
+                want = gradients(model, loss)
+                with self.subTest(f"{reduction}, {way}"), self.chunks(model) as found:
+                    self.close(want, gradients(model, loss))
+                    self.assertEqual(found.chunked, 1)
+
     def test_chunks_of_real_sizes(self):
         with mock.patch.object(losses, "CHUNK", 256 << 20):
             self.assertEqual([rows_of(classes) for classes in (32000, 151936, 10**6, 10**9)], [2048, 384, 67, 1])

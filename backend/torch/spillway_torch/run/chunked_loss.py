@@ -325,7 +325,7 @@ class _Chunks:
         total = rows.new_zeros((), dtype=last)  # nobody reads it, because losses of rows are not reduced
         step = rows_of(weight.shape[0])
         with torch.autocast(rows.device.type, enabled=False):
-            for at in range(0, len(rows), step):
+            for at in range(0, max(1, len(rows)), step):  # without rows, gradients are zeros
                 part = slice(at, at + step)
                 x = rows[part].to(first)
                 logits = F.linear(x, weight, bias)
