@@ -84,7 +84,7 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
     found: dict[int, Saved] = {}
     dropped: set[int] = set()
     for pack in tape.packs:
-        if pack.leaf or pack.value[0] in tape.parameters:
+        if pack.leaf or pack.value[0] in tape.parameters or pack.value[0] in tape.gathered:
             continue
         storage = pack.value[0]
         saved = found.setdefault(storage, Saved(pack.value, tape.storages[storage].size, [], [], None))
@@ -137,6 +137,8 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:
                 if operand.untyped_storage().nbytes() > SMALL:
                     raise _Refused(f"{op.place} reads a large tensor of the host")
                 continue
+            if operand.value[0] in tape.gathered:
+                raise _Refused("it follows from a parameter that the step gathers, and whose memory it gives back")
             other = found.get(operand.value[0])
             if tape.held(operand, made):
                 held[operand.value[0]] = None

@@ -120,6 +120,7 @@ class Tape(Step):
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
         self.parameters: set[int] = set()  # storages of parameters and buffers
+        self.gathered: set[int] = set()  # storages whose memory the program gave back, or took, while they lived, as FSDP2 does
         self.producer: dict[Value, int] = {}  # the operator that made a value
         self.version: dict[int, int] = {}  # how many operators wrote a storage
         self.writes: dict[int, list[int]] = {}  # which ones
@@ -141,6 +142,8 @@ class Tape(Step):
         ends: dict[int, int] = dict.fromkeys(self.waiting, len(self.ops))
         for unpack in self.unpacks:
             storage = unpack.pack.value[0]
+            if storage in self.gathered:
+                continue  # what backward reads has other memory
             ends[storage] = max(ends.get(storage, 0), unpack.last)
         return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
                 for s in super().lives() if s.number not in self.origin]

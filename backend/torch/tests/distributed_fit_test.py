@@ -1,0 +1,233 @@
+"""Tests `fit` on each of two processes: DistributedDataParallel and FSDP2, whose collectives are real."""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.nn.functional import all_gather
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError as error:
+    raise unittest.SkipTest("this PyTorch has no fully_shard") from error
+
+from spillway_torch import fit
+from spillway_torch.plan.plan import EVICT
+from spillway_torch.tape.chains import operands_of, saved_storages, stuck
+from spillway_torch.tape.tape import Ref
+
+STEPS, ROWS, WIDTH = 10, 100, 32
+GATHERED = "it follows from a parameter that the step gathers, and whose memory it gives back"
+
+
+@torch.library.custom_op("spillway_test::averaged", mutates_args=())
+def averaged(x: torch.Tensor) -> torch.Tensor:
+    """An operator of the program's own, which communicates."""
+    made = x.clone()
+    dist.all_reduce(made)
+    return made / dist.get_world_size()
+
+
+averaged.register_autograd(lambda ctx, gradient: gradient / dist.get_world_size())
+
+
+class Block(nn.Module):
+    def __init__(self, normalised=False):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if normalised else nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.dropout(nn.functional.gelu(self.up(self.norm(x))), 0.1))
+
+
+class Stack(nn.Module):
+    def __init__(self, spare=False, normalised=False, averages=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.averages = averages
+        self.blocks = nn.ModuleList(Block(normalised) for _ in range(4))
+        self.spare = nn.Linear(WIDTH, WIDTH) if spare else None  # not each step uses it
+        self.steps = 0
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(averaged(x).tanh() if self.averages else x)
+        self.steps += 1
+        return self.spare(x) if self.spare is not None and self.steps % 3 == 0 else x
+
+
+# ---- one process of two ----
+
+def ddp(hook=None, inner=False, spare=False, normalised=False, averages=False, **options):
+    """Returns the module that steps call, the one that gets the budget, and what says that gradients stay."""
+    model = Stack(spare, normalised, averages)
+    run = DistributedDataParallel(model, bucket_cap_mb=0.05, **options)
+    if hook is not None:
+        run.register_comm_hook(None, hook)
+    return run, model if inner else run, run.no_sync
+
+
+def fsdp(mesh=(2,), mixed=False, reshard=True):
+    model = Stack()
+    options = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("copies", "shards")[-len(mesh):]), "reshard_after_forward": reshard}
+    if mixed:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+
+    @contextlib.contextmanager
+    def apart():
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    return model, model, apart
+
+
+CASES = {
+    "ddp": ddp,
+    "ddp, the model inside": functools.partial(ddp, inner=True),
+    "ddp, views": functools.partial(ddp, gradient_as_bucket_view=True),
+    "ddp, static": functools.partial(ddp, static_graph=True),
+    "ddp, no_sync": ddp,
+    "ddp, no_sync, views": functools.partial(ddp, gradient_as_bucket_view=True),
+    "ddp, hook": functools.partial(ddp, hook=bf16_compress_hook),
+    "ddp, unused": functools.partial(ddp, spare=True, find_unused_parameters=True),
+    "ddp, features": ddp,
+    "ddp, averages": functools.partial(ddp, averages=True),
+    "ddp, buffers": functools.partial(ddp, normalised=True),
+    "fsdp": fsdp,
+    "fsdp, kept": functools.partial(fsdp, reshard=False),
+    "fsdp, no_sync": fsdp,
+    "fsdp, mixed": functools.partial(fsdp, mixed=True),
+    "fsdp, replicas": functools.partial(fsdp, mesh=(2, 1)),
+    "fsdp, clipped": fsdp,
+}
+
+
+def train(name, budget=None, steps=STEPS):
+    """Returns the losses and parameters after some steps, and what `fit` returned, which was removed."""
+    run, model, apart = CASES[name]()
+    optimizer = torch.optim.AdamW(run.parameters(), lr=0.01)
+    fitted = fit(model, optimizer, budget) if budget is not None else None
+    torch.manual_seed(1 + dist.get_rank())
+    seen, recomputed = [], []
+    for _ in range(steps):
+        for first in (True, False) if "no_sync" in name else (False,):
+            with apart() if first else contextlib.nullcontext():
+                made = run(torch.randn(ROWS, WIDTH))
+                if "features" in name:  # as contrastive losses gather them
+                    made = torch.tanh(torch.cat(all_gather(torch.sigmoid(made))))
+                loss = made.square().mean()
+                loss.backward()
+            seen.append(loss.detach())
+        if "clipped" in name:
+            nn.utils.clip_grad_norm_(run.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if fitted is not None and fitted.last is not None:
+            recomputed.append(fitted.last.recomputed)
+    seen += [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in run.parameters()]
+    plan = fitted.plan if fitted is not None else None
+    if fitted is not None:
+        fitted.remove()
+    return [*seen, torch.get_rng_state()], plan, recomputed
+
+
+def work(rank, folder, names):
+    """Prints, for each case, what the test asks for."""
+    torch.set_num_threads(1)
+    logs = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logs.append(record.getMessage())
+    logging.getLogger("spillway_torch").addHandler(handler)
+    logging.getLogger("spillway_torch").setLevel(logging.INFO)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(os.path.join(folder, "store"), 2))
+    found = {}
+    for name in names:
+        _, free, _ = train(name, 1 << 40, 2)
+        want, _, _ = train(name)
+        logs.clear()
+        got, plan, recomputed = train(name, (free.floor.bytes + free.eager_peak) // 2)
+        tape = plan.tape
+        again = {tape.ops[at].name for saved in saved_storages(tape).values() if saved.chain is not None for at in saved.chain.ops}
+        reads = {o.value[0] for saved in saved_storages(tape).values() if saved.chain is not None for at in saved.chain.ops
+                 for o, _ in operands_of(tape.ops[at]) if isinstance(o, Ref)}
+        found[name] = {
+            "different": [at for at, (one, other) in enumerate(zip(want, got, strict=True)) if not torch.equal(one, other)],
+            "evicted": list(plan.actions.values()).count(EVICT), "recomputed": recomputed, "logs": list(logs),
+            "again": sorted(again), "gathered": len(tape.gathered), "planned": sorted(tape.gathered & {*saved_storages(tape)}), "read": sorted(tape.gathered & reads),
+            "reasons": [group.reason for group in stuck(tape)], "peaks": [plan.peak, plan.eager_peak]}
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+# ---- the tests ----
+
+@functools.cache
+def results():
+    """Returns what each of two processes printed about the cases."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(2):
+            process = stack.enter_context(subprocess.Popen([sys.executable, __file__, str(rank), folder], stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            processes.append(process)
+        return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
+
+
+def cases_of(kind):
+    """Yields the process, the name and the findings of all cases of a kind."""
+    for rank, found in enumerate(results()):
+        yield from ((rank, name, case) for name, case in found.items() if name.startswith(kind))
+
+
+class DistributedFitTest(unittest.TestCase):
+    def check(self, kind):
+        for rank, name, case in cases_of(kind):
+            with self.subTest(name, rank=rank):
+                self.assertEqual(case["different"], [])
+                self.assertGreater(case["evicted"], 0)
+                self.assertGreater(len(case["recomputed"]), STEPS // 2)
+                self.assertGreater(min(case["recomputed"][-3:]), 0)
+                self.assertTrue(all(line.startswith(f"spillway: rank {rank}: ") for line in case["logs"]), case["logs"])
+
+    def test_steps_of_distributed_data_parallel_have_their_results(self):
+        self.check("ddp")
+
+    def test_steps_of_fully_shard_have_their_results(self):
+        self.check("fsdp")
+
+    def test_nothing_follows_from_gathered_parameters(self):
+        for _, name, case in cases_of("fsdp"):
+            with self.subTest(name):
+                self.assertGreater(case["gathered"], 0)
+                self.assertEqual((case["planned"], case["read"]), ([], []))
+                self.assertIn(GATHERED, case["reasons"])
+
+    def test_what_communicates_does_not_run_again(self):
+        operators = {"ddp, averages": "spillway_test::averaged", "ddp, features": "c10d::allgather_"}
+        for _, name, case in cases_of("ddp"):
+            self.assertEqual([again for again in case["again"] if not again.startswith("aten::")], [])
+            if name in operators:
+                self.assertTrue(any(reason.startswith(operators[name]) and reason.endswith("communicates with other processes")
+                                    for reason in case["reasons"]), case["reasons"])
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), sys.argv[2], sys.argv[3:] or CASES)
