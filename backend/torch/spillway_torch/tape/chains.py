@@ -107,7 +107,22 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
             saved.chain = _chain(tape, found, saved)
         except _Refused as refused:
             saved.reason = str(refused)
+    _refuse_absent(tape, found)
     return found
+
+
+def _refuse_absent(tape: Tape, found: dict[int, Saved]) -> None:
+    """Refuses chains from parameters that the step gathers, but not for all operators for which the chain may run."""
+    wanted: dict[int, set[int]] = {saved.storage: {tape.unpacks[at].op for at in saved.unpacks} for saved in found.values()}
+    for saved in sorted(found.values(), key=lambda s: -s.packs[0].position):
+        if saved.chain is None:
+            continue
+        held = [storage for storage in saved.chain.held if storage in tape.gathered]
+        if not all(tape.is_gathered(storage, at) for storage in held for at in wanted[saved.storage]):
+            saved.chain, saved.reason = None, "it follows from a parameter that is not gathered then"
+            continue
+        for storage, _ in saved.chain.sources:
+            wanted[storage] |= wanted[saved.storage]
 
 
 def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:
@@ -137,8 +152,6 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:
                 if operand.untyped_storage().nbytes() > SMALL:
                     raise _Refused(f"{op.place} reads a large tensor of the host")
                 continue
-            if operand.value[0] in tape.gathered:
-                raise _Refused("it follows from a parameter that the step gathers, and whose memory it gives back")
             other = found.get(operand.value[0])
             if tape.held(operand, made):
                 held[operand.value[0]] = None

@@ -459,7 +459,8 @@ class TapeRecorder(Recorder):
         before, storage = self.ledger.known(untyped), self.ledger.resized(untyped)
         self.tape.storages[storage.number] = storage
         self.tape.version[storage.number] = 0
-        self.tape.gathered |= {storage.number, *([before.number] if before is not None else ())}
+        first = before.number if before is not None else storage.number
+        self.tape.gathered[storage.number] = self.tape.gathered.setdefault(first, first)
 
     def storage(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
         if born is None and self._region is not None and not self._region.backward:
