@@ -322,9 +322,12 @@ class Timer:
         return event
 
     def busy_event(self) -> Any:
-        """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun."""
+        """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun.
+
+        On another stream than that of the step, where FSDP2 communicates, the GPU does not sleep.
+        """
         now = time.perf_counter()
-        if self._busy < now + AHEAD:
+        if self._busy < now + AHEAD and self._device.current():
             torch.cuda._sleep(int(SLEEP * self._cycles))
             self._busy = max(now, self._busy) + SLEEP
         return self.event()

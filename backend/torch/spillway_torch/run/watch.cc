@@ -374,8 +374,9 @@ void Watch::RunAgain(const PlannedOp& planned, const Ran& ran, std::vector<Tenso
         }
         if (held.tensor.numel() > 0 && held.tensor.storage().nbytes() == 0) {
           std::ostringstream message;
-          message << "a parameter of shape " << held.tensor.sizes()
-                  << " has no memory when " << planned.name << " runs again, and had some then in "
+          message << "a parameter of shape " << held.tensor.sizes() << " has no memory when "
+                  << planned.name
+                  << " runs again, and had some then in "
                      "the recorded step: gather it for the backward that reads what it made";
           throw std::runtime_error(message.str());
         }

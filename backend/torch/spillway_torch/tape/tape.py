@@ -166,7 +166,7 @@ class Tape(Step):
     def is_gathered(self, storage: int, at: int) -> bool:
         """Returns whether a parameter that the step gathers has its memory, and its values in it, when the operator `at` runs."""
         first = self.gathered[storage]
-        return any(of == first and self.storages[life].size > 0 and min(self.writes.get(life, (at,))) < at and
+        return any(of == first and min(self.writes.get(life, (at,))) < at and
                    (self.storages[life].died or len(self.ops) + 1) > at for life, of in self.gathered.items())
 
     def headroom(self, dropped: Collection[int] = ()) -> list[int]:
