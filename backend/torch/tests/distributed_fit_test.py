@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,8 +26,11 @@ try:
 except ImportError as error:
     raise unittest.SkipTest("this PyTorch has no fully_shard") from error
 
-from spillway_torch import fit
-from spillway_torch.plan.plan import EVICT
+from guard_test import Guarded, counted
+from spillway_torch import SpillwayError, fit
+from spillway_torch.base.device import CudaDevice, free_memory, host_memory, host_share
+from spillway_torch.plan.plan import EVICT, OFFLOAD
+from spillway_torch.step.distributed import sharded
 from spillway_torch.tape.chains import saved_storages, stuck
 
 STEPS, ROWS, WIDTH = 10, 100, 32
@@ -67,6 +72,17 @@ class Stack(nn.Module):
             x = block(averaged(x).tanh() if self.averages else x)
         self.steps += 1
         return self.spare(x) if self.spare is not None and self.steps % 3 == 0 else x
+
+
+class Resized(Guarded):
+    """A device that also counts the memory of storages that FSDP2 empties and fills again."""
+
+    def resized(self, untyped):
+        key = untyped._cdata
+        if key in self.sizes:
+            self.give_back(key)
+        self.sizes[key] = untyped.nbytes(), self.block(untyped.nbytes()), weakref.ref(untyped, lambda _: self.give_back(key))
+        self.take(*self.sizes[key][:2])
 
 
 # ---- one process of two ----
@@ -117,16 +133,18 @@ CASES = {
     "fsdp, replicas": functools.partial(fsdp, mesh=(2, 1)),
     "fsdp, clipped": fsdp,
 }
+GUARDED = "guarded ddp, views", "guarded fsdp", "guarded fsdp, mixed"
 
 
-def train(name, budget=None, steps=STEPS):
-    """Returns the losses and parameters after some steps, and what `fit` returned, which was removed."""
+def train(name, budget=None, steps=STEPS, device=Resized()):
+    """Returns the losses and parameters after some steps, the last plan, and how many operators ran again and what a device counted in each."""
     run, model, apart = CASES[name]()
     optimizer = torch.optim.AdamW(run.parameters(), lr=0.01)
     fitted = fit(model, optimizer, budget) if budget is not None else None
     torch.manual_seed(1 + dist.get_rank())
-    seen, recomputed = [], []
+    seen, recomputed, peaks = [], [], []
     for _ in range(steps):
+        device.peak = device.allocated
         for first in (True, False) if "no_sync" in name else (False,):
             with apart() if first else contextlib.nullcontext():
                 made = run(torch.randn(ROWS, WIDTH))
@@ -141,11 +159,31 @@ def train(name, budget=None, steps=STEPS):
         optimizer.zero_grad()
         if fitted is not None and fitted.last is not None:
             recomputed.append(fitted.last.recomputed)
+        peaks.append(device.peak)
     seen += [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in run.parameters()]
     plan = fitted.plan if fitted is not None else None
     if fitted is not None:
         fitted.remove()
-    return [*seen, torch.get_rng_state()], plan, recomputed
+    return [*seen, torch.get_rng_state()], plan, recomputed, peaks
+
+
+def different(want, got):
+    return [at for at, (one, other) in enumerate(zip(want, got, strict=True)) if not torch.equal(one, other)]
+
+
+def guarded(name):
+    """Returns what the test asks for about steps on a device that counts its memory, and of which copies to the host save some."""
+    seen, budget = [], None
+    for share in None, 1, 0.25:
+        device = Resized()
+        with counted(device), sharded(device), mock.patch("spillway_torch.fit.family.useful_moves", lambda _: (OFFLOAD, EVICT)):
+            if share is not None:
+                budget = 1 << 40 if share == 1 else int(plan.floor.bytes + share * (plan.eager_peak - plan.floor.bytes))
+            state, plan, _, peaks = train(name, budget, device=device)
+            seen.append((state, plan, peaks))
+    (want, *_), (_, free, took), (got, plan, peaks) = seen
+    return {"different": different(want, got), "free": [free.peak, max(took)], "budget": budget, "peak": max(peaks), "state": plan.state,
+            "offloaded": list(plan.actions.values()).count(OFFLOAD), "gathered": sorted(plan.tape.gathered.keys() & plan.actions.keys())}
 
 
 def work(rank, folder, names):
@@ -159,16 +197,19 @@ def work(rank, folder, names):
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(os.path.join(folder, "store"), 2))
     found = {}
     for name in names:
-        _, free, _ = train(name, 1 << 40, 2)
-        want, _, _ = train(name)
+        if name in GUARDED:
+            logs.clear()
+            found[name] = {**guarded(name.removeprefix("guarded ")), "logs": list(logs)}
+            continue
+        _, free, *_ = train(name, 1 << 40, 2)
+        want, *_ = train(name)
         logs.clear()
-        got, plan, recomputed = train(name, (free.floor.bytes + free.eager_peak) // 2)
+        got, plan, recomputed, _ = train(name, (free.floor.bytes + free.eager_peak) // 2)
         tape = plan.tape
         saved = saved_storages(tape)
         chains = [saved[storage].chain for storage, action in plan.actions.items() if action == EVICT]
         found[name] = {
-            "different": [at for at, (one, other) in enumerate(zip(want, got, strict=True)) if not torch.equal(one, other)],
-            "evicted": len(chains), "recomputed": recomputed, "logs": list(logs),
+            "different": different(want, got), "evicted": len(chains), "recomputed": recomputed, "logs": list(logs),
             "again": sorted({tape.ops[at].name for s in saved.values() if s.chain is not None for at in s.chain.ops}),
             "gathered": len(tape.gathered), "saved": sorted(tape.gathered.keys() & saved.keys()),
             "read": sum(storage in tape.gathered for chain in chains for storage in chain.held),
@@ -185,7 +226,8 @@ def results():
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
         for rank in range(2):
-            process = stack.enter_context(subprocess.Popen([sys.executable, __file__, str(rank), folder], stdout=subprocess.PIPE, text=True))
+            process = stack.enter_context(subprocess.Popen([sys.executable, __file__, str(rank), folder], stdout=subprocess.PIPE, text=True,
+                                                           env={**os.environ, "LOCAL_WORLD_SIZE": "2"}))
             stack.callback(process.kill)
             processes.append(process)
         return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
@@ -220,6 +262,37 @@ class DistributedFitTest(unittest.TestCase):
                 self.assertEqual(case["saved"], [])
                 self.assertGreater(case["read"], 0)
                 self.assertEqual(ABSENT in case["reasons"], name != "fsdp, kept")
+
+    def test_budgets_on_a_device_that_counts(self):
+        """Copies to the host, those of the optimizer's state, and what the memory is short of change no bits, and memory is as predicted."""
+        for rank, name, case in cases_of("guarded"):
+            with self.subTest(name, rank=rank):
+                self.assertEqual(case["different"], [])
+                self.assertGreater(case["offloaded"], 0)
+                self.assertEqual(case["gathered"], [])
+                self.assertEqual(case["state"] > 0, "ddp" in name)
+                self.assertLess(abs(case["free"][0] - case["free"][1]), 0.001 * case["free"][1])
+                self.assertLessEqual(case["peak"], case["budget"])
+                self.assertRegex("\n".join(case["logs"]), rf"spillway: rank {rank}: .* of the host, a rank may take [\d,.]+ [KMG]iB, as one of 2, from")
+
+    def test_the_share_of_a_process(self):
+        with mock.patch("spillway_torch.base.device.local_ranks", lambda: 4):
+            self.assertLessEqual(host_memory(), host_share())
+            self.assertLess(host_share(), free_memory() / 3)
+            with self.assertRaisesRegex(SpillwayError, r"more bytes have to be on the host, where this process has [\d,]+ of the [\d,]+ that are "
+                                                       "its share, as one of 4: give a larger budget"):
+                CudaDevice.host(mock.Mock(index=0), 1 << 60)
+
+    def test_state_that_stays_is_named(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        device = Resized()
+        with counted(device), sharded(device), self.assertRaisesRegex(SpillwayError, r"are state of AdamW \(DTensor\), which stays on the"):
+            model = fsdp((1,))[0]
+            optimizer = torch.optim.AdamW(model.parameters())
+            fit(model, optimizer, 3 * sum(p.nbytes for p in model.parameters()))
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
 
     def test_a_parameter_that_is_not_gathered_when_it_is_needed(self):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -259,4 +332,4 @@ class DistributedFitTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), sys.argv[2], sys.argv[3:] or CASES)
+    work(int(sys.argv[1]), sys.argv[2], sys.argv[3:] or [*CASES, *GUARDED])
