@@ -137,7 +137,7 @@ GUARDED = "guarded ddp, views", "guarded fsdp", "guarded fsdp, mixed"
 
 
 def train(name, budget=None, steps=STEPS, device=Resized()):
-    """Returns the losses and parameters after some steps, the last plan, and how many operators ran again and what a device counted in each."""
+    """Returns the losses and parameters after some steps, the last plan, and by step how many operators ran again and the peak of a device."""
     run, model, apart = CASES[name]()
     optimizer = torch.optim.AdamW(run.parameters(), lr=0.01)
     fitted = fit(model, optimizer, budget) if budget is not None else None
@@ -264,7 +264,7 @@ class DistributedFitTest(unittest.TestCase):
                 self.assertEqual(ABSENT in case["reasons"], name != "fsdp, kept")
 
     def test_budgets_on_a_device_that_counts(self):
-        """Copies to the host, those of the optimizer's state, and what the memory is short of change no bits, and memory is as predicted."""
+        """Copies to the host change no bits, nor those of the optimizer's state, and steps take the memory that is predicted."""
         for rank, name, case in cases_of("guarded"):
             with self.subTest(name, rank=rank):
                 self.assertEqual(case["different"], [])
@@ -273,14 +273,15 @@ class DistributedFitTest(unittest.TestCase):
                 self.assertEqual(case["state"] > 0, "ddp" in name)
                 self.assertLess(abs(case["free"][0] - case["free"][1]), 0.001 * case["free"][1])
                 self.assertLessEqual(case["peak"], case["budget"])
-                self.assertRegex("\n".join(case["logs"]), rf"spillway: rank {rank}: .* of the host, a rank may take [\d,.]+ [KMG]iB, as one of 2, from")
+                self.assertRegex("\n".join(case["logs"]),
+                                 rf"spillway: rank {rank}: .* of the host, a rank may take [\d,.]+ [KMG]iB, as one of 2, from")
 
     def test_the_share_of_a_process(self):
         with mock.patch("spillway_torch.base.device.local_ranks", lambda: 4):
             self.assertLessEqual(host_memory(), host_share())
             self.assertLess(host_share(), free_memory() / 3)
-            with self.assertRaisesRegex(SpillwayError, r"more bytes have to be on the host, where this process has [\d,]+ of the [\d,]+ that are "
-                                                       "its share, as one of 4: give a larger budget"):
+            with self.assertRaisesRegex(SpillwayError, r"more bytes have to be on the host, where this process has [\d,]+ of the [\d,]+ "
+                                                       "that are its share, as one of 4: give a larger budget"):
                 CudaDevice.host(mock.Mock(index=0), 1 << 60)
 
     def test_state_that_stays_is_named(self):

@@ -33,7 +33,7 @@ import structures_test
 import whole_step_test
 from spillway_torch import NotRecordableError, SpillwayError, fit
 from spillway_torch.base.device import CudaDevice
-from spillway_torch.run.executor import step
+from spillway_torch.run.executor import Executor, step
 from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
 from stepping import Case, different, plan_of
 
@@ -82,6 +82,13 @@ class LimitsTest(unittest.TestCase):
         self.assertRegex(str(raised.exception.__cause__), "the model is a stage of torch.distributed.pipelining, which is not planned")
         fitted.remove()
         schedule.step(torch.randn(4, 8), target=torch.randn(4, 8))
+
+    def test_a_plan_in_which_an_operator_communicates(self):
+        plan = plan_of(Case(lambda s: torch.exp(torch.tanh(s.a(s.x))).sum(), False).record(), "evict")
+        for op in plan.tape.ops:
+            op.once = f"{op.place} communicates with other processes"
+        with self.assertRaisesRegex(SpillwayError, r"aten::\w+ .*cannot run again: aten::\w+ .*communicates with other processes"):
+            Executor(plan)
 
     def test_a_distributed_tensor_in_a_planned_step(self):
         mesh = self.distributed()

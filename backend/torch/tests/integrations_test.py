@@ -179,8 +179,9 @@ class IntegrationsTest(unittest.TestCase):
             found = []
             for rank in range(2):
                 variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-                process = stack.enter_context(subprocess.Popen([sys.executable, __file__, os.path.join(folder, "store"), str(rank)], text=True,
-                                                               stdout=subprocess.PIPE, env=os.environ | {k: str(v) for k, v in variables.items()}))
+                process = stack.enter_context(subprocess.Popen(
+                    [sys.executable, __file__, os.path.join(folder, "store"), str(rank)], text=True, stdout=subprocess.PIPE,
+                    env={**os.environ, **{name: str(value) for name, value in variables.items()}}))
                 stack.callback(process.kill)
                 found.append(process)
             for process in found:

@@ -233,8 +233,9 @@ class CudaDevice(Device):
 
     def host(self, size: int) -> Host:
         if local_ranks() > 1 and size > host_memory():
-            raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the {host_share():,} "
-                                f"that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the host")
+            raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the "
+                                f"{host_share():,} that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the "
+                                "host")
         with torch.cuda.device(self.index):
             return _RegisteredHost(size)
 

@@ -70,7 +70,7 @@ def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = F
 
 
 def _sharded_by(module: Any, name: str) -> set[int]:
-    """Returns the `id`s of the parameters that a module of FSDP2 shards and gathers. Raises `SpillwayError` if a plan cannot follow them."""
+    """Returns the `id`s of the parameters that FSDP2 shards for a module. Raises `SpillwayError` if a plan cannot follow them."""
     group = getattr(getattr(module, "_get_fsdp_state", lambda: None)(), "_fsdp_param_group", None)
     found: set[int] = set()
     for of in group.fsdp_params if group is not None else ():
@@ -78,7 +78,7 @@ def _sharded_by(module: Any, name: str) -> set[int]:
             raise SpillwayError(f"module '{name}' shards a DTensor of tensor parallelism, which is not planned: its operators communicate; "
                                 "shard by fully_shard alone")
         if of.offload_to_cpu:
-            raise SpillwayError(f"module '{name}' has a CPUOffloadPolicy, which is not planned: its parameters are on the host; leave it out")
+            raise SpillwayError(f"module '{name}' has a CPUOffloadPolicy, which is not planned: parameters are on the host; leave it out")
         found |= {id(of.sharded_param), id(getattr(of, "_unsharded_param", None))}
     return found
 
