@@ -32,6 +32,8 @@ from spillway_torch.base.device import CudaDevice, free_memory, host_memory, hos
 from spillway_torch.plan.plan import EVICT, OFFLOAD
 from spillway_torch.step.distributed import sharded
 from spillway_torch.tape.chains import saved_storages, stuck
+from spillway_torch.tape.scaled import scaled
+from spillway_torch.tape.tape_recorder import record_tape
 
 STEPS, ROWS, WIDTH = 10, 100, 32
 ABSENT = "it follows from a parameter that is not gathered then"
@@ -294,6 +296,20 @@ class DistributedFitTest(unittest.TestCase):
             fit(model, optimizer, 3 * sum(p.nbytes for p in model.parameters()))
             model(torch.randn(ROWS, WIDTH)).square().mean().backward()
             optimizer.step()
+
+    def test_parameters_and_buckets_do_not_grow_with_the_batch(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        for made in functools.partial(fsdp, (1,)), ddp, functools.partial(ddp, gradient_as_bucket_view=True):
+            peaks = []
+            for rows in 100, 200:
+                device = Resized()
+                with counted(device), sharded(device):
+                    model = made()[0]
+                    tape = record_tape(lambda: model(torch.randn(rows, WIDTH)).square().mean().backward(), "cpu")
+                peaks.append((scaled(tape, ((100, WIDTH),), ((200, WIDTH),)) if rows == 100 else tape).eager_peak())
+            with self.subTest(made):
+                self.assertLess(abs(peaks[0] - peaks[1]), 0.002 * peaks[1])
 
     def test_a_parameter_that_is_not_gathered_when_it_is_needed(self):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
