@@ -319,6 +319,27 @@ class PairsTest(Quiet):
         fitted.remove()
         wrapped(torch.randn(2, 16)).sum().backward()
 
+    def test_a_model_that_is_wrapped_later(self):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        found, budget = [], 1 << 40
+        for fits in True, True, False:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(block() for _ in range(3)))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            fitted = fit(model, optimizer, budget) if fits else None
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            for _ in range(4):
+                wrapped(torch.randn(40, 16)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append([p.detach().clone() for p in model.parameters()])
+            if fitted is not None:
+                self.assertEqual(fitted.last.recomputed > 0, budget < 1 << 40)
+                budget = (fitted.plan.floor.bytes + fitted.plan.eager_peak) // 2
+                fitted.remove()
+        self.assertTrue(all(torch.equal(one, other) for one, other in zip(*found[1:])))
+
 
 if __name__ == "__main__":
     unittest.main()

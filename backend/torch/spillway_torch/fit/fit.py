@@ -588,7 +588,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
-    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder.
+    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
+        `fully_shard`, each process calls `fit` for its own.
     optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
