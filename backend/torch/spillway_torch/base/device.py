@@ -122,8 +122,8 @@ class Host:
     taken = 0  # bytes of all of this process
 
     def __init__(self, size: int) -> None:
-        Host.taken += size
         self.bytes = torch.empty(size, dtype=torch.uint8, device="cpu")  # also where another device is the default
+        Host.taken += size
 
     def close(self) -> None:
         """Gives the memory back; no copy may be running."""
