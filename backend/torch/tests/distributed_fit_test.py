@@ -167,26 +167,30 @@ def train(name, budget=None, steps=STEPS, device=Resized()):
     return [*seen, torch.get_rng_state()], plan, recomputed, peaks
 
 
-def different(want, got):
-    return [at for at, (one, other) in enumerate(zip(want, got, strict=True)) if not torch.equal(one, other)]
+@functools.cache
+def plain(name):
+    return train(name)[0]
+
+
+def different(name, got):
+    """Returns the places at which losses and parameters differ from those of steps without a budget."""
+    return [at for at, (one, other) in enumerate(zip(plain(name), got, strict=True)) if not torch.equal(one, other)]
 
 
 def guarded(name):
     """Returns what the test asks for about steps on a device that counts its memory, and on one whose copies run late."""
-    seen, budget = [], None
-    for share in None, 1, 0.25:
+    seen, budget = [], 1 << 40
+    for steps in 2, STEPS:
         device = Resized()
         with counted(device), sharded(device), mock.patch("spillway_torch.fit.family.useful_moves", lambda _: (OFFLOAD, EVICT)):
-            if share is not None:
-                budget = 1 << 40 if share == 1 else int(plan.floor.bytes + share * (plan.eager_peak - plan.floor.bytes))
-            state, plan, _, peaks = train(name, budget, device=device)
-            seen.append((state, plan, peaks))
-    (want, *_), (_, free, took), (got, plan, peaks) = seen
+            state, plan, _, peaks = train(name, budget, steps, device)
+        seen.append((plan.peak, max(peaks)))
+        budget = (3 * plan.floor.bytes + plan.eager_peak) // 4 if steps == 2 else budget
     with using(Adversary(1)), mock.patch("spillway_torch.fit.family.useful_moves", lambda _: (OFFLOAD, EVICT)):
         _, other, *_ = train(name, 1 << 40, 2)
         late, other, *_ = train(name, (3 * other.floor.bytes + other.eager_peak) // 4)
-    return {"different": different(want, got), "late": different(want, late), "free": [free.peak, max(took)], "budget": budget,
-            "peak": max(peaks), "state": plan.state, "offloaded": [list(p.actions.values()).count(OFFLOAD) for p in (plan, other)],
+    return {"different": different(name, state), "late": different(name, late), "free": seen[0], "budget": budget, "peak": seen[1][1],
+            "state": plan.state, "offloaded": [list(p.actions.values()).count(OFFLOAD) for p in (plan, other)],
             "gathered": sorted(plan.tape.gathered.keys() & plan.actions.keys())}
 
 
@@ -206,14 +210,13 @@ def work(rank, folder, names):
             found[name] = {**guarded(name.removeprefix("guarded ")), "logs": list(logs)}
             continue
         _, free, *_ = train(name, 1 << 40, 2)
-        want, *_ = train(name)
         logs.clear()
         got, plan, recomputed, _ = train(name, (free.floor.bytes + free.eager_peak) // 2)
         tape = plan.tape
         saved = saved_storages(tape)
         chains = [saved[storage].chain for storage, action in plan.actions.items() if action == EVICT]
         found[name] = {
-            "different": different(want, got), "evicted": len(chains), "recomputed": recomputed, "logs": list(logs),
+            "different": different(name, got), "evicted": len(chains), "recomputed": recomputed, "logs": list(logs),
             "again": sorted({tape.ops[at].name for s in saved.values() if s.chain is not None for at in s.chain.ops}),
             "gathered": len(tape.gathered), "saved": sorted(tape.gathered.keys() & saved.keys()),
             "read": sum(storage in tape.gathered for chain in chains for storage in chain.held),
