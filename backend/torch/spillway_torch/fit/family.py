@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..base.device import Device, Host
+from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
+from ..base.ranks import local_ranks
 from ..plan.plan import Plan, in_unit, useful_moves
 from ..plan.planner import make_ladder, make_plan
 from ..run.executor import Executor, HostMemory
@@ -176,6 +177,8 @@ class Family:
 
     def _add(self, plans: dict[Shapes, Plan], renew: bool, why: str) -> None:
         self._guards.clear()
+        shared = (f"; of the host, a rank may take {in_unit(host_share(), self._budget)}, as one of {local_ranks()}"
+                  if local_ranks() > 1 and self._device.in_use() >= 0 else "")
         if renew:
             self.rungs.clear()
             self._refused.clear()
@@ -183,7 +186,8 @@ class Family:
             rung = Rung(shapes, plan, Executor(plan, self._device, self._host))
             others = [other for other in self.rungs if other.shapes != shapes]
             self.rungs = sorted((*others, rung), key=lambda r: _ratio(r.shapes, self.shapes))
-            log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why, plan.summary())
+            log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s%s, from the next step on", why, plan.summary(),
+                    shared)
 
     def _keep_all(self, shapes: Shapes) -> bool:
         """Adds the plan that moves nothing for inputs with which the step fits as it is; returns whether it does."""

@@ -21,11 +21,13 @@ from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..run.updates import can_host
+from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, allowed_of, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
+from .accepted import (
+    BUDGET, CALL, STATE, allowed_of, device_type, models_of, optimizers_of, refuse_kinds, refuse_running, repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -125,6 +127,7 @@ class Fitted:
         self._budget = budget
         self._policy = policy
         self._device = device
+        self._early = early_updates
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._structures = Structures()
         self._taken = Taken(budget)
@@ -268,7 +271,7 @@ class Fitted:
         if part is not None:
             self._end()  # nobody uses what it made
             state = self._state
-        refuse_wrapped()
+        refuse_running(self._early)
         if isinstance(state, Recording):
             if state.recorder.waits():
                 return None
@@ -414,10 +417,10 @@ class Fitted:
     def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
-        refuse_kinds(self._model)
+        refuse_kinds(self._model, early=self._early)
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
-        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
         self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
         recorder.mix = steps_library().mix
@@ -429,7 +432,7 @@ class Fitted:
 
     def _staying(self) -> str:
         """Returns a part of a message: which optimizers have to have their state on the device."""
-        staying = {type(o).__name__: self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
+        staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
         return "".join(f", of which {size:,} are state of {kind}, which stays on the device" for kind, size in staying.items())
 
     def _look(self) -> None:
@@ -469,7 +472,7 @@ class Fitted:
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes that the optimizer's state takes if all of it is on the device."""
         there = self._states.outside(optimizer) if self._device == "cuda" else 0
-        return there + sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
+        return there + sum(local_bytes(v) for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
                            if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
@@ -477,7 +480,9 @@ class Fitted:
         return self._state_bytes(optimizer) if self._device == "cuda" else 0
 
     def _gradient_bytes(self) -> int:
-        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
+        """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
 
     def _new_state(self) -> int:
         return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
@@ -563,6 +568,12 @@ class Fitted:
         return planned
 
 
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the kind of an optimizer whose state stays on the device, and why it does if other ones of its kind need not."""
+    sharded = any(is_taken_apart(type(p)) for group in optimizer.param_groups for p in group["params"])
+    return f"{type(optimizer).__name__}{' (DTensor)' if sharded else ''}"
+
+
 def _remove(handles: list[Any], hooks: list[Hooks]) -> None:
     for handle in handles:
         handle.remove()
@@ -593,7 +604,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
-    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder.
+    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
+        `fully_shard`, each process calls `fit` for its own.
     optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
@@ -626,7 +638,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     if compiled is None:
         compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
     allowed = allowed_of(allow)
-    models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
+    models, optimizers = models_of(model, compiled, early_updates), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:

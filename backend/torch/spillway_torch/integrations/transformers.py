@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class FitCallback(TrainerCallback):
     """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
 
-    All from the model's first call to the backward is planned. Training raises `SpillwayError` for arguments that a plan does not
-    allow, and for a budget below the floor. What the Trainer logs has the numbers of `Fitted.stats`, as "spillway/most_bytes"; so have its
-    `log_history` and the callbacks behind this one, while those of `report_to` have run before.
+    All from the model's first call to the backward is planned, in each process that torchrun starts. Training raises `SpillwayError`
+    for arguments that a plan does not allow, and for a budget below the floor. What the Trainer logs has the numbers of `Fitted.stats`,
+    as "spillway/most_bytes"; so have its `log_history` and the callbacks behind this one, while those of `report_to` have run before.
     """
 
     def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0,
@@ -32,10 +32,10 @@ class FitCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_train_end(args, state, control)
-        for refused, name in ((args.world_size > 1 or args.n_gpu > 1, "several processes or GPUs"), (args.deepspeed, "deepspeed"),
-                              (args.fsdp, "fsdp")):
-            if refused:
-                raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
+        if args.n_gpu > 1:
+            raise SpillwayError("a Trainer with several GPUs in one process is not planned: start a process for each by torchrun")
+        if args.deepspeed:
+            raise SpillwayError("a Trainer with deepspeed is not planned: give it FSDP2, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
         self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,  # accelerate wraps it
                           policy=self.policy, report_every=self.report_every, verify=self.verify, allow=self.allow,
