@@ -6,6 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from spillway_torch.base.device import CpuDevice, Memory
+from spillway_torch.step.distributed import is_taken_apart
 from spillway_torch.step.recorder import tensors_in
 
 
@@ -48,6 +49,8 @@ class Counting(CpuDevice, TorchDispatchMode):
         self.allocated -= block
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(is_taken_apart, types)):
+            return NotImplemented  # its operators on tensors of this process follow
         name = func._schema.name
         self.take(self.stays.get(name, 0), self.stays.pop(name, 0))
         given = {t.untyped_storage()._cdata for t in tensors_in([args, kwargs or {}], [])}

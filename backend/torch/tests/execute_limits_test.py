@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import execute_autograd_test
 import execute_changes_test
 import compiled_test
+import distributed_fit_test
 import execute_compiled_test as of_blocks
 import execute_steps_test
 import execute_test as equality
@@ -30,7 +33,7 @@ import structures_test
 import whole_step_test
 from spillway_torch import NotRecordableError, SpillwayError, fit
 from spillway_torch.base.device import CudaDevice
-from spillway_torch.run.executor import step
+from spillway_torch.run.executor import Executor, step
 from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
 from stepping import Case, different, plan_of
 
@@ -51,16 +54,41 @@ class LimitsTest(unittest.TestCase):
 
     def test_distributed_modules(self):
         mesh = self.distributed()
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-        for made, text in ((DistributedDataParallel(model), "module '' is a DistributedDataParallel, .* averaged by hooks"),
-                           (nn.Sequential(nn.Linear(8, 8), DistributedDataParallel(nn.Linear(8, 8))), "module '1' is a Distrib"),
-                           (distribute_module(nn.Linear(8, 8), mesh), "parameter 'weight' is a DTensor, which is not planned"),
-                           (fully_shard(nn.Sequential(nn.Linear(8, 8)), mesh=mesh), "module '' is a FSDPModule, .* come and go")):
+        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))  # noqa: E731
+        both = init_device_mesh("cpu", (1, 1), mesh_dim_names=("shards", "parts"))
+        parts = parallelize_module(block(), both["parts"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for made, text in ((distribute_module(nn.Linear(8, 8), mesh), "'weight' is a DTensor, which is not planned, as tensor parallelism"),
+                           (fully_shard(parts, mesh=both["shards"]), "module '' shards a DTensor of tensor parallelism, which is not planned"),
+                           (fully_shard(block(), mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), "has a CPUOffloadPolicy"),
+                           (FullyShardedDataParallel(block(), device_id="cpu"), "'' is a FullyShardedDataParallel, .* by fully_shard")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(made)
+        for made in DistributedDataParallel(block()), nn.Sequential(fully_shard(block(), mesh=mesh)):
+            with self.assertRaisesRegex(SpillwayError, "early_updates: module '0?' is a (Distr.*|FSDPModule); its gradients are reduced behind"):
+                fit(made, torch.optim.SGD(made.parameters(), 0.1), early_updates=True)
+            with self.assertRaisesRegex(SpillwayError, "module '0?' is a (Distr.*|FSDPModule), which has no budget where it is compiled"):
+                fit(made, compiled=True)
         x = torch.randn(4, 8, requires_grad=True)
         with self.assertRaisesRegex(NotRecordableError, "on DTensor.*: tensors of special types are not recorded"):
             record_tape(lambda: torch.exp(distribute_tensor(x, mesh)).to_local().sum().backward(), "cpu")
+
+    def test_a_stage_of_a_pipeline(self):
+        self.distributed()
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        schedule = ScheduleGPipe(PipelineStage(model, 0, 1, torch.device("cpu")), 2, loss_fn=F.mse_loss)
+        fitted = fit(model)
+        with self.assertRaises(RuntimeError) as raised:
+            schedule.step(torch.randn(4, 8), target=torch.randn(4, 8))
+        self.assertRegex(str(raised.exception.__cause__), "the model is a stage of torch.distributed.pipelining, which is not planned")
+        fitted.remove()
+        schedule.step(torch.randn(4, 8), target=torch.randn(4, 8))
+
+    def test_a_plan_in_which_an_operator_communicates(self):
+        plan = plan_of(Case(lambda s: torch.exp(torch.tanh(s.a(s.x))).sum(), False).record(), "evict")
+        for op in plan.tape.ops:
+            op.once = f"{op.place} communicates with other processes"
+        with self.assertRaisesRegex(SpillwayError, r"aten::\w+ .*cannot run again: aten::\w+ .*communicates with other processes"):
+            Executor(plan)
 
     def test_a_distributed_tensor_in_a_planned_step(self):
         mesh = self.distributed()
@@ -141,8 +169,10 @@ def tests_of_rows():
         "another CUDA stream": (steps.test_another_stream,),
         "several models": (several.test_several_models_have_one_budget, several.test_the_plan_sees_the_memory_of_all_models_and_optimizers,
                            several.test_what_is_refused, whole.test_two_budgets_that_meet_in_a_step_are_refused),
-        "DDP, FSDP": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused,
-                      several.test_a_model_in_distributed_data_parallel),
+        "DistributedDataParallel": (distributed_fit_test.DistributedFitTest.test_steps_of_distributed_data_parallel_have_their_results,
+                                    distributed_fit_test.DistributedFitTest.test_steps_of_fully_shard_have_their_results),
+        "FSDP1": (LimitsTest.test_distributed_modules, fitted.test_models_that_are_refused, LimitsTest.test_a_stage_of_a_pipeline,
+                  several.test_early_updates_in_distributed_data_parallel),
         "DTensor": (LimitsTest.test_distributed_modules, LimitsTest.test_a_distributed_tensor_in_a_planned_step),
         "blocks under `torch.compile`": (blocks.test_random_plans_change_nothing, blocks.test_another_graph_in_a_later_step,
                                          blocks.test_a_checkpoint_around_a_compiled_block_is_refused),

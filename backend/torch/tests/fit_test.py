@@ -405,14 +405,10 @@ class FitTest(unittest.TestCase):
         fitted.remove()
 
     def test_models_that_are_refused(self):
-        class FSDPModule(nn.Linear):
-            pass
-
         replicas = nn.DataParallel(nn.Linear(2, 2))
         replicas.device_ids = [0, 1]
 
-        for model, text in ((FSDPModule(2, 2), "'' is a FSDPModule, which is not planned: its parameters come and go"),
-                            (nn.Sequential(replicas), "'0' is a DataParallel"),
+        for model, text in ((nn.Sequential(replicas), "'0' is a DataParallel, which is not planned: its replicas run"),
                             (nn.Linear(2, 2, device="meta"), "on 'meta' .valid: cpu, cuda"),
                             (nn.ReLU(), "on no device; expected one device"),
                             (torch.jit.script(nn.Linear(2, 2)), "the whole model is a ScriptModule, .* script its blocks one by one"),

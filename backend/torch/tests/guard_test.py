@@ -24,10 +24,17 @@ class Guarded(Counting):
 
 
 @contextlib.contextmanager
-def counted(device):
+def using(device):
     """Within it, `fit` uses a device."""
     with mock.patch("spillway_torch.tape.tape_recorder.device_of", lambda _: device), \
-            mock.patch("spillway_torch.run.executor.device_of", lambda _: device), device:
+            mock.patch("spillway_torch.run.executor.device_of", lambda _: device):
+        yield
+
+
+@contextlib.contextmanager
+def counted(device):
+    """Within it, `fit` uses a device, which counts what operators allocate."""
+    with using(device), device:
         yield
 
 

@@ -1,13 +1,17 @@
 """Tests the callbacks for the training loops of transformers and Lightning: nothing but the memory changes."""
 
 import contextlib
+import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 import warnings
 from unittest import mock
 
+import accelerate
 import pytorch_lightning
 import torch
 import transformers
@@ -16,7 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from spillway_torch import SpillwayError
+from spillway_torch import SpillwayError, fit
+from spillway_torch.tape import losses
 from spillway_torch.integrations import lightning, transformers as huggingface
 from compiled_test import by_operators
 from stepping import Vit, different
@@ -170,6 +175,22 @@ class IntegrationsTest(unittest.TestCase):
         checkpointed = {"gradient_checkpointing": True, "steps": 3}
         self.assertEqual(different(train_tokens(**checkpointed)[0], train_tokens(WatchedToken(1 << 40), **checkpointed)[0]), [])
 
+    def test_processes_of_torchrun(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            found = []
+            for rank in range(2):
+                variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+                process = stack.enter_context(subprocess.Popen(
+                    [sys.executable, __file__, os.path.join(folder, "store"), str(rank)], text=True, stdout=subprocess.PIPE,
+                    env={**os.environ, **{name: str(value) for name, value in variables.items()}}))
+                stack.callback(process.kill)
+                found.append(process)
+            for process in found:
+                for name, numbers in json.loads(process.communicate(timeout=200)[0].splitlines()[-1]).items():
+                    with self.subTest(name):
+                        self.assertEqual(numbers["different"], [])
+                        self.assertGreater(numbers["recomputed"], 0)
+
     def test_lightning(self):
         for options in ({"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": "bf16-mixed"},
                         {"val_check_interval": 2, "enable_checkpointing": True}):
@@ -207,6 +228,15 @@ class IntegrationsTest(unittest.TestCase):
             self.assertIsNot(first, None)
             self.assertIsNone(first.plan)
 
+    def test_a_loss_in_chunks(self):
+        want, _, _ = train_tokens()
+        with mock.patch.object(losses, "CHUNK", 4 * 60 * 20), self.assertLogs("spillway_torch", logging.INFO) as logs:
+            got, _, _ = train_tokens(huggingface.FitCallback(1 << 40, allow="chunked_loss"))
+        self.assertNotIn("loss", "".join(logs.output))
+        self.assertNotEqual(different(want, got), [])  # the last bits
+        for one, other in zip(want, got):
+            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
+
     def test_a_compiled_model(self):
         class Seen(huggingface.FitCallback):
             def on_step_end(self, *_, **__):
@@ -228,8 +258,10 @@ class IntegrationsTest(unittest.TestCase):
 
     def test_arguments_that_are_refused(self):
         many = mock.Mock(world_size=1, n_gpu=2)
-        with self.assertRaisesRegex(SpillwayError, "a Trainer with several processes or GPUs is not planned"):
+        with self.assertRaisesRegex(SpillwayError, "a Trainer with several GPUs in one process is not planned: .* by torchrun"):
             huggingface.FitCallback("1GiB").on_train_begin(many, None, None)
+        with self.assertRaisesRegex(SpillwayError, "a Trainer with deepspeed is not planned"):
+            huggingface.FitCallback("1GiB").on_train_begin(mock.Mock(n_gpu=1, deepspeed="file.json"), None, None)
         with self.assertRaisesRegex(SpillwayError, "a module under torch.compile is not planned"):
             train_images(lightning.FitCallback("1GiB"), torch.compile(Module()))
         trainer = mock.Mock(strategy=DDPStrategy())
@@ -242,5 +274,45 @@ class IntegrationsTest(unittest.TestCase):
                 train(kind("64KiB"))
 
 
+def accelerated(budget=None):
+    """Returns the losses and weights of a loop of Accelerate, its plan, and how many operators ran again."""
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = Vit()
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01),
+                                                    torch.utils.data.DataLoader(Images(32), 4))
+    fitted, losses, recomputed = fit(model, optimizer, budget) if budget is not None else None, [], 0
+    for x, y in (batch for _ in range(3) for batch in batches):
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+        if fitted is not None and fitted.last is not None:
+            recomputed = fitted.last.recomputed
+    plan = fitted.plan if fitted is not None else None
+    if fitted is not None:
+        fitted.remove()
+    return [*losses, *(p.detach().clone() for p in model.parameters())], plan, recomputed
+
+
+def work(store, rank):
+    """Trains in one of two processes, and prints what the test asks for."""
+    torch.set_num_threads(1)
+    logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2, store=torch.distributed.FileStore(store, 2))
+    whole = WatchedToken(1 << 40)
+    train_tokens(whole, steps=3, ddp_backend="gloo")
+    tight = WatchedToken((whole.plan.floor.bytes + whole.plan.eager_peak) // 2)
+    want, got = (train_tokens(callback, ddp_backend="gloo")[0] for callback in (None, tight))
+    found = {"Trainer": {"different": different(want, got), "recomputed": tight.recomputed}}
+    plan = accelerated(1 << 40)[1]
+    got, _, recomputed = accelerated((plan.floor.bytes + plan.eager_peak) // 2)
+    found["Accelerate"] = {"different": different(accelerated()[0], got), "recomputed": recomputed}
+    print(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    unittest.main()
+    work(sys.argv[1], int(sys.argv[2]))

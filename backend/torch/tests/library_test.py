@@ -1,6 +1,7 @@
 """Tests of the library that carries out plans: how it runs operators again, how it is found, and the device of GPUs."""
 
 import collections
+import concurrent.futures
 import contextlib
 import gc
 import io
@@ -8,6 +9,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 import weakref
 from unittest import mock
@@ -190,6 +192,21 @@ class FoundTest(unittest.TestCase):
             self.assertEqual(self.reason(CXX="false", XDG_CACHE_HOME=cache), (text, []))  # it is not tried again
             path.write_bytes(b"no library")
             self.assertIn(path.name, self.reason(XDG_CACHE_HOME=cache)[0])
+
+    def test_processes_wait_for_the_one_that_builds_it(self):
+        with tempfile.TemporaryDirectory() as cache, mock.patch.object(torch, "__version__", "2.99.0"), \
+                mock.patch.dict(os.environ, {"XDG_CACHE_HOME": cache, "CXX": "true"}), concurrent.futures.ThreadPoolExecutor(2) as pool:
+            path = library.library_path(pathlib.Path(cache, "spillway_torch"))
+            built = []
+
+            def build_slowly(*_, **__):
+                built.append(path)
+                time.sleep(0.2)
+                path.touch()
+
+            with mock.patch.object(library.subprocess, "run", build_slowly):
+                self.assertEqual([found.result() for found in [pool.submit(library.found_library) for _ in range(2)]], [path, path])
+            self.assertEqual(built, [path])
 
     def test_it_is_built_when_it_is_first_needed(self):
         with tempfile.TemporaryDirectory() as cache, mock.patch.object(torch, "__version__", "2.99.0"), \

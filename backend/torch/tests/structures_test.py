@@ -1,9 +1,7 @@
 """Tests `fit` where steps have several structures, and several models."""
 
 import logging
-import os
 import random
-import tempfile
 import types
 import unittest
 
@@ -310,32 +308,37 @@ class PairsTest(Quiet):
         fitted.remove()
         fit([pair.one, pair.other], both, 1 << 40).remove()
 
-    def test_a_model_in_distributed_data_parallel(self):
-        with tempfile.TemporaryDirectory() as folder:
-            torch.distributed.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'store')}", rank=0, world_size=1)
-            try:
-                text = "a DistributedDataParallel, which is not planned: its gradients are averaged by hooks that a plan does not know"
-                model = block()
-                fitted = fit(model, None, 1 << 40)
-                wrapped = nn.parallel.DistributedDataParallel(model)
-                for _ in range(2):
-                    with self.assertRaisesRegex(SpillwayError, text):
-                        wrapped(torch.randn(2, 16))
+    def test_early_updates_in_distributed_data_parallel(self):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        model = block()
+        fitted = fit(model, torch.optim.SGD(model.parameters(), 0.1), 1 << 40, early_updates=True)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with self.assertRaisesRegex(SpillwayError, "early_updates: the model runs in a DistributedDataParallel; its gradients are reduced"):
+            wrapped(torch.randn(2, 16))
+        fitted.remove()
+        wrapped(torch.randn(2, 16)).sum().backward()
+
+    def test_a_model_that_is_wrapped_later(self):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        found, budget = [], 1 << 40
+        for fits in True, True, False:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(block() for _ in range(3)))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            fitted = fit(model, optimizer, budget) if fits else None
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            for _ in range(4):
+                wrapped(torch.randn(40, 16)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append([p.detach().clone() for p in model.parameters()])
+            if fitted is not None:
+                self.assertEqual(fitted.last.recomputed > 0, budget < 1 << 40)
+                budget = (fitted.plan.floor.bytes + fitted.plan.eager_peak) // 2
                 fitted.remove()
-                inner = nn.parallel.DistributedDataParallel(block())
-                fitted = fit(inner.module, None, 1 << 40)
-                with self.assertRaisesRegex(SpillwayError, text):
-                    inner(torch.randn(2, 16))
-                fitted.remove()
-                inner(torch.randn(2, 16)).sum().backward()
-                with self.assertRaisesRegex(SpillwayError, text):
-                    fit(inner)
-                model = block()
-                fitted = fit(model, None, 1 << 40)
-                model(torch.randn(2, 16)).sum().backward()  # not by the wrapper
-                fitted.remove()
-            finally:
-                torch.distributed.destroy_process_group()
+        self.assertTrue(all(torch.equal(one, other) for one, other in zip(*found[1:])))
 
 
 if __name__ == "__main__":

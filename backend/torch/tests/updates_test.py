@@ -14,6 +14,7 @@ from guard_test import Guarded, counted
 from spillway_torch import fit, make_plan, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue, host_memory
 from spillway_torch.base.errors import SpillwayError
+from spillway_torch.fit.family import Family
 from spillway_torch.run.updates import HostedState, can_host
 from spillway_torch.tape.tape import Update
 from spillway_torch.tape.tape_recorder import record_tape
@@ -382,6 +383,19 @@ class FitTest(unittest.TestCase):
                     self.assertTrue(same(want, got))
                     self.assertLessEqual(device.peak, budget)
                     self.assertLess(abs(fitted.plan.peak - device.most), 0.05 * budget)  # parts and temporaries are large here
+
+    def test_steps_before_the_plan_keep_the_budget(self):
+        """State leaves where saved tensors on the host are not enough."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        rows = (512,) * 6
+        want, *_ = self.train(KINDS["adamw"], rows=rows)
+        for early in (False, True):
+            with self.subTest(early=early), mock.patch.object(Family, "plan_for"), mock.patch.object(Family, "_try"):
+                device = Guarded()
+                got, optimizer, fitted = self.train(KINDS["adamw"], int(5.4 * parameters), device, rows, early_updates=early)
+                self.assertTrue(same(want, got))
+                self.assertLessEqual(device.peak, int(5.4 * parameters))
+                self.assertGreater(fitted._states.outside(optimizer), 0)
 
     def test_early_updates_take_less_memory_and_time(self):
         """Gradients go, and state comes and goes while backward runs."""

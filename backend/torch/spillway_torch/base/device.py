@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .errors import SpillwayError
+from .ranks import local_ranks
 
 
 MEASURED = 128 << 20  # bytes of a copy whose time is measured
@@ -118,16 +119,34 @@ class Device(abc.ABC):
 class Host:
     """Memory of the host. `bytes` is one tensor of uint8."""
 
+    taken = 0  # bytes of all of this process
+
     def __init__(self, size: int) -> None:
         self.bytes = torch.empty(size, dtype=torch.uint8, device="cpu")  # also where another device is the default
+        Host.taken += size
 
     def close(self) -> None:
         """Gives the memory back; no copy may be running."""
+        Host.taken -= self.bytes.numel()
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
+_shared: dict[int, int] = {}  # by the number of processes that share the host: the bytes that were free at first
+
+
+def host_share() -> int:
+    """Returns the bytes of the host that this process may take in all: an equal share of what was free when it was first asked for."""
+    ranks = local_ranks()
+    return _shared.setdefault(ranks, free_memory()) // ranks
+
+
 def host_memory() -> int:
-    """Returns the bytes of the host that this process can still take: what is free, within the limit of its cgroup (version 2).
+    """Returns the bytes of the host that this process can still take: what is free, and in its share if there are other processes."""
+    return free_memory() if local_ranks() == 1 else min(free_memory(), max(0, host_share() - Host.taken))
+
+
+def free_memory() -> int:
+    """Returns the bytes of the host that are free, within the limit of the process's cgroup (version 2).
 
     Files that the host keeps in memory give way.
     """
@@ -213,6 +232,10 @@ class CudaDevice(Device):
         return self._streams[Queue.COMPUTE] if self.current() else torch.cuda.current_stream(self.index)
 
     def host(self, size: int) -> Host:
+        if local_ranks() > 1 and size > host_memory():
+            raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the "
+                                f"{host_share():,} that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the "
+                                "host")
         with torch.cuda.device(self.index):
             return _RegisteredHost(size)
 
@@ -300,9 +323,12 @@ class Timer:
         return event
 
     def busy_event(self) -> Any:
-        """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun."""
+        """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun.
+
+        On another stream than that of the step, where FSDP2 communicates, the GPU does not sleep.
+        """
         now = time.perf_counter()
-        if self._busy < now + AHEAD:
+        if self._busy < now + AHEAD and self._device.current():
             torch.cuda._sleep(int(SLEEP * self._cycles))
             self._busy = max(now, self._busy) + SLEEP
         return self.event()

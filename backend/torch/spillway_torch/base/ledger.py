@@ -65,13 +65,12 @@ class Ledger:
         self._alive[key] = (storage, weakref.ref(untyped, lambda _: self._end(key)))
         return storage
 
-    def resized(self, untyped: torch.UntypedStorage) -> Storage | None:
-        """Returns what a tensor's storage has become whose memory was given back or replaced by other memory; None if it is unknown."""
-        if untyped._cdata not in self._alive:
-            return None
-        old = self._alive[untyped._cdata][0]
-        self._end(untyped._cdata)
-        return self._add(untyped, self.clock(), old.dtype)
+    def resized(self, untyped: torch.UntypedStorage) -> Storage:
+        """Returns what a tensor's storage has become whose memory was given back or replaced by other memory."""
+        old = self.known(untyped)
+        if old is not None:
+            self._end(untyped._cdata)
+        return self._add(untyped, self.clock(), old.dtype if old is not None else None)
 
     def _request(self, storage: Storage) -> None:
         storage.on_host = False
@@ -98,9 +97,9 @@ class Ledger:
                 self._request(storage)
         self.started = True
 
-    def known(self, tensor: torch.Tensor) -> Storage | None:
-        """Returns the storage of a tensor; None if it was never seen."""
-        known = self._alive.get(tensor.untyped_storage()._cdata)
+    def known(self, untyped: torch.UntypedStorage) -> Storage | None:
+        """Returns what is known of a tensor's storage; None if it was never seen."""
+        known = self._alive.get(untyped._cdata)
         return known[0] if known is not None else None
 
     def _end(self, key: int) -> None:

@@ -115,6 +115,8 @@ class Joint:
         self.results = [r for r in results[:forward_outputs] if r is not None]
         self.gradients = [r for r in results[forward_outputs:] if r is not None]
         self._look_at_nodes()
+        # The gradients of the results, which backward is given: autograd makes zeros for a result that the loss does not use.
+        self.tangents = [i for i, given in enumerate(self.is_input) if given and not self.forward[i]]
         readers: list[bool] = [False] * len(self.nodes)  # by node: whether backward reads it
         for at, inputs in enumerate(self.inputs):
             for i in inputs if not self.forward[at] else ():
@@ -164,9 +166,10 @@ class Joint:
         return self.inputs[at][0] if self.nodes[at].target is operator.getitem else at
 
     def values(self) -> list[int]:
-        """Returns the nodes of forward that have a storage of their own, and are no inputs."""
+        """Returns the nodes of forward that have a storage of their own, and read something. Inductor makes others, such as `iota`, where
+        they are used; one that was saved would keep it from putting its reader into a kernel."""
         return [i for i, n in enumerate(self.nodes) if self.forward[i] and n.op == "call_function" and self.size[i] and self.owner[i] == i
-                and self.storage[i] is not None]
+                and self.storage[i] is not None and self.inputs[i]]
 
     def split(self, keep: set[int]) -> tuple[list[int], set[int]]:
         """Returns what is saved if the nodes `keep` may be, and what runs again in backward."""
@@ -237,7 +240,7 @@ class Joint:
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
-        start = {back[at] if at in back else runs.add(at) for at in values}
+        start = {back[at] if at in back else runs.add(at) for at in [*values, *self.tangents]}
         return Outcome(sum(self.size[at] for at in values), self._known[1], max(self.timeline(runs, backward, start, gradients), default=0),
                        self._known[2] + sum(k.seconds for k in backward))
 

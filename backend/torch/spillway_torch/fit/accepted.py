@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Union
+from types import FrameType, ModuleType
+from typing import Any, Union
 
 import torch
 
@@ -13,28 +15,87 @@ from ..tape.regions import is_compiled
 CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
 BUDGET = "spillway_budget"  # what the hook of an optimizer has
 
-REFUSED = {"DistributedDataParallel": "its gradients are averaged by hooks that a plan does not know",
-           "FullyShardedDataParallel": "its parameters come and go during a step",
-           "FSDPModule": "its parameters come and go during a step",
-           "DataParallel": "its replicas run in several threads"}
+REFUSED = {"FullyShardedDataParallel": "its parameters are views of one that comes and goes during a step: shard by fully_shard (FSDP2)",
+           "DataParallel": "its replicas run in several threads: use DistributedDataParallel"}
+REDUCED = ("DistributedDataParallel", "FSDPModule")  # kinds of modules whose gradients are reduced between processes while backward runs
+EARLY = "its gradients are reduced behind the hooks that would update parameters early: leave early_updates out"
+
+ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of results
 
 
-def refuse_wrapped() -> None:
-    """Raises `SpillwayError` if DistributedDataParallel runs the model."""
-    if torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None:
-        raise SpillwayError("the model runs in a DistributedDataParallel, which is not planned: " + REFUSED["DistributedDataParallel"])
+def allowed_of(given: Union[str, Sequence[str]]) -> frozenset[str]:
+    """Returns the names of what a program allows. Raises `SpillwayError` for unknown ones."""
+    names: list[Any] = list(given) if isinstance(given, (list, tuple, set, frozenset)) else [given]
+    for name in names:
+        if name not in ALLOWED:
+            raise SpillwayError(f"allow {name!r} (valid: {', '.join(map(repr, ALLOWED))}, or a list of them)")
+    return frozenset(names)
 
 
-def refuse_kinds(model: torch.nn.Module) -> None:
-    """Raises `SpillwayError` for kinds of modules that a plan cannot run, which they may also become."""
+def _kinds_of(module: torch.nn.Module) -> list[str]:
+    return [kind.__name__ for kind in type(module).__mro__]
+
+
+def refuse_running(early: bool) -> None:
+    """Raises `SpillwayError` if the call of a model is one that a plan cannot run, which shows when it runs.
+
+    early: whether parameters are updated while backward runs.
+    """
+    if early and torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        raise SpillwayError(f"early_updates: the model runs in a DistributedDataParallel; {EARLY}")
+    stages = sys.modules.get("torch.distributed.pipelining.stage")
+    if stages is not None and _is_called_from(stages):
+        raise SpillwayError("the model is a stage of torch.distributed.pipelining, which is not planned: forwards and backwards of "
+                            "several micro-batches alternate; call `remove` of what `fit` returned, and use checkpoints")
+
+
+def _is_called_from(module: ModuleType) -> bool:
+    """Returns whether a function of a module has made this call."""
+    frame: FrameType | None = sys._getframe(1)  # its own frame would hold itself, with the tensors of the program
+    while frame is not None and frame.f_globals is not vars(module):
+        frame = frame.f_back
+    return frame is not None
+
+
+def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = False) -> None:
+    """Raises `SpillwayError` for kinds of modules and parameters that a plan cannot run, which they may also become."""
+    sharded: set[int] = set()
     for name, module in model.named_modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ in REFUSED and not (kind.__name__ == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
-                raise SpillwayError(f"module '{name}' is a {kind.__name__}, which is not planned: {REFUSED[kind.__name__]}")
+        kinds = _kinds_of(module)
+        for kind in kinds:
+            if kind in REFUSED and not (kind == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
+                raise SpillwayError(f"module '{name}' is a {kind}, which is not planned: {REFUSED[kind]}")
+            if kind in REDUCED and compiled:
+                raise SpillwayError(f"module '{name}' is a {kind}, which has no budget where it is compiled: compile nothing of it")
+            if kind in REDUCED and early:
+                raise SpillwayError(f"early_updates: module '{name}' is a {kind}; {EARLY}")
+        if "FSDPModule" in kinds:
+            sharded |= _sharded_by(module, name)
+    for name, parameter in model.named_parameters():
+        if id(parameter) in sharded or type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
+            continue
+        kind = type(parameter.data).__name__
+        remedy = (", as tensor parallelism makes it, whose operators communicate: shard by fully_shard or DistributedDataParallel alone"
+                  if kind == "DTensor" else "")
+        raise SpillwayError(f"parameter '{name}' is a {kind}, which is not planned{remedy}")
 
 
-def _refuse_model(model: torch.nn.Module, compiled: bool) -> None:
-    refuse_kinds(model)
+def _sharded_by(module: Any, name: str) -> set[int]:
+    """Returns the `id`s of the parameters that FSDP2 shards for a module. Raises `SpillwayError` if a plan cannot follow them."""
+    group = getattr(getattr(module, "_get_fsdp_state", lambda: None)(), "_fsdp_param_group", None)
+    found: set[int] = set()
+    for of in group.fsdp_params if group is not None else ():
+        if of.is_dtensor:
+            raise SpillwayError(f"module '{name}' shards a DTensor of tensor parallelism, which is not planned: its operators communicate; "
+                                "shard by fully_shard alone")
+        if of.offload_to_cpu:
+            raise SpillwayError(f"module '{name}' has a CPUOffloadPolicy, which is not planned: parameters are on the host; leave it out")
+        found |= {id(of.sharded_param), id(getattr(of, "_unsharded_param", None))}
+    return found
+
+
+def _refuse_model(model: torch.nn.Module, compiled: bool, early: bool) -> None:
+    refuse_kinds(model, compiled, early)
     for name, module in model.named_modules():
         if not name and not compiled and is_compiled(module):
             raise SpillwayError("the whole model is compiled, and nothing is seen of what it runs: leave compiled=False out")
@@ -42,18 +103,19 @@ def _refuse_model(model: torch.nn.Module, compiled: bool) -> None:
             raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")
         if CALL in vars(module):
             raise SpillwayError(f"module '{name}' has a budget already: call `remove` of what the earlier `fit` returned")
-    for name, parameter in model.named_parameters():
-        if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
-            raise SpillwayError(f"parameter '{name}' is a {type(parameter.data).__name__}, which is not planned")
 
 
-def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]], compiled: bool = False) -> list[torch.nn.Module]:
-    """Returns one or several models, compiled or not, as a list. Raises `SpillwayError` for what a plan cannot run."""
+def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]], compiled: bool = False,
+              early: bool = False) -> list[torch.nn.Module]:
+    """Returns one or several models, compiled or not, as a list. Raises `SpillwayError` for what a plan cannot run.
+
+    early: whether parameters are updated while backward runs.
+    """
     models = list(given) if isinstance(given, (list, tuple)) and given else [given]
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise SpillwayError(f"the model is a {type(model).__name__}; expected a torch.nn.Module, or a list of them")
-        _refuse_model(model, compiled)
+        _refuse_model(model, compiled, early)
     for at, model in enumerate(models):
         if any(model is module for other in (*models[:at], *models[at + 1:]) for module in other.modules()):
             raise SpillwayError(f"a {type(model).__name__} is given twice, or is a part of another model in the list: give it once")
@@ -85,6 +147,9 @@ def device_type(models: Sequence[torch.nn.Module]) -> str:
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
+    if kind == "cuda" and next(iter(devices)).index != torch.cuda.current_device():
+        raise SpillwayError(f"the model is on {next(iter(devices))}, and the current GPU is {torch.cuda.current_device()}: call "
+                            "torch.cuda.set_device before")
     return kind
 
 

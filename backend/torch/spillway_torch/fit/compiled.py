@@ -277,10 +277,11 @@ class CompiledFitted:
         torch.clear_autocast_cache()  # no compiled graph has one
         self._peak()
 
-        def begin(*_: Any) -> None:
+        def begin(gradients: Sequence[torch.Tensor | None]) -> None:
             if call.backward is None:
                 self._note_peak()
-                call.backward = self._in_use()
+                theirs = sum(g.nbytes for g in gradients if g is not None) if self._counts else 0  # the graph has them
+                call.backward = self._in_use() - theirs
                 self._events.append((call, True))
         for result in results:
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:

@@ -12,21 +12,22 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..base.device import Device, Host
+from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
+from ..base.ranks import local_ranks
 from ..plan.plan import Plan, in_unit, useful_moves
 from ..plan.planner import make_ladder, make_plan
 from ..run.executor import Executor, HostMemory
 from ..tape.scaled import name_of, scaled
 from ..tape.tape import Shapes, Tape, Update
 from .host import host_costs
+from .states import UNPLANNED
 
 log = logging.getLogger("spillway_torch")
 
 GRID = 1.12  # a plan is made for sizes that are up to so many times as large as those of the step that needs it
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
-UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
 MOST_RUNGS = 12
 
 
@@ -55,7 +56,7 @@ class Family:
         self.staying = ""  # for messages: the state that cannot
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
-        self.unguarded = 0  # bytes over the budget that steps without a plan took
+        self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
         self.corrections = 0
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too
@@ -176,6 +177,8 @@ class Family:
 
     def _add(self, plans: dict[Shapes, Plan], renew: bool, why: str) -> None:
         self._guards.clear()
+        shared = (f"; of the host, a rank may take {in_unit(host_share(), self._budget)}, as one of {local_ranks()}"
+                  if local_ranks() > 1 and self._device.in_use() >= 0 else "")
         if renew:
             self.rungs.clear()
             self._refused.clear()
@@ -183,7 +186,8 @@ class Family:
             rung = Rung(shapes, plan, Executor(plan, self._device, self._host))
             others = [other for other in self.rungs if other.shapes != shapes]
             self.rungs = sorted((*others, rung), key=lambda r: _ratio(r.shapes, self.shapes))
-            log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s, from the next step on", why, plan.summary())
+            log.log(logging.INFO if len(self.rungs) == 1 else logging.DEBUG, "spillway: %s: %s%s, from the next step on", why, plan.summary(),
+                    shared)
 
     def _keep_all(self, shapes: Shapes) -> bool:
         """Adds the plan that moves nothing for inputs with which the step fits as it is; returns whether it does."""

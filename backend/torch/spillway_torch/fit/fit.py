@@ -17,14 +17,17 @@ from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.files import read_compiled_plan
 from ..plan.plan import Plan, parse_bytes
 from ..plan.planner import learn_host_speed
+from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..run.updates import can_host
+from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.hooks import Hooks, in_backward
 from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, device_type, models_of, optimizers_of, refuse_kinds, refuse_wrapped, repeated_blocks
+from .accepted import (
+    BUDGET, CALL, STATE, allowed_of, device_type, models_of, optimizers_of, refuse_kinds, refuse_running, repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -70,6 +73,7 @@ class Recorded:
 
     tape: Tape
     used: list[int]  # bytes during each operator
+    most: int  # bytes that the step took
     gradients: int  # bytes of them before the step
     device: Device
     kind: Kind
@@ -116,12 +120,14 @@ class Fitted:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
-                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool) -> None:
+                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool,
+                 allowed: frozenset[str] = frozenset()) -> None:
         self._models = list(models)
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._budget = budget
         self._policy = policy
         self._device = device
+        self._early = early_updates
         self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
         self._structures = Structures()
         self._taken = Taken(budget)
@@ -131,6 +137,8 @@ class Fitted:
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
+        self._allowed = allowed
+        self._losses = ChunkedLosses(models, _state_of_model) if "chunked_loss" in allowed else None
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
@@ -221,7 +229,10 @@ class Fitted:
         _remove(self._handles, self._open)
         for model, call in zip(self._models, self._calls):
             if vars(model).get(CALL) is call:
-                del vars(model)[CALL], vars(model)[STATE]
+                del vars(model)[CALL]
+                vars(model).pop(STATE)
+        if self._losses is not None:
+            self._losses.close()
         self._cancel()
         self._end()
         self._state = Removed()
@@ -260,7 +271,7 @@ class Fitted:
         if part is not None:
             self._end()  # nobody uses what it made
             state = self._state
-        refuse_wrapped()
+        refuse_running(self._early)
         if isinstance(state, Recording):
             if state.recorder.waits():
                 return None
@@ -331,6 +342,8 @@ class Fitted:
             self._end()
         if not concerns:
             return
+        if self._losses is not None:
+            self._losses.tell()
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
         if isinstance(self._state, Planned):
@@ -351,7 +364,7 @@ class Fitted:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
-        self._states.begin(state.rung.plan.state if state.rung is not None else 0)
+        self._states.begin(state.rung.plan.state if state.rung is not None else None)
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
@@ -404,10 +417,10 @@ class Fitted:
     def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
-        refuse_kinds(self._model)
+        refuse_kinds(self._model, early=self._early)
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
-        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
         self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
         recorder.mix = steps_library().mix
@@ -419,7 +432,7 @@ class Fitted:
 
     def _staying(self) -> str:
         """Returns a part of a message: which optimizers have to have their state on the device."""
-        staying = {type(o).__name__: self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
+        staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
         return "".join(f", of which {size:,} are state of {kind}, which stays on the device" for kind, size in staying.items())
 
     def _look(self) -> None:
@@ -459,7 +472,7 @@ class Fitted:
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes that the optimizer's state takes if all of it is on the device."""
         there = self._states.outside(optimizer) if self._device == "cuda" else 0
-        return there + sum(v.nbytes for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
+        return there + sum(local_bytes(v) for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
                            if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
@@ -467,7 +480,9 @@ class Fitted:
         return self._state_bytes(optimizer) if self._device == "cuda" else 0
 
     def _gradient_bytes(self) -> int:
-        return sum(p.grad.nbytes for p in self._model.parameters() if p.grad is not None)
+        """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
 
     def _new_state(self) -> int:
         return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
@@ -491,10 +506,12 @@ class Fitted:
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
-        self._taken.most = max(self._taken.most, max(op.used for op in tape.ops))
+        tape.allowed = self._allowed
+        most = max(op.used for op in tape.ops)
+        self._taken.most = max(self._taken.most, most)
         state.recorder.device.memory()
         there = self._states.all_outside() if self._device == "cuda" else 0
-        self._state = Recorded(tape, [used + there for used in tape.used], state.gradients, state.recorder.device, state.kind,
+        self._state = Recorded(tape, [used + there for used in tape.used], there + most, state.gradients, state.recorder.device, state.kind,
                                (*state.shapes, *state.later), state.later, state.recorder.hosts(), self._states.finished(state.recorder))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -542,11 +559,19 @@ class Fitted:
         family.more, family.later, family.staying = more, recorded.later, self._staying()
         self._states.find(recorded.device, self._optimizers)
         family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
+        family.unguarded = self._states.unguarded
+        self._states.foresee_backward(recorded.most + more[0])
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
         planned = self._state = Planned(recorded.device, known)
         return planned
+
+
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the kind of an optimizer whose state stays on the device, and why it does if other ones of its kind need not."""
+    sharded = any(is_taken_apart(type(p)) for group in optimizer.param_groups for p in group["params"])
+    return f"{type(optimizer).__name__}{' (DTensor)' if sharded else ''}"
 
 
 def _remove(handles: list[Any], hooks: list[Hooks]) -> None:
@@ -560,14 +585,15 @@ def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
     """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
     own = getattr(type(model), STATE, None)
     state = dict(own(model) if own is not None else vars(model))
-    return {name: value for name, value in state.items() if name not in (CALL, STATE)}
+    return {name: value for name, value in state.items() if name not in (CALL, STATE) and not (
+        name == FORWARD and getattr(value, "of_spillway", False))}
 
 
 def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
         early_updates: bool = False, compiled: bool | None = None, compile: str | None = None,
-        plan: str | os.PathLike[str] | None = None) -> Union[Fitted, CompiledFitted]:
+        plan: str | os.PathLike[str] | None = None, allow: Union[str, Sequence[str]] = ()) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -578,7 +604,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
-    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder.
+    model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
+        `fully_shard`, each process calls `fit` for its own.
     optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.
     memory: most bytes of the device that tensors may take, such as "8GiB".
     hook_forward: otherwise the caller encloses the part of a step that is planned in the result's `begin` and `end`.
@@ -590,10 +617,13 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
         not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
-        is compiled. It takes none of the five options above.
+        is compiled. It takes none of the five options above, and no `allow`.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
         itself, in one list. What runs between them is as it was, and counts.
     plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
+    allow: what `fit` may do although it changes the last bits of results, a name or a list of names. "chunked_loss": a cross entropy of the
+        result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
+        Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
@@ -607,15 +637,16 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
     if compiled is None:
         compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
-    models, optimizers = models_of(model, compiled), optimizers_of(optimizer)
+    allowed = allowed_of(allow)
+    models, optimizers = models_of(model, compiled, early_updates), optimizers_of(optimizer)
     device = device_type(models)
     for name, value in (("report_every", report_every), ("verify", verify)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
     if compiled:
-        if not hook_forward or policy is not None or report_every or verify or early_updates:
-            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify and early_updates: leave "
-                                "them out")
+        if not hook_forward or policy is not None or report_every or verify or early_updates or allowed:
+            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates and allow: "
+                                "leave them out")
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
         return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
                               read_compiled_plan(plan) if plan is not None else None)
@@ -623,7 +654,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         raise SpillwayError("plan is for compiled models; `read_plan` reads the plan of another step, and `step` runs it")
     steps_library()  # it may have to be built, which takes longer than a step
     host_costs(device)
-    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates)
+    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates, allowed)
 
 
 def compile(model: torch.nn.Module, memory: Union[str, int] = "8GiB",

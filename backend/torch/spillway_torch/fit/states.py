@@ -13,6 +13,8 @@ from ..run.updates import HostedState, can_host
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
 
+UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
+
 
 class States:
     """The state of all optimizers of a budget, as plans divide it between the device and the host."""
@@ -22,6 +24,7 @@ class States:
         self._given = [weakref.ref(optimizer) for optimizer in optimizers]
         self._budget, self._early = budget, early
         self._least = 0  # bytes that are on the host whatever a plan says, because an update takes more
+        self._without_plan = 0  # bytes that are on the host in steps without a plan
         self._hosted: weakref.WeakKeyDictionary[torch.optim.Optimizer, HostedState] = weakref.WeakKeyDictionary()
 
     def find(self, device: Device, known: Iterable[torch.optim.Optimizer]) -> None:
@@ -43,9 +46,12 @@ class States:
         """Returns the bytes of state that are on the host."""
         return sum(map(self.outside, list(self._hosted)))
 
-    def begin(self, size: int = 0) -> None:
-        """Begins a step with at least so many bytes of state on the host."""
-        size = max(size, self._least)
+    def begin(self, planned: int | None = None) -> None:
+        """Begins a step.
+
+        planned: the bytes of state that its plan has on the host at least; None if it has no plan.
+        """
+        size = max(self._without_plan if planned is None else planned, self._least)
         for hosted in self._hosted.values():
             if size > 0:
                 hosted.move(size)
@@ -62,6 +68,13 @@ class States:
                                                   for hosted in self._hosted.values())
         if self._hosted and most > self._budget:
             self._least = most - self._budget + STAGES * max(self.parts, default=0)
+
+    def foresee_backward(self, most: int) -> None:
+        """Has state on the host in steps without a plan if they do not fit in the budget otherwise.
+
+        most: the bytes of a step in which all that was saved went to the host, and no state.
+        """
+        self._without_plan = max(self._without_plan, most + self.unguarded - int(UNPLANNED * self._budget))
 
     def take_less(self, update: int) -> bool:
         """Has more state on the host from the next step on, because an update took so many bytes; returns whether there was more."""
@@ -90,6 +103,11 @@ class States:
     def unforeseen(self) -> int:
         """The bytes that a step takes, and that the updates do not show: while backward runs, memory for several parts exists."""
         return (STAGES - 1) * max(self.parts, default=0) if self._early else 0
+
+    @property
+    def unguarded(self) -> int:
+        """The bytes that a step without a plan takes while backward runs: parts of state, and what the optimizer takes to update one."""
+        return (STAGES + 1) * max(self.parts, default=0) if self._early else 0
 
     def close(self) -> None:
         """Takes all state back to the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Union
 
 try:
@@ -21,10 +22,11 @@ class FitCallback(Callback):
     allow, and for a budget below the floor. The Trainer's loggers get the numbers of `Fitted.stats`, as "spillway/most_bytes".
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0) -> None:
-        """memory, policy, report_every, verify: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0,
+                 allow: Union[str, Sequence[str]] = ()) -> None:
+        """memory, policy, report_every, verify, allow: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy, self.report_every, self.verify = policy, report_every, verify
+        self.policy, self.report_every, self.verify, self.allow = policy, report_every, verify, allow
         self.fitted: Fitted | None = None  # while training runs
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -34,7 +36,7 @@ class FitCallback(Callback):
             raise SpillwayError("a module under torch.compile is not planned: give the Trainer the module itself")
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         fitted = fit(pl_module, optimizer, self.memory, hook_forward=False, policy=self.policy, report_every=self.report_every,
-                     verify=self.verify, compiled=False)
+                     verify=self.verify, allow=self.allow, compiled=False)
         assert isinstance(fitted, Fitted)
         self.fitted = fitted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from transformers import TrainerCallback
@@ -17,26 +18,28 @@ if TYPE_CHECKING:
 class FitCallback(TrainerCallback):
     """Makes the steps of a `Trainer` stay within a budget: `Trainer(..., callbacks=[FitCallback("8GiB")])`.
 
-    All from the model's first call to the backward is planned. Training raises `SpillwayError` for arguments that a plan does not
-    allow, and for a budget below the floor. What the Trainer logs has the numbers of `Fitted.stats`, as "spillway/most_bytes"; so have its
-    `log_history` and the callbacks behind this one, while those of `report_to` have run before.
+    All from the model's first call to the backward is planned, in each process that torchrun starts. Training raises `SpillwayError`
+    for arguments that a plan does not allow, and for a budget below the floor. What the Trainer logs has the numbers of `Fitted.stats`,
+    as "spillway/most_bytes"; so have its `log_history` and the callbacks behind this one, while those of `report_to` have run before.
     """
 
-    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0) -> None:
-        """memory, policy, report_every, verify: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
+    def __init__(self, memory: Union[str, int], policy: str | None = None, report_every: int = 0, verify: int = 0,
+                 allow: Union[str, Sequence[str]] = ()) -> None:
+        """memory, policy, report_every, verify, allow: as `spillway_torch.fit` takes them. Raises `SpillwayError` if `memory` is none."""
         self.memory = parse_bytes(memory)
-        self.policy, self.report_every, self.verify = policy, report_every, verify
+        self.policy, self.report_every, self.verify, self.allow = policy, report_every, verify, allow
         self.fitted: Fitted | CompiledFitted | None = None  # while `train` runs, and after it ended with an error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_train_end(args, state, control)
-        for refused, name in ((args.world_size > 1 or args.n_gpu > 1, "several processes or GPUs"), (args.deepspeed, "deepspeed"),
-                              (args.fsdp, "fsdp")):
-            if refused:
-                raise SpillwayError(f"a Trainer with {name} is not planned: give it none, or leave FitCallback out")
+        if args.n_gpu > 1:
+            raise SpillwayError("a Trainer with several GPUs in one process is not planned: start a process for each by torchrun")
+        if args.deepspeed:
+            raise SpillwayError("a Trainer with deepspeed is not planned: give it FSDP2, or leave FitCallback out")
         optimizer = kwargs["optimizer"]
         self.fitted = fit(kwargs["model"], getattr(optimizer, "optimizer", optimizer), self.memory,  # accelerate wraps it
-                          policy=self.policy, report_every=self.report_every, verify=self.verify, compiled=bool(args.torch_compile))
+                          policy=self.policy, report_every=self.report_every, verify=self.verify, allow=self.allow,
+                          compiled=bool(args.torch_compile))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.fitted is not None and logs is not None:

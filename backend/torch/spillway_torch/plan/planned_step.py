@@ -130,7 +130,8 @@ class _Planned:
                 chain = saved.chain
                 assert chain is not None
                 host = costs.started + costs.recomputed * len(chain.ops)
-                self._add(at, [*(value[0] for value in chain.sources), *chain.held], [saved.storage], seconds,
+                held = (storage for storage in chain.held if storage not in self.tape.gathered)  # others come and go
+                self._add(at, [*(value[0] for value in chain.sources), *held], [saved.storage], seconds,
                           Again(round(1e9 * chain.seconds), round(1e9 * host), chain.temporary))
             if saved is None or others:
                 inputs = [s for s in op.reads if s not in inside and (s in self.storages or self.tape.storages[s].born < 0)]

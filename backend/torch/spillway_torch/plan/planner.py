@@ -10,11 +10,14 @@ import pathlib
 import tempfile
 from typing import Any, Union
 
+import torch
+
 from ..base.document import write_document
 from ..base.errors import NoPlanError, SpillwayError
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
+from ..tape import losses
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -186,9 +189,11 @@ def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
     """Returns the floor that a row of `spillway plan` has."""
     named = [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
     at = operator_of(row["floor_op"])
+    sizes = losses.whole_losses(tape) if "chunked_loss" not in tape.allowed else ()
+    logits = sum(s.size - losses.CHUNK for s in named if s.dtype == torch.float32 and s.size in sizes)
     return Floor(row["floor_bytes"] + unforeseen, tape.ops[at].place if at < len(tape.ops) else "the update", at, [
         ("parameters and others from before the step", row["floor_throughout_bytes"]),
-        *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in named)])
+        *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in named)], logits)
 
 
 def document_of(plan: Plan) -> dict[str, Any]:

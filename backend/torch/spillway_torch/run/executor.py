@@ -183,6 +183,8 @@ class Executor:
 
         for at in ops:
             op, reads = tape.ops[at], []
+            if op.once:
+                raise SpillwayError(f"{op.place} cannot run again: {op.once}")
             told = [None if scratch else tells(operand, at) for operand, scratch in operands_of(op)]
             for operand, scratch in operands_of(op):
                 if scratch:

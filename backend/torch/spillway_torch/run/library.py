@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.machinery
 import importlib.util
@@ -46,14 +47,15 @@ def found_library() -> pathlib.Path:
     if shutil.which(compiler) is None:
         raise OSError(f"no library was built for {this}, and there is no C++ compiler ({compiler}) to build it")
     output = library.with_suffix(".log")
-    if not output.exists():  # else a build failed, or is on its way in another process
-        log.warning("spillway: building the library for %s, which takes a minute, once", this)
-        cache.mkdir(parents=True, exist_ok=True)
-        with open(output, "x", encoding="utf-8") as file:
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(output, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process of the program may be building it
+        if not library.exists() and not output.stat().st_size:  # else a build failed
+            log.warning("spillway: building the library for %s, which takes a minute, once", this)
             subprocess.run([sys.executable, "-m", "spillway_torch.build", cache], check=False, stdout=file, stderr=file,
                            cwd=pathlib.Path(__file__).parents[2])
         if library.exists():
-            output.unlink()
+            output.unlink(missing_ok=True)
             return library
     raise OSError(f"no library was built for {this} (see {output}); `python3 -m spillway_torch.build` builds it")
 

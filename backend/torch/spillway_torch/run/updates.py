@@ -17,6 +17,7 @@ import torch
 
 from ..base.device import Device, Host, host_memory
 from ..base.errors import SpillwayError
+from ..step.distributed import is_taken_apart
 from ..tape.tape import Update
 from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
 
@@ -41,8 +42,9 @@ KINDS: dict[type, Callable[[dict[str, Any]], tuple[str, ...]]] = {
 
 
 def can_host(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether the state of an optimizer can be on the host."""
-    return type(optimizer) in KINDS and not any(group.get("differentiable") for group in optimizer.param_groups)
+    """Returns whether the state of an optimizer can be on the host, where that of parts of tensors (`DTensor`) cannot be."""
+    return type(optimizer) in KINDS and not any(group.get("differentiable") or any(is_taken_apart(type(p)) for p in group["params"])
+                                                for group in optimizer.param_groups)
 
 
 class HostedState:

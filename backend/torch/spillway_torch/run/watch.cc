@@ -372,6 +372,14 @@ void Watch::RunAgain(const PlannedOp& planned, const Ran& ran, std::vector<Tenso
                      "a tensor from it: change it after backward";
           throw std::runtime_error(message.str());
         }
+        if (held.tensor.numel() > 0 && held.tensor.storage().nbytes() == 0) {
+          std::ostringstream message;
+          message << "a parameter of shape " << held.tensor.sizes() << " has no memory when "
+                  << planned.name
+                  << " runs again, and had some then in "
+                     "the recorded step: gather it for the backward that reads what it made";
+          throw std::runtime_error(message.str());
+        }
         return held.tensor;
       }
       default:

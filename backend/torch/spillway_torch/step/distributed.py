@@ -33,6 +33,11 @@ def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [local for name in wrapper.__tensor_flatten__()[0] for local in local_tensors(getattr(tensor, name))]
 
 
+def local_bytes(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor that are in this process."""
+    return sum(local.nbytes for local in local_tensors(tensor))
+
+
 def _bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()

@@ -492,10 +492,10 @@ class Recorder(TorchDispatchMode):
 
     def resized(self, untyped: torch.UntypedStorage) -> None:
         """Notes that a storage has other memory than before, or none."""
-        if untyped.device.type == self.ledger.device:
+        if untyped.device.type == self.ledger.device and self.ledger.known(untyped) is not None:
             self.values.forget_storage(untyped)
             storage = self.ledger.resized(untyped)
-            if storage is not None and self.take is not None:
+            if self.take is not None:
                 self.take.step.storages[storage.number] = storage
 
     # ---- saved tensors ----

@@ -84,7 +84,7 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
     found: dict[int, Saved] = {}
     dropped: set[int] = set()
     for pack in tape.packs:
-        if pack.leaf or pack.value[0] in tape.parameters:
+        if pack.leaf or pack.value[0] in tape.parameters or pack.value[0] in tape.gathered:
             continue
         storage = pack.value[0]
         saved = found.setdefault(storage, Saved(pack.value, tape.storages[storage].size, [], [], None))
@@ -107,7 +107,22 @@ def _saved_storages(tape: Tape) -> dict[int, Saved]:
             saved.chain = _chain(tape, found, saved)
         except _Refused as refused:
             saved.reason = str(refused)
+    _refuse_absent(tape, found)
     return found
+
+
+def _refuse_absent(tape: Tape, found: dict[int, Saved]) -> None:
+    """Refuses chains from parameters that the step gathers, but not for all operators for which the chain may run."""
+    wanted: dict[int, set[int]] = {saved.storage: {tape.unpacks[at].op for at in saved.unpacks} for saved in found.values()}
+    for saved in sorted(found.values(), key=lambda s: -s.packs[0].position):
+        if saved.chain is None:
+            continue
+        held = [storage for storage in saved.chain.held if storage in tape.gathered]
+        if not all(tape.is_gathered(storage, at) for storage in held for at in wanted[saved.storage]):
+            saved.chain, saved.reason = None, "it follows from a parameter that is not gathered then"
+            continue
+        for storage, _ in saved.chain.sources:
+            wanted[storage] |= wanted[saved.storage]
 
 
 def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:

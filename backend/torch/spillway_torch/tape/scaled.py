@@ -104,15 +104,17 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
 
     A tensor grows with each of its dimensions that has the size of a changed dimension of an input, one more or less, or the product of
     such a size and another one. It grows once with a changed size that no dimension has, and that divides one, but for those of
-    parameters. Parameters and their gradients stay. Times grow as the bytes that an operator reads and writes.
+    parameters. Parameters, also gathered ones, and their gradients stay, and so does what was before the step and its forward does not
+    read, such as buckets of gradients. Times grow as the bytes that an operator reads and writes.
     """
     lasting = {tape.storages[s].shape for s in tape.parameters}
     changes, made = _Changes(was, now, set(itertools.chain(*lasting))), copy.copy(tape)
     ratios = changes.ratios
     if not ratios:
         return made
-    made.storages = {number: storage if number in tape.parameters or storage.shape in lasting else _grown(storage, changes)
-                     for number, storage in tape.storages.items()}
+    given = {number for op in tape.ops if not op.backward for number in op.reads}
+    made.storages = {number: storage if number in tape.parameters or number in tape.gathered or storage.shape in lasting or
+                     storage.born < 0 and number not in given else _grown(storage, changes) for number, storage in tape.storages.items()}
     most = max(1.0, math.prod(ratios.values()))
     made.operators = made.ops = [_scaled_op(op, made.storages, most) for op in tape.ops]
     made.used = _used(tape, made)

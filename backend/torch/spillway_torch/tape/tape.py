@@ -120,6 +120,8 @@ class Tape(Step):
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
         self.parameters: set[int] = set()  # storages of parameters and buffers
+        # By storage: the first one in the same tensors, if the program gave its memory back and took other memory, as FSDP2 does.
+        self.gathered: dict[int, int] = {}
         self.producer: dict[Value, int] = {}  # the operator that made a value
         self.version: dict[int, int] = {}  # how many operators wrote a storage
         self.writes: dict[int, list[int]] = {}  # which ones
@@ -134,6 +136,7 @@ class Tape(Step):
         self.costs = HostCosts()  # they are 0 until they are measured
         self.host_share = 1.0  # steps take the host this share of its recorded time
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host, in their order
+        self.allowed: frozenset[str] = frozenset()  # what the program lets `fit` change
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:
@@ -141,6 +144,8 @@ class Tape(Step):
         ends: dict[int, int] = dict.fromkeys(self.waiting, len(self.ops))
         for unpack in self.unpacks:
             storage = unpack.pack.value[0]
+            if storage in self.gathered:
+                continue  # what backward reads has other memory
             ends[storage] = max(ends.get(storage, 0), unpack.last)
         return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
                 for s in super().lives() if s.number not in self.origin]
@@ -149,13 +154,21 @@ class Tape(Step):
         """Returns whether a step can keep the tensor that the operator `at` reads, to read it again in backward.
 
         It was made before the step, and is a parameter or a buffer, which does not change until the last backward has read what was
-        saved, or is small.
+        saved, or is small. Or it is a parameter that the step gathers: `is_gathered` says when it is there.
         """
         storage, version = ref.value
+        if storage in self.gathered:
+            return storage in self.parameters and version >= 0
         if self.storages[storage].born >= 0 or version < 0:
             return False
         changes = any(at <= write < self.unpacks[-1].op for write in self.writes.get(storage, ()))
         return self.storages[storage].size <= SMALL if storage not in self.parameters else not changes
+
+    def is_gathered(self, storage: int, at: int) -> bool:
+        """Returns whether a parameter that the step gathers has its memory, and its values in it, when the operator `at` runs."""
+        first = self.gathered[storage]
+        return any(of == first and min(self.writes.get(life, (at,))) < at and
+                   (self.storages[life].died or len(self.ops) + 1) > at for life, of in self.gathered.items())
 
     def headroom(self, dropped: Collection[int] = ()) -> list[int]:
         """Returns, for each position, by how many bytes the step grows at most until the next one, while autograd keeps what it saved.

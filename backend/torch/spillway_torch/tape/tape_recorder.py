@@ -24,9 +24,11 @@ from ..base import table
 from ..base.device import CudaDevice, Device, Host, Memory, Timer, bytes_of, device_of
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Storage
+from ..base.ranks import collectives_made
 from ..step.data import Operand
+from ..step.distributed import is_taken_apart, sharded
 from ..step.recorder import Call, Recorder, Take, facts_of, flops_of, measures, tensors_in
-from .hooks import Hooks, refuse_hooks
+from .hooks import Hooks, in_backward, refuse_hooks
 from .regions import CompiledCalls, all_tensors, compiled_graphs, nodes_of_regions, region_name, without_compilation
 from .tape import Geometry, Op, Pack, Ref, Tape, Unpack, Value, geometry_of, has_sign, overlap, view_of
 
@@ -103,6 +105,7 @@ class TapeRecorder(Recorder):
         self._coming = self._next_host()
         self._graphs = compiled_graphs()
         self._closing.enter_context(self._compiled)
+        self._closing.enter_context(sharded(self))
         self.take = Take(self.tape)
         if self._model is not None:
             self.take.modules.add_root(self._model)
@@ -132,7 +135,7 @@ class TapeRecorder(Recorder):
         """Returns the memory of the host that the recording took, which then belongs to the caller."""
         taken = [host for host, _ in self._hosts]
         self._hosts.clear()
-        if self._coming is not None and not self._coming.cancel():
+        if self._coming is not None and not self._coming.cancel() and self._coming.exception() is None:
             self._coming.result().close()
         self._coming = None
         return taken
@@ -147,7 +150,7 @@ class TapeRecorder(Recorder):
         tape, take = self.tape, self.take
         assert take is not None
         tape.blocks, tape.inputs = take.modules.blocks, self._compiled.given
-        known = [self.ledger.known(buffer) for buffer in take.modules.buffers() if self.here(buffer)]
+        known = [self.ledger.known(buffer.untyped_storage()) for buffer in take.modules.buffers() if self.here(buffer)]
         tape.parameters |= {storage.number for storage in known if storage is not None}
         self.take = None
         if self._events:
@@ -218,6 +221,10 @@ class TapeRecorder(Recorder):
         kwargs = kwargs or {}
         if self._quiet:
             return func(*args, **kwargs)
+        if any(getattr(kind, "stands_in", False) for kind in types):
+            return NotImplemented
+        if any(map(is_taken_apart, types)) and (self.hooks.left or in_backward()):
+            return NotImplemented  # its operators on tensors of this process follow
         if facts_of(func).views:  # it belongs to the operator that follows
             self.refuse_types(func, types)
             self._entries += 1
@@ -253,7 +260,9 @@ class TapeRecorder(Recorder):
         before = self.device.memory()
         if self.device.loads_late and not (facts.writes or facts.random or facts.allocates) and call.func.namespace == "aten":
             self._load(call)
+        sent = collectives_made() if call.func.namespace not in ("aten", "prims") else 0
         result, timed = self._timed(call)
+        communicates = bool(facts.collective) or call.func.namespace not in ("aten", "prims") and collectives_made() != sent
         memory = self.device.memory()
         after = self.device.random_state() if facts.random else None
         listed = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -277,6 +286,8 @@ class TapeRecorder(Recorder):
                 position=self._position, backward=backward)
         if facts.allocates:
             op.once = f"{op.place} leaves it as the memory was"
+        if communicates:
+            op.once = f"{op.place} communicates with other processes"
         self._grown.append(self._count_memory(op, before, memory))
         op.host, op.entries = self._program, self._entries
         self._program, self._entries = 0.0, 0
@@ -444,6 +455,15 @@ class TapeRecorder(Recorder):
     def here(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device.place and tensor.layout == torch.strided
 
+    def resized(self, untyped: torch.UntypedStorage) -> None:
+        if untyped.device != self.device.place:
+            return
+        before, storage = self.ledger.known(untyped), self.ledger.resized(untyped)
+        self.tape.storages[storage.number] = storage
+        self.tape.version[storage.number] = 0
+        first = before.number if before is not None else storage.number
+        self.tape.gathered[storage.number] = self.tape.gathered.setdefault(first, first)
+
     def storage(self, tensor: torch.Tensor, born: int | None = None) -> Storage:
         if born is None and self._region is not None and not self._region.backward:
             born = len(self.tape.ops) - 1  # it was not seen before
@@ -513,12 +533,16 @@ class TapeRecorder(Recorder):
             tape.packs.append(pack)
             self._parts.add(torch._C._autograd._get_sequence_nr())
             self._count(1)
-            if tape.storages[ref.value[0]].born < 0:
-                return self._packed(pack, tensor.detach())  # it existed before the step
+            if self._stays(pack):
+                return self._packed(pack, tensor.detach())
             if ref.value not in self._copies:
                 source = bytes_of(tensor)
                 self._copies[ref.value] = self._host(source.numel()).copy_(source, non_blocking=self.device.current())
             return self._packed(pack, self._copies[ref.value])
+
+    def _stays(self, pack: Pack) -> bool:
+        """Returns whether a saved tensor existed before the step, or is a parameter, which FSDP2 gathers in it."""
+        return self.tape.storages[pack.value[0]].born < 0 or pack.value[0] in self.tape.parameters
 
     def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
         packed = _Packed(pack, tensor)
@@ -558,7 +582,7 @@ class TapeRecorder(Recorder):
         if not self.device.current():
             torch.cuda.synchronize()  # a copy to the host may still run, on the stream of the recording
         if self._ended:
-            return tensor if pack is None or self.tape.storages[pack.value[0]].born < 0 else view_of(
+            return tensor if pack is None or self._stays(pack) else view_of(
                 tensor.to(self.device.place, copy=True).untyped_storage(), pack.geometry)
         backward = torch._C._current_graph_task_id()
         if backward == -1:
@@ -578,7 +602,7 @@ class TapeRecorder(Recorder):
             self.tape.unpacks.append(unpack)
             pack.unpacked.append(len(self.tape.ops))
             self._count(0)
-            return tensor if self.tape.storages[pack.value[0]].born < 0 else self._bring_back(unpack, tensor)
+            return tensor if self._stays(pack) else self._bring_back(unpack, tensor)
 
     def _maker(self, pack: Pack) -> str:
         """Returns the part of a message that names the operator that made a saved tensor."""
