@@ -297,7 +297,7 @@ class TapeRecorder(Recorder):
             op.func, (op.args, op.kwargs) = call.func, refs
         if timed is None:
             op.seconds = _moving(tensors_in([call.args, result], [])) + flops_of(call.func, call.args, call.kwargs, result) / 10e12
-        else:
+        elif not communicates:  # a collective runs beside others, and its events would time how long it waits for other processes
             self._events.append((op, *timed))
         tape.ops.append(op)
         return result
