@@ -27,6 +27,19 @@ StallCause CauseOf(const Wait& wait) {
   }
 }
 
+std::string_view WhyWaited(WaitCause cause) {
+  switch (cause) {
+    case WaitCause::kSource:
+      return "its source was being written by";
+    case WaitCause::kFetch:
+      return "an input was being made by";
+    case WaitCause::kLane:
+      return "its stream waited for";
+    default:
+      return "the memory it fills was in use by";
+  }
+}
+
 // Returns a rate in GB/s with three significant digits.
 std::string FormatRate(Bandwidth rate) {
   return fmt::format("{:.3g} GB/s", static_cast<double>(rate.bytes_per_second) / 1e9);
@@ -187,11 +200,8 @@ class Explainer {
         const Wait& wait = report_.waits[entry.first_wait + w];
         const size_t command = CommandOf(wait.event);
         if (TimeOf(command).end != time.start) continue;
-        stall.why_late =
-            fmt::format("{} {} until {}",
-                        wait.cause == WaitCause::kSource ? "its source was being written by"
-                                                         : "the memory it fills was in use by",
-                        CommandText(command), FormatDuration(time.start));
+        stall.why_late = fmt::format("{} {} until {}", WhyWaited(wait.cause), CommandText(command),
+                                     FormatDuration(time.start));
         break;
       }
     }

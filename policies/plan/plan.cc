@@ -19,7 +19,13 @@ namespace {
 constexpr std::string_view kFormat = "spillway-plan";
 constexpr int64_t kVersion = 1;
 
-std::string DigestOf(const Trace& trace) { return Sha256(FormatTrace(trace)); }
+// Assumed times of the host are not the program's: the same plan is tried with others.
+std::string DigestOf(const Trace& trace) {
+  if (!trace.recording || !trace.recording->host_assumed) return Sha256(FormatTrace(trace));
+  Trace program = trace;
+  for (Op& op : program.ops) op.recorded->host = Duration();
+  return Sha256(FormatTrace(program));
+}
 
 // Reads the parts of a plan that name tensors and ops of the trace.
 class PlanReader {

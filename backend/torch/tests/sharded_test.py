@@ -314,6 +314,8 @@ class ShardedTest(unittest.TestCase):
                 for verb in ("run", path, "--policy", "as-recorded", "--device", device), ("fit", path, "--device", device):
                     said = subprocess.run([os.environ["SPILLWAY"], *verb], capture_output=True, text=True, check=False).stdout
                     self.assertIn(text, said)
+            subprocess.run([os.environ["SPILLWAY"], "run", path, "--device", "h100", "--policy", "joint:effort=quick", "--memory",
+                            f"{int(0.9 * recorded.peak_requested)}B"], capture_output=True, check=True)
             self.assertEqual(json.loads(ran.stdout)["rows"][0]["peak_requested_bytes"], recorded.peak_requested)
             ops = json.loads(path.read_text())["ops"]
         found = [op for op in ops if "ranks" in op.get("attributes", {})]
