@@ -21,6 +21,7 @@ JointFacts::JointFacts(const PolicyContext& context)
         Alike(*trace_, liveness_, static_cast<OpId>(i - 1), static_cast<OpId>(i))) {
       time -= context.kernels(static_cast<OpId>(i), 0).front().in_sequence;
     }
+    if (trace_->ops[i].lane != 0) time = Duration();  // it runs beside the ops of lane 0
     times_.push_back(time);
     starts_.push_back(starts_.back() + time);
   }

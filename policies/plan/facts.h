@@ -68,7 +68,8 @@ class JointFacts {
   // storage may not leave the device.
   size_t RankOf(TensorId storage, OpId op) const;
 
-  // Returns the time of the op with the fastest kernels, right after the op before it.
+  // Returns the time of the op with the fastest kernels, right after the op before it; 0 for an op
+  // of another lane than lane 0.
   Duration TimeOf(OpId op) const { return times_[Index(op)]; }
   // Returns the time of the op when it runs again.
   Duration AgainTimeOf(OpId op) const;

@@ -314,8 +314,10 @@ class ShardedTest(unittest.TestCase):
                 for verb in ("run", path, "--policy", "as-recorded", "--device", device), ("fit", path, "--device", device):
                     said = subprocess.run([os.environ["SPILLWAY"], *verb], capture_output=True, text=True, check=False).stdout
                     self.assertIn(text, said)
-            subprocess.run([os.environ["SPILLWAY"], "run", path, "--device", "h100", "--policy", "joint:effort=quick", "--memory",
-                            f"{int(0.9 * recorded.peak_requested)}B"], capture_output=True, check=True)
+            planned = subprocess.run([os.environ["SPILLWAY"], "run", path, "--device", "h100", "--policy", "joint:effort=quick", "--memory",
+                                      f"{int(0.9 * recorded.peak_requested)}B", "--format", "json"], capture_output=True, check=True)
+            row = json.loads(planned.stdout)["rows"][0]
+            self.assertGreaterEqual(row["iteration_ms"], row["bound_joint_ms"])
             self.assertEqual(json.loads(ran.stdout)["rows"][0]["peak_requested_bytes"], recorded.peak_requested)
             ops = json.loads(path.read_text())["ops"]
         found = [op for op in ops if "ranks" in op.get("attributes", {})]
@@ -323,6 +325,7 @@ class ShardedTest(unittest.TestCase):
         self.assertEqual(found[0]["attributes"],
                          {"bytes": 16384, "ranks": 4, "stride": 1, "asynchronous": 0})
         self.assertEqual({op["slots"][0]["traffic"] for op in found}, {0})
+        self.assertFalse(any("recomputable" in op for op in found))
         self.assertEqual([op["slots"][0]["signature"].split()[0] for op in found], [kind for kind, *_ in collectives(recorded)])
 
     def test_the_trace_has_lanes(self):

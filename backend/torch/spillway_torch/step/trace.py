@@ -189,7 +189,7 @@ class _Writer:
         op, phase = self.operators[number], self.phases[number]
         inputs: list[str] = []
         outputs: list[str] = []
-        repeatable, traffic = phase == "forward", 0
+        repeatable, traffic = phase == "forward" and op.collective is None, 0  # the other processes would have to run it again, too
         fresh: list[int] = []
         for i, operand in enumerate([*op.inputs, *op.outputs]):
             storage = operand.storage.number
