@@ -90,6 +90,7 @@ class Moments {
         const auto kernels = cost.Kernels(op, slot, op.batch);
         time += LeastTime(static_cast<OpId>(i), kernels[FastestWithin(kernels, room)]);
       }
+      if (trace.ops[i].lane != 0) time = Duration();  // it runs beside the ops of lane 0
       times_.push_back(time);
       starts_.push_back(starts_.back() + time);
     }
@@ -287,7 +288,7 @@ class Moments {
         const int part = program.Variable(0, 1);
         one.emplace_back(part, 1);
         fits.emplace_back(part, -share_of(kernel.workspace));
-        after.emplace_back(part, -share(LeastTime(id, kernel)));
+        if (op.lane == 0) after.emplace_back(part, -share(LeastTime(id, kernel)));
       }
       program.Row(one, 1, 1);
       program.Row(fits, 0);
