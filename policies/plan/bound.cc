@@ -90,7 +90,7 @@ class Moments {
         const auto kernels = cost.Kernels(op, slot, op.batch);
         time += LeastTime(static_cast<OpId>(i), kernels[FastestWithin(kernels, room)]);
       }
-      if (trace.ops[i].lane != 0) time = Duration();  // it runs beside the ops of lane 0
+      if (op.lane != 0) time = Duration();  // it runs beside the ops of lane 0
       times_.push_back(time);
       starts_.push_back(starts_.back() + time);
     }
