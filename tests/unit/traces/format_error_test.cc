@@ -85,7 +85,7 @@ TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
   EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 99"),
-            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 9");
+            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 10");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
@@ -97,7 +97,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"alias_of\"", "\"aliasof\""),
       "t.json:7:66: tensors[1]: unknown key 'aliasof'; did you mean 'alias_of'? (valid: name, "
-      "kind, shape, size, dtype, alias_of, part_of, offset, held_until, request, movable)");
+      "kind, shape, size, dtype, alias_of, part_of, offset, held_until, request, movable, lane)");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"alias_of\""),
             "t.json:7:1: tensors[1]: the key 'size' is missing");
   EXPECT_EQ(ErrorOfEdit("\"size\": 24, \"alias_of\"", "\"size\": 24, \"size\": 24, \"alias_of\""),

@@ -693,7 +693,7 @@ TEST(RuntimeTest, MemoryComesFromTheLaneOfTheTensor) {
   parts.policy = &policy;
   RuntimeOptions options;
   options.iterations = 1;
-  Run(parts, options);
+  spillway::Run(parts, options);
   EXPECT_THAT(noting.streams, ElementsAre(0, 0, 1, 0));  // x y g z
 }
 
