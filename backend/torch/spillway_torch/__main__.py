@@ -485,13 +485,14 @@ def sharding_main(argv):
                         help="numbers of GPUs that share each layer, for a function with this parameter (default: parts of a host)")
     parser.add_argument("--micro-batches", type=whole_numbers, default=(), metavar="LIST",
                         help="samples of a step (default: 1, 2, 4 and so on, until one does not fit)")
-    parser.add_argument("--checkpoints", choices=("no", "yes", "both"), default="both", help="what the function gets (default: %(default)s)")
+    parser.add_argument("--checkpoints", choices=("no", "yes", "both"), default="both",
+                        help="what the function gets (default: %(default)s)")
     parser.add_argument("--gpus", type=positive, default=8, help="GPUs of a host (default: %(default)s)")
     parser.add_argument("--target", type=pretended_target, default="cuda:sm_90", help="the GPU that is pretended (default: %(default)s)")
     arguments = parser.parse_args(argv)
     _, build_model = load_function(arguments.build, "build")
-    found = plan_sharding(build_model, arguments.world, arguments.device, arguments.memory, layers=arguments.layers, shards=arguments.shards,
-                          tensor=arguments.tensor, micro_batches=arguments.micro_batches, gpus=arguments.gpus, target=arguments.target,
+    found = plan_sharding(build_model, arguments.world, arguments.device, arguments.memory, layers=arguments.layers,
+                          shards=arguments.shards, tensor=arguments.tensor, micro_batches=arguments.micro_batches, gpus=arguments.gpus, target=arguments.target,
                           checkpoints={"no": [False], "yes": [True], "both": [False, True]}[arguments.checkpoints])
     print(found.text())
     return 0 if found.rows[0].status != "no" else 1

@@ -112,19 +112,20 @@ class PlanShardingTest(unittest.TestCase):
         self.assertNotIn("composed", found.text())
 
     def test_deeper_models_are_composed(self):
-        found = plan_sharding(build, 8, layers=16, shards=(4,), micro_batches=(1, 64))
+        found = plan_sharding(build, 8, layers=32, shards=(2,), micro_batches=(11,))  # whose peak is elsewhere with 12 layers
         self.assertTrue(found.rows[0].recorded)
         self.assertIn("composed", found.text())
         for row in found.rows:
             with self.subTest(row.sharding):
-                whole = alone(row.sharding, layers=16)
+                whole = alone(row.sharding, layers=32)
                 self.assertEqual(row.peak_requested_bytes, whole["peak_requested_bytes"])
                 for name, part in ("peak_reserved_bytes", 0.1), ("iteration_ms", 0.03), ("communication_ms", 0.03), ("exposed_ms", 0.05):
                     self.assertAlmostEqual(getattr(row, name) / whole[name], 1, delta=part, msg=name)
 
     def test_parts_of_layers(self):
-        found = plan_sharding(split, 4, tensor=(1, 2), shards=(2,), checkpoints=(False,), micro_batches=(2,))
-        self.assertEqual({(s.replicas, s.shards, s.tensor) for s in (row.sharding for row in found.rows)}, {(2, 2, 1), (1, 2, 2)})
+        found = plan_sharding(split, 8, tensor=(1, 2), shards=(2, 4), checkpoints=(False,), micro_batches=(2,))
+        ways = [row.sharding for row in found.rows]
+        self.assertEqual({(way.replicas, way.shards, way.tensor) for way in ways}, {(4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 4, 2)})
         for row in found.rows:
             self.assertAlmostEqual(row.samples_per_second, 2000 / row.iteration_ms / row.sharding.tensor)
 

@@ -29,12 +29,12 @@ STATUSES = "fits", "reclaims", "no"  # the words of `spillway fit`
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """One way to train on all GPUs: copies of the model, the GPUs that share each, those that share a layer, samples of a GPU group."""
+    """One way to train a model on many GPUs."""
 
-    replicas: int
-    shards: int
-    tensor: int
-    micro_batch: int
+    replicas: int  # the copies of the model
+    shards: int  # the groups of `tensor` GPUs that share a copy
+    tensor: int  # the GPUs that share each layer
+    micro_batch: int  # the samples that such a group takes in a step
     checkpoint: bool
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class ShardingRow:
 
     @property
     def samples_per_second(self) -> float:
-        """Of one GPU."""
+        """The samples of a second, divided by all GPUs."""
         return 1e3 * self.sharding.micro_batch / self.sharding.tensor / self.iteration_ms
 
     @property
@@ -85,18 +85,20 @@ class Shardings:
     def text(self) -> str:
         """Returns a table for people."""
         gib = 1 << 30
-        lines = [f"Sizes are in GiB, of {self.rows[0].memory_bytes / gib:.2f} on each {self.device}. Samples are those of a second and GPU.", "",
+        size = self.rows[0].memory_bytes / gib
+        lines = [f"Sizes are in GiB, of {size:.2f} on each {self.device}. Samples are those of a second and GPU.", "",
                  f"{'replicas':>8} {'shards':>6} {'tensor':>6} {'micro-batch':>11} {'checkpoint':>10}  {'fits':8} {'samples':>8} "
                  f"{'time ms':>9} {'exposed ms':>10} {'requested':>9} {'reserved':>8} {'margin':>8}"]
         for row in self.rows:
             s, exposed = row.sharding, "-" if row.exposed_ms is None else f"{row.exposed_ms:.1f}"
-            lines.append(f"{s.replicas:8} {s.shards:6} {s.tensor:6} {s.micro_batch:11} {'yes' if s.checkpoint else 'no':>10}  {row.status:8} "
-                         f"{row.samples_per_second:8.4g} {row.iteration_ms:9.1f} {exposed:>10} {row.peak_requested_bytes / gib:9.2f} "
-                         f"{row.peak_reserved_bytes / gib:8.2f} {row.margin_bytes / gib:8.2f}{'' if row.recorded else '  composed'}")
+            lines.append(f"{s.replicas:8} {s.shards:6} {s.tensor:6} {s.micro_batch:11} {'yes' if s.checkpoint else 'no':>10}  "
+                         f"{row.status:8} {row.samples_per_second:8.4g} {row.iteration_ms:9.1f} {exposed:>10} "
+                         f"{row.peak_requested_bytes / gib:9.2f} {row.peak_reserved_bytes / gib:8.2f} {row.margin_bytes / gib:8.2f}{'' if row.recorded else '  composed'}")
         if self.rows[0].status == "no":
             lines.append(f"Nothing fits: {self.rows[0].sharding} lacks {-self.rows[0].margin_bytes / gib:.2f} GiB.")
         if any(row.status == "reclaims" for row in self.rows):
-            lines.append("What reclaims fits because the allocator gives cached memory back to the driver, which takes time that is not predicted.")
+            lines.append("What reclaims fits because the allocator gives cached memory back to the driver, which takes time that is not "
+                         "predicted.")
         if not all(row.recorded for row in self.rows):
             lines.append(f"What is composed follows from recordings of {DEPTHS[0]} and {DEPTHS[1]} layers.")
         if self.rows[0].exposed_ms is None:
@@ -202,13 +204,15 @@ class _Trial:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "step.json")
             step.write(path)
-            row = rows_of("run", path, "--device", self.device, "--memory", "unlimited", "--allocator", "pytorch", "--policy", "as-recorded")[0]
+            row = rows_of("run", path, "--device", self.device, "--memory", "unlimited", "--allocator", "pytorch",
+                          "--policy", "as-recorded")[0]
         timed = row["communication_ms"] > 0 or not any(o.collective is not None for o in step.operators)
         return ShardingRow(sharding, True, self.memory, row["peak_requested_bytes"], row["peak_reserved_bytes"], row["iteration_ms"],
                            row["communication_ms"] if timed else None, row["exposed_ms"] if timed else None), step
 
     def record(self, sharding: Sharding, layers: Optional[int]) -> Step:
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import debug
         sizes = {"replicas": sharding.replicas, "shards": sharding.shards, "tensor": sharding.tensor}
         names = tuple(name for name, size in sizes.items() if size > 1 or name == "shards")
         options: dict[str, Any] = {} if layers is None else {"layers": layers}
@@ -223,6 +227,7 @@ class _Trial:
                 return record_plainly(step, parse_target(self.target), model, "sharded", sharding.micro_batch, 1, self.assume)
         finally:
             dist.destroy_process_group()
+            getattr(debug, "_clear_sharding_prop_cache")()  # an equal mesh of the next way has other groups
 
 
 def _held(step: StepData) -> dict[tuple[Any, ...], int]:
