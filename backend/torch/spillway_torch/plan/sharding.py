@@ -93,7 +93,8 @@ class Shardings:
             s, exposed = row.sharding, "-" if row.exposed_ms is None else f"{row.exposed_ms:.1f}"
             lines.append(f"{s.replicas:8} {s.shards:6} {s.tensor:6} {s.micro_batch:11} {'yes' if s.checkpoint else 'no':>10}  "
                          f"{row.status:8} {row.samples_per_second:8.4g} {row.iteration_ms:9.1f} {exposed:>10} "
-                         f"{row.peak_requested_bytes / gib:9.2f} {row.peak_reserved_bytes / gib:8.2f} {row.margin_bytes / gib:8.2f}{'' if row.recorded else '  composed'}")
+                         f"{row.peak_requested_bytes / gib:9.2f} {row.peak_reserved_bytes / gib:8.2f} {row.margin_bytes / gib:8.2f}"
+                         f"{'' if row.recorded else '  composed'}")
         if self.rows[0].status == "no":
             lines.append(f"Nothing fits: {self.rows[0].sharding} lacks {-self.rows[0].margin_bytes / gib:.2f} GiB.")
         if any(row.status == "reclaims" for row in self.rows):
