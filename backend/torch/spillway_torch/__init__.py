@@ -7,10 +7,11 @@ from .plan.curve import Curve, explain
 from .plan.files import read_plan, write_plan, write_step
 from .plan.plan import Plan
 from .plan.planner import make_plan
+from .plan.sharding import plan_sharding
 from .run.executor import step
 from .step.pretended import pretend
 from .step.step import Step
 
 __all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile", "explain",
-           "explain_compiled", "fit", "make_plan", "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
+           "explain_compiled", "fit", "make_plan", "plan_sharding", "pretend", "read_plan", "record", "step", "write_plan", "write_step"]
 __version__ = "0.1.0"

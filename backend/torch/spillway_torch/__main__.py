@@ -3,6 +3,7 @@
     python3 -m spillway_torch llama --layers 8 --width 1024 --batch 4 --target cuda:sm_90 -o recordings   # without a GPU
     python3 -m spillway_torch resnet50 --batch 32 --autotune -o recordings                                # on this GPU
     python3 -m spillway_torch explain --help
+    python3 -m spillway_torch plan-sharding --help             # which ways to train on many GPUs fit
     python3 -m spillway_torch calibrate-host -o host.json      # how long this machine's host takes for an operator
     python3 -m spillway_torch weights --help    # turns weights into those of `spillway run --weights`, and back
 
@@ -34,12 +35,13 @@ import sys
 import torch
 
 from .base.errors import ProgramError, SpillwayError
-from .base.stepfile import guarded, load_step
+from .base.stepfile import guarded, load_function, load_step
 from .base.target import parse_target
 from .fit.record import explain_compiled, record
 from .plan.curve import explain
 from .plan.files import write_step
 from .plan.plan import parse_bytes
+from .plan.sharding import plan_sharding
 from .step.host_times import main as host_main
 from .step.modules import find_blocks
 from .step.pretended import pretend
@@ -452,10 +454,56 @@ def explain_main(argv):
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 
+SHARDING = """Prints which ways to shard a model over many GPUs fit, and how long a step takes; those that fit come first, and of these the
+fastest. Each way is recorded without a GPU, as one process of a fake process group, and simulated by the program `spillway`.
+
+    python3 -m spillway_torch plan-sharding build.py --world 64 --device h100 --memory 80GB --layers 80
+
+A function of yours makes the model and its step: build(mesh, micro_batch, checkpoint). MANY_GPUS.md has an example.
+
+Exit codes: 0 if a way fits, 1 if none does, 2 for bad usage, 3 if the function or its step fails, 5 if the program is missing or refuses.
+"""
+
+
+def whole_numbers(text):
+    """Parses lists of numbers above 0."""
+    return [positive(part) for part in text.split(",")]
+
+
+def sharding_main(argv):
+    parser = argparse.ArgumentParser(prog="spillway_torch plan-sharding", description=SHARDING,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", help="FILE.py:FUNCTION, which returns a model and its step (FUNCTION is build if it is left out)")
+    parser.add_argument("--world", type=positive, required=True, help="number of GPUs")
+    parser.add_argument("--device", default="h100", help="as `spillway run` takes it (default: %(default)s)")
+    parser.add_argument("--memory", help="of each GPU, such as 80GB (default: the device's)")
+    parser.add_argument("--layers", type=positive, help="depth of the model, for a function with this parameter; a deeper one than 12 is "
+                                                        "composed of recordings of 4 and 12 layers")
+    parser.add_argument("--shards", type=whole_numbers, default=(), metavar="LIST",
+                        help="numbers of GPUs that share a copy of the model (default: all that fill a host, a part of it or several)")
+    parser.add_argument("--tensor", type=whole_numbers, default=(), metavar="LIST",
+                        help="numbers of GPUs that share each layer, for a function with this parameter (default: parts of a host)")
+    parser.add_argument("--micro-batches", type=whole_numbers, default=(), metavar="LIST",
+                        help="samples of a step (default: 1, 2, 4 and so on, until one does not fit)")
+    parser.add_argument("--checkpoints", choices=("no", "yes", "both"), default="both",
+                        help="what the function gets (default: %(default)s)")
+    parser.add_argument("--gpus", type=positive, default=8, help="GPUs of a host (default: %(default)s)")
+    parser.add_argument("--target", type=pretended_target, default="cuda:sm_90", help="the GPU that is pretended (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    _, build_model = load_function(arguments.build, "build")
+    found = plan_sharding(build_model, arguments.world, arguments.device, arguments.memory, layers=arguments.layers,
+                          shards=arguments.shards, tensor=arguments.tensor, micro_batches=arguments.micro_batches, gpus=arguments.gpus, target=arguments.target,
+                          checkpoints={"no": [False], "yes": [True], "both": [False, True]}[arguments.checkpoints])
+    print(found.text())
+    return 0 if found.rows[0].status != "no" else 1
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["explain"]:
         return exit_code("spillway_torch explain", lambda: explain_main(argv[1:]))
+    if argv[:1] == ["plan-sharding"]:
+        return exit_code("spillway_torch plan-sharding", lambda: sharding_main(argv[1:]))
     if argv[:1] == ["weights"]:
         return exit_code("spillway_torch weights", lambda: weights_main(argv[1:]))
     if argv[:1] == ["calibrate-host"]:

@@ -16,12 +16,21 @@ NAME = "spillway_step"  # the name of the file as a module
 
 
 def load_step(named: str) -> Callable[[], Any]:
-    """Returns the step that "FILE.py:FUNCTION" names; FUNCTION is `step` if it is left out.
+    """Returns the step that "FILE.py:FUNCTION" names, as `load_function` does; FUNCTION is `step` if it is left out.
 
-    The file runs as a module, not as a program: the block under `if __name__ == "__main__"` does not run. Calls of the function
-    raise `SpillwayError`, as this one does, with the place of an error in the file; errors of this package pass.
+    Calls of the function raise `SpillwayError`, too, with the place of an error in the file; errors of this package pass.
     """
-    path, _, function = named.rpartition(":") if not named.endswith(".py") else (named, "", "step")
+    path, found = load_function(named, "step")
+    return lambda: guarded(path, found)
+
+
+def load_function(named: str, default: str) -> tuple[str, Callable[..., Any]]:
+    """Returns FILE.py and the function that "FILE.py:FUNCTION" names, or "FILE.py" and `default`.
+
+    The file runs as a module, not as a program: the block under `if __name__ == "__main__"` does not run. Raises `SpillwayError` with
+    the place of an error in the file.
+    """
+    path, _, function = named.rpartition(":") if not named.endswith(".py") else (named, "", default)
     if not os.path.isfile(path) or not path.endswith(".py"):
         raise SpillwayError(f"{path}: no such file; expected FILE.py or FILE.py:FUNCTION")
     sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
@@ -33,7 +42,7 @@ def load_step(named: str) -> Callable[[], Any]:
     if not callable(found):
         functions = sorted(name for name, value in vars(module).items() if getattr(value, "__module__", "") == NAME and callable(value))
         raise SpillwayError(f"{path}: no function '{function}' (functions: {', '.join(functions) or 'none'})")
-    return lambda: guarded(path, found)
+    return path, found
 
 
 def guarded(path: str, run: Callable[[], Any]) -> Any:

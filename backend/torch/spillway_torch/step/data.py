@@ -153,7 +153,10 @@ class StepData:
         return sorted(self.storages.values(), key=lambda s: s.number)
 
     def _peak(self, granule: int) -> int:
-        """Returns the largest sum of sizes, each rounded up, of what exists at one time.
+        return max(self.held_bytes(granule)) + self.workspace
+
+    def held_bytes(self, granule: int) -> list[int]:
+        """Returns the bytes that exist while each operator runs, and after the last one, without workspaces; each size is rounded up.
 
         At equal times, storages are released before others are allocated.
         """
@@ -165,10 +168,10 @@ class StepData:
             changes.setdefault(max(storage.born, 0), [0, 0])[0] += size
             if storage.died is not None and storage.died >= 0:
                 changes.setdefault(storage.died, [0, 0])[1] += size
-        held = peak = 0
+        held, found = 0, []
         for time in range(len(self.operators) + 1):
             allocated, released = changes.get(time, (0, 0))
             held += allocated - released
             scratch = self.operators[time].scratch if time < len(self.operators) else 0
-            peak = max(peak, held + -(-scratch // granule) * granule)
-        return peak + self.workspace
+            found.append(held + -(-scratch // granule) * granule)
+        return found
