@@ -195,9 +195,10 @@ def walk(graph, before):
         for read in (*node.all_input_nodes, *parts):
             last[pytorch.storage_of(read)] = node
         if node.op == "output":
-            results = {pytorch.storage_of(read) for read in node.all_input_nodes}
+            results |= {pytorch.storage_of(read) for read in node.all_input_nodes}
         if node.op == "placeholder":
             inputs.add(pytorch.storage_of(node))
+            results |= {pytorch.storage_of(node)} if node.name.startswith("tangents") else set()  # autograd holds them
     alive = {pytorch.storage_of(n): n.meta["val"].untyped_storage().nbytes() for n in before if pytorch.storage_of(n) is not None}
     most = sum(alive.values())
     for node in graph.graph.nodes:
@@ -671,6 +672,61 @@ class ExplainTest(unittest.TestCase):
             self.assertEqual(ended.exception.code, 2)
         with self.assertRaisesRegex(SpillwayError, r"device 'cuda:sm_90' \(valid: cuda, cpu\)"):
             spillway_torch.explain_compiled(print, "cuda:sm_90")
+
+
+class CodeTest(unittest.TestCase):
+    """What generated code tells, read without a compiler."""
+
+    FORWARD = """
+async_compile.wait(globals())
+class Runner:
+    def call(self, args):
+        primals_1, primals_2 = args
+        args.clear()
+        assert_size_stride(primals_1, (100, 8), (8, 1))
+        with torch.cuda._DeviceGuard(0):
+            torch.cuda.set_device(0)
+            buf0 = empty_strided_cuda((100, 8), (8, 1), torch.float32)
+            stream0 = get_raw_stream(0)
+            triton_poi_fused_add_0.run(primals_1, buf0, 800, stream=stream0)
+            buf1 = torch.ops.aten.sort.default(buf0, -1)
+            buf2 = buf1[0]
+            buf3 = buf1[1]
+            del buf1
+            buf4 = buf0; del buf0  # reuse
+            triton_poi_fused_mul_1.run(buf2, buf4, 800, stream=stream0)
+        return (buf4, buf3, reinterpret_tensor(primals_2, (4, 2), (2, 1), 0), )
+"""
+    BACKWARD = """
+def call(args):
+    getitem_1, view, tangents_1 = args
+    args.clear()
+    buf0 = empty_strided_cpu((1000, ), (1, ), torch.float32)
+    buf1 = empty_strided_cuda((1000, ), (1, ), torch.float32)
+    del getitem_1
+    del tangents_1
+    buf2 = empty_strided_cuda((2000, ), (1, ), torch.float32)
+    return (buf2, None)
+"""
+
+    def told(self, forward=FORWARD, backward=BACKWARD):
+        device = mock.Mock(type="cuda", block=lambda size: -(-size // 512) * 512)
+        with pytorch.no_data():
+            inputs = [torch.empty(size, device="cuda") for size in ((100, 8), (8,))]
+            later = [torch.empty(100, 8, dtype=torch.int64, device="cuda"), torch.empty(4, 2, device="cuda"), torch.empty(100, 8, device="cuda")]
+        return outcome_of([pytorch.Code(True, ["getitem_1", "view", "tangents_1"], later, ["add", "None"], backward),
+                           pytorch.Code(False, ["primals_1", "primals_2"], inputs, ["mul", "getitem_1", "view"], forward)], device, 2.0)
+
+    def test_bytes(self):
+        block = 3584  # of 3,200 bytes
+        self.assertEqual(self.told(), Outcome(6656, 2 * block + 6656, block + 4096 + 8192, 2.0))  # the gradient of a result stays
+
+    def test_code_of_another_kind(self):
+        for forward, backward in (("", self.BACKWARD), (self.FORWARD.replace("buf3 = buf1[1]", "buf3 = partition_0(buf1)"), self.BACKWARD),
+                                  (self.FORWARD, self.BACKWARD.replace("del getitem_1", "if view: pass"))):
+            with self.assertLogs("spillway_torch", "DEBUG") as logged:
+                self.assertIsNone(self.told(forward, backward))
+            self.assertIn("the code of a graph does not tell its memory", logged.output[0])
 
 
 class InductorTest(unittest.TestCase):

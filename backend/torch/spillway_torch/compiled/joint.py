@@ -13,7 +13,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import fx
@@ -115,6 +115,7 @@ class Joint:
         self.results = [r for r in results[:forward_outputs] if r is not None]
         self.gradients = [r for r in results[forward_outputs:] if r is not None]
         self._look_at_nodes()
+        self.shown = {self.owner[at] for at in self.results}
         # The gradients of the results, which backward is given: autograd makes zeros for a result that the loss does not use.
         self.tangents = [i for i, given in enumerate(self.is_input) if given and not self.forward[i]]
         readers: list[bool] = [False] * len(self.nodes)  # by node: whether backward reads it
@@ -133,6 +134,7 @@ class Joint:
         self.owner: list[int] = []
         self.size: list[int] = []  # bytes of its storage
         self.bytes: list[int] = []  # bytes of its elements
+        self.dtype: list[Optional[torch.dtype]] = []
         self.free: list[bool] = []  # it does no work of its own: a view, a part of a result, a number
         self.fusible: list[bool] = []
         self.draws: list[bool] = []  # it must not run again
@@ -147,6 +149,7 @@ class Joint:
             self.owner.append(at if above is None else self.owner[above])
             self.size.append(tensors[0].untyped_storage().nbytes() if storage is not None else 0)
             self.bytes.append(min(self.size[at], sum(t.nbytes for t in tensors)))
+            self.dtype.append(tensors[0].dtype if tensors else None)
             view = above is not None or pytorch.is_view(node)
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
             self.free.append(node.op != "call_function" or node.target is operator.getitem or not tensors or view and not mutates)
@@ -240,8 +243,11 @@ class Joint:
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
-        start = {back[at] if at in back else runs.add(at) for at in [*values, *self.tangents]}
-        return Outcome(sum(self.size[at] for at in values), self._known[1], max(self.timeline(runs, backward, start, gradients), default=0),
+        given = {runs.key[back[at]] if at in back else runs.add(at) for at in self.tangents}  # autograd holds them
+        start = {back[at] if at in back else runs.add(at) for at in values}
+        theirs = {back[at] for at in values if at in back and at in self.shown}
+        memory = self.timeline(runs, backward, start | given, gradients | given, theirs)
+        return Outcome(sum(self.size[at] for at in values), self._known[1], max(memory, default=0),
                        self._known[2] + sum(k.seconds for k in backward))
 
     def _forward(self, saved: list[int]) -> tuple[int, float]:
@@ -319,8 +325,9 @@ class Joint:
                     heapq.heappush(ready, (place[groups[after].runs[0]], after))
         return order
 
-    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int]) -> list[int]:
-        """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay."""
+    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int], theirs: Iterable[int] = ()) -> list[int]:
+        """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program
+        may have the keys `theirs`, too, which no kernel writes over."""
         last: dict[int, int] = {}
         for at, kernel in enumerate(order):
             for key in itertools.chain(kernel.writes, (runs.key[i] for r in kernel.runs for i in runs.inputs[r])):
@@ -331,11 +338,21 @@ class Joint:
         alive = {key: self.size[runs.node[key]] for key in before}
         live, memory = sum(alive.values()), []
         for at, kernel in enumerate(order):
-            live += sum(size for key, size in kernel.writes.items() if key not in alive)
+            new = [key for key in kernel.writes if key not in alive]
+            ending = [key for key in ends.get(at, ()) if key in alive and key not in after]
+            live += sum(kernel.writes[key] for key in new)
             alive |= kernel.writes
-            memory.append(live)
-            live -= sum(alive.pop(key) for key in ends.get(at, ()) if key in alive and key not in after)
+            memory.append(live - self._in_place(runs, kernel, new, [key for key in ending if key not in theirs]))
+            live -= sum(alive.pop(key) for key in ending)
         return memory
+
+    def _in_place(self, runs: Runs, kernel: Kernel, new: Iterable[int], ending: Iterable[int]) -> int:
+        """Returns the bytes that a kernel writes where it read them, element by element, for the last time."""
+        if not all(self.fusible[runs.node[r]] or self.free[runs.node[r]] for r in kernel.runs):
+            return 0
+        kinds = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in ending if key in kernel.reads)
+        written = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in new)
+        return sum(size * count for (size, _), count in (kinds & written).items())
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
