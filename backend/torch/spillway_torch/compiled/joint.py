@@ -23,6 +23,8 @@ from . import pytorch
 
 ALWAYS = 1 << 30  # nodes: what was recomputed stays for all its readers
 AGAIN = (ALWAYS, 64, 16)  # nodes of backward after which a value is recomputed anew, not kept
+READS = 4  # a value that several operators read is computed for each of them, if it follows from at most so many storages
+REGISTERS = 1024  # elements of a row that a GPU's kernel keeps in registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Joint:
         self.dtype: list[Optional[torch.dtype]] = []
         self.free: list[bool] = []  # it does no work of its own: a view, a part of a result, a number
         self.fusible: list[bool] = []
+        self.reduces: list[bool] = []  # it reduces rows that a kernel has to read again
         self.draws: list[bool] = []  # it must not run again
         self.seconds: list[float] = []  # of the arithmetic of one that is not fusible
         for at, node in enumerate(self.nodes):
@@ -154,6 +157,8 @@ class Joint:
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
             self.free.append(node.op != "call_function" or node.target is operator.getitem or not tensors or view and not mutates)
             self.fusible.append(pytorch.is_fusible(node))
+            rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
+            self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
             self.draws.append(pytorch.draws(node))
             flops = 0 if self.free[at] or self.fusible[at] else _flops(node)
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
@@ -304,10 +309,11 @@ class Joint:
                         waiting[root].add(before)
                         following[before].add(root)
         for root, kernel in groups.items():
-            work, compute = False, 0.0
+            work, compute, between = False, 0.0, self._between(runs, kernel)
             for r in kernel.runs:
                 at = runs.node[r]
-                if runs.key[r] == r and self.storage[at] is not None and (r in kept or r in used or not self.fusible[self.maker(at)]):
+                if runs.key[r] == r and self.storage[at] is not None and (r in kept or r in used or r in between
+                                                                          or not self.fusible[self.maker(at)]):
                     kernel.writes[r] = self.size[at]
                 if not self.free[at]:
                     work = True
@@ -324,6 +330,31 @@ class Joint:
                 if not waiting[after]:
                     heapq.heappush(ready, (place[groups[after].runs[0]], after))
         return order
+
+    def _between(self, runs: Runs, kernel: Kernel) -> set[int]:
+        """Returns the runs of a kernel whose results it reads in two loops, before a reduction and after it, and does not compute twice."""
+        if not any(self.reduces[runs.node[r]] for r in kernel.runs):
+            return set()
+        within, source = set(kernel.runs), dict[int, int]()  # by run: the one that it is a view of, or itself
+        readers: dict[int, list[int]] = collections.defaultdict(list)
+        for r in kernel.runs:
+            read = {source.get(i, i) for i in runs.inputs[r]}
+            source[r] = source.get(runs.inputs[r][0], runs.inputs[r][0]) if self.free[runs.node[r]] and read else r
+            for i in read if source[r] == r else ():
+                readers[i].append(r)
+        found: set[int] = set()
+        leaves: dict[int, set[int]] = {}  # by run: the storages that it follows from
+        loop: dict[int, int] = {}  # by run: the one that it is in, where each reduction ends one
+        starts: dict[int, int] = {}  # by run: the loop that it is in as a reader
+        for r in (r for r in kernel.runs if source[r] == r):
+            read = {source.get(i, i) for i in runs.inputs[r] if self.storage[runs.node[i]] is not None}
+            leaves[r] = set().union(*(leaves[i] if i in leaves else {i} for i in read))
+            starts[r] = max((loop[i] for i in read if i in loop), default=0)
+            loop[r] = starts[r] + self.reduces[runs.node[r]]
+            if self.reduces[runs.node[r]] or len(leaves[r]) > READS and len(readers[r]) > 1:
+                found.add(r)
+                leaves[r] = {r}
+        return {r for r in found & within if any(starts[i] > loop[r] for i in readers[r]) and any(starts[i] == loop[r] for i in readers[r])}
 
     def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int], theirs: Iterable[int] = ()) -> list[int]:
         """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program

@@ -47,6 +47,11 @@ def is_fusible(node: fx.Node) -> bool:
     return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target is torch.ops.aten.copy_
 
 
+def reduces(node: fx.Node) -> bool:
+    """Returns whether an operator reduces dimensions."""
+    return torch.Tag.reduction in getattr(node.target, "tags", ())
+
+
 def draws(node: fx.Node) -> bool:
     """Returns whether an operator must not run again: it draws random numbers, or talks to other processes."""
     if node.op != "call_function" or node.target is operator.getitem:
