@@ -289,6 +289,21 @@ class ChoiceTest(unittest.TestCase):
             joint.fusible = fusible
 
 
+    def test_a_kernel_stores_what_it_reads_in_two_loops(self):
+        """Where the value follows from more than four tensors; else it is computed in both loops, before the sum and after it."""
+        weight = torch.ones(512, requires_grad=True)
+        for count, stored in (3, 0), (5, 1):
+            def function(*given):
+                value = given[0] * weight
+                for one, other in zip(given[1::2], given[2::2]):
+                    value = value + one * other
+                return value * value.sum(-1, keepdim=True)
+            given = [torch.randn(64, 512) for _ in range(count)]
+            with by_operators():
+                taken = joint_of(function, given)["joint"].outcome(set())
+            self.assertEqual(taken.forward // given[0].nbytes, 1 + stored)
+
+
 class FitTest(unittest.TestCase):
     """Compiled models in training."""
 
@@ -740,34 +755,35 @@ class InductorTest(unittest.TestCase):
         patch.start()
         cls.addClassCleanup(patch.stop)
 
+    def told(self, function, given, joint, choice, default):
+        """Compiles a function of a choice. Returns it, and what its code tells."""
+        graph, codes = Graph(None, None, {}, "cpu", joint=joint, default=default, choice=choice), []
+        torch.compiler.reset()
+        run = torch.compile(function, backend=lambda *traced: pytorch.compiled(*traced, {}, graph.split, graph.key(), codes))
+        run(*given)
+        return run, outcome_of(codes, CpuDevice(), choice.outcome.seconds)
+
     def test_the_code_tells_what_a_graph_takes(self):
         drawn = random.Random(5)
         for make in (lambda: Layers(Block(16), Block(16, 0.2)), lambda: Layers(Block(24), nn.Linear(24, 24), nn.Softmax(-1))):
             torch.manual_seed(0)
             model = make()
-            given = torch.randn(64, model[0].up.in_features)
+            given = torch.randn(256, model[0].up.in_features)
 
             def function(x, model=model):
                 result = model(x)
                 return result.square().mean(), result
             found = joint_of(function, [given])
             joint, default = found["joint"], found["default"]
-            graph = Graph(None, None, {}, "cpu", joint=joint, default=default)
             keep = frozenset(i for i in joint.values() if joint.draws[joint.maker(i)] or drawn.random() < 0.5)
             for choice in Choice(frozenset(default), ALWAYS, joint.outcome(default)), Choice(keep, 16, joint.outcome(set(keep), 16)):
-                graph.choice, codes = choice, []
-                torch.compiler.reset()
-                run = torch.compile(function, backend=lambda *traced, graph=graph, codes=codes: pytorch.compiled(
-                    *traced, {}, graph.split, graph.key(), codes))
-                run(given)
-                told = outcome_of(codes, CpuDevice(), 1.0)
+                run, told = self.told(function, [given], joint, choice, default)
                 with Counted() as device:
                     loss = run(given)[0]
                     forward, saved = device.peak, device.allocated - loss.nbytes
                     device.peak = device.allocated
                     loss.backward()
-                self.assertEqual(told, Outcome(saved, forward, device.peak - loss.nbytes, 1.0))
-                self.assertEqual(told.saved, choice.outcome.saved)
+                self.assertEqual(told, Outcome(saved, forward, device.peak - loss.nbytes, told.seconds))
                 for parameter in model.parameters():
                     parameter.grad = None
 

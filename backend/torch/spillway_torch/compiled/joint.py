@@ -139,6 +139,7 @@ class Joint:
         self.dtype: list[Optional[torch.dtype]] = []
         self.free: list[bool] = []  # it does no work of its own: a view, a part of a result, a number
         self.fusible: list[bool] = []
+        self.apart: list[bool] = []  # it is a part of the result of an operator that is not fusible
         self.reduces: list[bool] = []  # it reduces rows that a kernel has to read again
         self.draws: list[bool] = []  # it must not run again
         self.seconds: list[float] = []  # of the arithmetic of one that is not fusible
@@ -157,6 +158,7 @@ class Joint:
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
             self.free.append(node.op != "call_function" or node.target is operator.getitem or not tensors or view and not mutates)
             self.fusible.append(pytorch.is_fusible(node))
+            self.apart.append(node.target is operator.getitem and not self.fusible[self.maker(at)])
             rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
             self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
             self.draws.append(pytorch.draws(node))
@@ -282,7 +284,8 @@ class Joint:
             level[r] = depth
             part = self.nodes[at].target is operator.getitem
             for i in runs.inputs[r]:
-                if i in level and (part or level[i] == depth and (free[at] or fusible[at] and (fusible[node[i]] or free[node[i]]))):
+                joins = free[at] or fusible[at] and (fusible[node[i]] or free[node[i]])
+                if i in level and (part or level[i] == depth and joins and not self.apart[node[i]]):
                     parent[find(place[r])] = find(place[i])
         groups: dict[int, Kernel] = {}
         home: dict[int, int] = {}
