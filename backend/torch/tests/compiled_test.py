@@ -664,8 +664,9 @@ class ExplainTest(unittest.TestCase):
             self.assertGreaterEqual(low["times"], high["times"])
         for row in rows[1], rows[-1]:
             named = runpy.run_path(str(self.file))
-            fitted = fit(named["model"], named["optimizer"], row["budget_bytes"])
-            named["step"]()
+            with by_operators():
+                fitted = fit(named["model"], named["optimizer"], row["budget_bytes"])
+                named["step"]()
             self.assertEqual(fitted.stats()["predicted_bytes"], row["peak_bytes"])
             self.assertEqual([graph.choice.outcome.saved for graph in fitted._graphs], row["saved_bytes"])
             fitted.remove()
