@@ -729,7 +729,8 @@ def call(args):
         device = mock.Mock(type="cuda", block=lambda size: -(-size // 512) * 512)
         with pytorch.no_data():
             inputs = [torch.empty(size, device="cuda") for size in ((100, 8), (8,))]
-            later = [torch.empty(100, 8, dtype=torch.int64, device="cuda"), torch.empty(4, 2, device="cuda"), torch.empty(100, 8, device="cuda")]
+            later = [torch.empty(100, 8, dtype=torch.int64, device="cuda"), torch.empty(4, 2, device="cuda"),
+                     torch.empty(100, 8, device="cuda")]
         return outcome_of([pytorch.Code(True, ["getitem_1", "view", "tangents_1"], later, ["add", "None"], backward),
                            pytorch.Code(False, ["primals_1", "primals_2"], inputs, ["mul", "getitem_1", "view"], forward)], device, 2.0)
 

@@ -359,7 +359,8 @@ class Joint:
                 leaves[r] = {r}
         return {r for r in found & within if any(starts[i] > loop[r] for i in readers[r]) and any(starts[i] == loop[r] for i in readers[r])}
 
-    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int], theirs: Iterable[int] = ()) -> list[int]:
+    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int],
+                 theirs: Iterable[int] = ()) -> list[int]:
         """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program
         may have the keys `theirs`, too, which no kernel writes over."""
         last: dict[int, int] = {}

@@ -88,7 +88,8 @@ class Graph:
         if self.code is not None or self.choice is None:
             return self.code or Outcome(0, 0, 0, 0.0)
         said = self.choice.outcome
-        return Outcome(said.saved + self.beyond.saved, said.forward + self.beyond.forward, said.backward + self.beyond.backward, said.seconds)
+        more = self.beyond
+        return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
 
     def plan(self, room: Room, target: Target) -> None:
         """Chooses what is saved within a room."""
@@ -106,8 +107,9 @@ class Graph:
         self.code = outcome_of(codes, device, said.seconds)
         self.known[self.key()] = self.compiled, self.code
         if self.code is not None:
-            self.beyond = Room(max(self.beyond.saved, self.code.saved - said.saved), max(self.beyond.forward, self.code.forward - said.forward),
-                               max(self.beyond.backward, self.code.backward - said.backward))
+            more = self.beyond
+            self.beyond = Room(max(more.saved, self.code.saved - said.saved), max(more.forward, self.code.forward - said.forward),
+                               max(more.backward, self.code.backward - said.backward))
 
     def trace(self) -> None:
         """Finds the joint graph."""
