@@ -13,7 +13,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import fx
@@ -23,6 +23,8 @@ from . import pytorch
 
 ALWAYS = 1 << 30  # nodes: what was recomputed stays for all its readers
 AGAIN = (ALWAYS, 64, 16)  # nodes of backward after which a value is recomputed anew, not kept
+READS = 4  # a value that several operators read is computed for each of them, if it follows from at most so many storages
+REGISTERS = 1024  # elements of a row that a GPU's kernel keeps in registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Joint:
         self.results = [r for r in results[:forward_outputs] if r is not None]
         self.gradients = [r for r in results[forward_outputs:] if r is not None]
         self._look_at_nodes()
+        self.shown = {self.owner[at] for at in self.results}
         # The gradients of the results, which backward is given: autograd makes zeros for a result that the loss does not use.
         self.tangents = [i for i, given in enumerate(self.is_input) if given and not self.forward[i]]
         readers: list[bool] = [False] * len(self.nodes)  # by node: whether backward reads it
@@ -133,8 +136,11 @@ class Joint:
         self.owner: list[int] = []
         self.size: list[int] = []  # bytes of its storage
         self.bytes: list[int] = []  # bytes of its elements
+        self.dtype: list[Optional[torch.dtype]] = []
         self.free: list[bool] = []  # it does no work of its own: a view, a part of a result, a number
         self.fusible: list[bool] = []
+        self.apart: list[bool] = []  # it is a part of the result of an operator that is not fusible
+        self.reduces: list[bool] = []  # it reduces rows that a kernel has to read again
         self.draws: list[bool] = []  # it must not run again
         self.seconds: list[float] = []  # of the arithmetic of one that is not fusible
         for at, node in enumerate(self.nodes):
@@ -147,10 +153,14 @@ class Joint:
             self.owner.append(at if above is None else self.owner[above])
             self.size.append(tensors[0].untyped_storage().nbytes() if storage is not None else 0)
             self.bytes.append(min(self.size[at], sum(t.nbytes for t in tensors)))
+            self.dtype.append(tensors[0].dtype if tensors else None)
             view = above is not None or pytorch.is_view(node)
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
             self.free.append(node.op != "call_function" or node.target is operator.getitem or not tensors or view and not mutates)
             self.fusible.append(pytorch.is_fusible(node))
+            self.apart.append(node.target is operator.getitem and not self.fusible[self.maker(at)])
+            rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
+            self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
             self.draws.append(pytorch.draws(node))
             flops = 0 if self.free[at] or self.fusible[at] else _flops(node)
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
@@ -240,8 +250,11 @@ class Joint:
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
-        start = {back[at] if at in back else runs.add(at) for at in [*values, *self.tangents]}
-        return Outcome(sum(self.size[at] for at in values), self._known[1], max(self.timeline(runs, backward, start, gradients), default=0),
+        given = {runs.key[back[at]] if at in back else runs.add(at) for at in self.tangents}  # autograd holds them
+        start = {back[at] if at in back else runs.add(at) for at in values}
+        theirs = {back[at] for at in values if at in back and at in self.shown}
+        memory = self.timeline(runs, backward, start | given, gradients | given, theirs)
+        return Outcome(sum(self.size[at] for at in values), self._known[1], max(memory, default=0),
                        self._known[2] + sum(k.seconds for k in backward))
 
     def _forward(self, saved: list[int]) -> tuple[int, float]:
@@ -271,7 +284,8 @@ class Joint:
             level[r] = depth
             part = self.nodes[at].target is operator.getitem
             for i in runs.inputs[r]:
-                if i in level and (part or level[i] == depth and (free[at] or fusible[at] and (fusible[node[i]] or free[node[i]]))):
+                joins = free[at] or fusible[at] and (fusible[node[i]] or free[node[i]])
+                if i in level and (part or level[i] == depth and joins and not self.apart[node[i]]):
                     parent[find(place[r])] = find(place[i])
         groups: dict[int, Kernel] = {}
         home: dict[int, int] = {}
@@ -298,10 +312,11 @@ class Joint:
                         waiting[root].add(before)
                         following[before].add(root)
         for root, kernel in groups.items():
-            work, compute = False, 0.0
+            work, compute, between = False, 0.0, self._between(runs, kernel)
             for r in kernel.runs:
                 at = runs.node[r]
-                if runs.key[r] == r and self.storage[at] is not None and (r in kept or r in used or not self.fusible[self.maker(at)]):
+                if runs.key[r] == r and self.storage[at] is not None and (r in kept or r in used or r in between
+                                                                          or not self.fusible[self.maker(at)]):
                     kernel.writes[r] = self.size[at]
                 if not self.free[at]:
                     work = True
@@ -319,8 +334,35 @@ class Joint:
                     heapq.heappush(ready, (place[groups[after].runs[0]], after))
         return order
 
-    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int]) -> list[int]:
-        """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay."""
+    def _between(self, runs: Runs, kernel: Kernel) -> set[int]:
+        """Returns the runs of a kernel whose results it reads in two loops, before a reduction and after it, and does not compute twice."""
+        if not any(self.reduces[runs.node[r]] for r in kernel.runs):
+            return set()
+        within, source = set(kernel.runs), dict[int, int]()  # by run: the one that it is a view of, or itself
+        readers: dict[int, list[int]] = collections.defaultdict(list)
+        for r in kernel.runs:
+            read = {source.get(i, i) for i in runs.inputs[r]}
+            source[r] = source.get(runs.inputs[r][0], runs.inputs[r][0]) if self.free[runs.node[r]] and read else r
+            for i in read if source[r] == r else ():
+                readers[i].append(r)
+        found: set[int] = set()
+        leaves: dict[int, set[int]] = {}  # by run: the storages that it follows from
+        loop: dict[int, int] = {}  # by run: the one that it is in, where each reduction ends one
+        starts: dict[int, int] = {}  # by run: the loop that it is in as a reader
+        for r in (r for r in kernel.runs if source[r] == r):
+            read = {source.get(i, i) for i in runs.inputs[r] if self.storage[runs.node[i]] is not None}
+            leaves[r] = set().union(*(leaves[i] if i in leaves else {i} for i in read))
+            starts[r] = max((loop[i] for i in read if i in loop), default=0)
+            loop[r] = starts[r] + self.reduces[runs.node[r]]
+            if self.reduces[runs.node[r]] or len(leaves[r]) > READS and len(readers[r]) > 1:
+                found.add(r)
+                leaves[r] = {r}
+        return {r for r in found & within if any(starts[i] > loop[r] for i in readers[r]) and any(starts[i] == loop[r] for i in readers[r])}
+
+    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int],
+                 theirs: Iterable[int] = ()) -> list[int]:
+        """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program
+        may have the keys `theirs`, too, which no kernel writes over."""
         last: dict[int, int] = {}
         for at, kernel in enumerate(order):
             for key in itertools.chain(kernel.writes, (runs.key[i] for r in kernel.runs for i in runs.inputs[r])):
@@ -331,11 +373,21 @@ class Joint:
         alive = {key: self.size[runs.node[key]] for key in before}
         live, memory = sum(alive.values()), []
         for at, kernel in enumerate(order):
-            live += sum(size for key, size in kernel.writes.items() if key not in alive)
+            new = [key for key in kernel.writes if key not in alive]
+            ending = [key for key in ends.get(at, ()) if key in alive and key not in after]
+            live += sum(kernel.writes[key] for key in new)
             alive |= kernel.writes
-            memory.append(live)
-            live -= sum(alive.pop(key) for key in ends.get(at, ()) if key in alive and key not in after)
+            memory.append(live - self._in_place(runs, kernel, new, [key for key in ending if key not in theirs]))
+            live -= sum(alive.pop(key) for key in ending)
         return memory
+
+    def _in_place(self, runs: Runs, kernel: Kernel, new: Iterable[int], ending: Iterable[int]) -> int:
+        """Returns the bytes that a kernel writes where it read them, element by element, for the last time."""
+        if not all(self.fusible[runs.node[r]] or self.free[runs.node[r]] for r in kernel.runs):
+            return 0
+        kinds = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in ending if key in kernel.reads)
+        written = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in new)
+        return sum(size * count for (size, _), count in (kinds & written).items())
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import uuid
 from collections.abc import Callable, Sequence
@@ -9,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import partitioners
+from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import detect_fake_mode
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_utils import get_node_storage
+from torch._inductor.select_algorithm import extern_kernels
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
@@ -43,6 +45,11 @@ def is_fusible(node: fx.Node) -> bool:
     """Returns whether Inductor puts an operator into one kernel with its neighbours."""
     target = getattr(node.target, "overloadpacket", node.target)
     return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target is torch.ops.aten.copy_
+
+
+def reduces(node: fx.Node) -> bool:
+    """Returns whether an operator reduces dimensions."""
+    return torch.Tag.reduction in getattr(node.target, "tags", ())
 
 
 def draws(node: fx.Node) -> bool:
@@ -149,10 +156,46 @@ def joint_graph(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any],
             raise
 
 
-def compiled(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], split: Callable[..., Halves], key: str) -> Callable[..., Any]:
-    """Returns a graph that Inductor has compiled, with a partition of ours, which `key` tells from others. The graph is used up."""
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """What Inductor has generated for a forward or a backward: a Python program that allocates, calls kernels and deletes."""
+
+    backward: bool
+    names: list[str]  # of what it is given
+    inputs: list[Any]  # without their data
+    results: list[str]  # their names
+    text: str
+
+
+def compiled(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any], split: Callable[..., Halves], key: str,
+             codes: list[Code] | None = None) -> Callable[..., Any]:
+    """Returns a graph that Inductor has compiled, with a partition of ours, which `key` tells from others. The graph is used up.
+
+    Backward is compiled, too, and not when it first runs. The code of both is added to `codes`.
+    """
+    def inner(half: fx.GraphModule, given: Inputs, **options: Any) -> Any:
+        names = [node.name for node in half.graph.find_nodes(op="placeholder")]
+        results = [str(node) for node in half.graph.output_node().args[0]]  # type: ignore[union-attr]
+        made = compile_fx_inner(half, given, **options)
+        if codes is not None:
+            codes.append(Code(options.get("is_backward", False), names, list(given), results, getattr(made, "source_code", "")))
+        return made
     patches = {**settings, "custom_partitioner_fn": Partitioner(split, key)}
-    return compile_fx(graph, list(inputs), config_patches=patches)  # type: ignore[return-value]
+    # The cache of autograd's part would give what was compiled without its code, which the cache of Inductor has.
+    with config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        return compile_fx(graph, list(inputs), inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+
+
+def names_in_code(device: str) -> dict[str, Any]:
+    """Returns what the names in generated code stand for that makes tensors on a type of device."""
+    def empty(on: str) -> Callable[..., torch.Tensor]:
+        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=on)
+
+    def view(of: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+        return of.as_strided(size, stride, of.storage_offset() + offset)
+    return {f"empty_strided_{on}": empty(on) for on in ("cpu", device)} | {
+        "empty_strided": torch.empty_strided, "reinterpret_tensor": view, "torch": torch, "aten": torch.ops.aten, "device": torch.device,
+        "extern_kernels": extern_kernels, "get_raw_stream": lambda _: 0, "inf": float("inf"), "nan": float("nan")}
 
 
 def has_no_data() -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
@@ -15,10 +16,11 @@ from torch import fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..base.device import device_of
+from ..base.device import Device, device_of
 from ..base.errors import SpillwayError
 from ..base.target import Target
 from ..compiled import pytorch
+from ..compiled.code import outcome_of
 from ..compiled.joint import AGAIN, Joint, Outcome, Room
 from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
@@ -33,6 +35,7 @@ log = logging.getLogger("spillway_torch")
 _BUDGETS: weakref.WeakKeyDictionary[torch.nn.Module, CompiledFitted] = weakref.WeakKeyDictionary()  # as long as their models exist
 
 MOST_CORRECTIONS = 3  # plans for less, where steps took more than the budget
+CHEAPER = 2  # plans for less, where the code of graphs takes more than the budget
 SPARE = 256  # a corrected plan leaves one part in so many of the budget free
 CHECKED = 2  # the first steps with new graphs, whose memory is compared with the budget
 UNSEEN = 2  # after so many updates without a graph, a line says so
@@ -42,7 +45,10 @@ ROUNDS = 6  # in which the graphs of a step share its budget
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A graph of the program. It runs operator by operator, with what autograd saves on the host, until it has a plan."""
+    """A graph of the program. It runs operator by operator, with what autograd saves on the host, until it has a plan.
+
+    beyond: the bytes that code took beside what `Joint.outcome` said, in what is saved, in forward, and in backward.
+    """
 
     owner: weakref.ref[CompiledFitted]
     module: fx.GraphModule
@@ -54,6 +60,9 @@ class Graph:
     default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
     choice: Optional[Choice] = None
     compiled: Any = None
+    code: Optional[Outcome] = None  # what it takes by its code, if that is known
+    known: dict[str, tuple[Any, Optional[Outcome]]] = dataclasses.field(default_factory=dict)  # by `key`: `compiled` and `code`
+    beyond: Room = Room(0, 0, 0)
     refused: bool = False  # PyTorch cuts it, whatever the budget
 
     def __call__(self, *given: Any) -> Any:
@@ -72,6 +81,47 @@ class Graph:
 
     def _joint(self, gm: fx.GraphModule, options: dict[str, Any]) -> Joint:
         return Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the graph takes under its choice: by its code, once it is compiled."""
+        if self.code is not None or self.choice is None:
+            return self.code or Outcome(0, 0, 0, 0.0)
+        said = self.choice.outcome
+        more = self.beyond
+        return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
+
+    def plan(self, room: Room, target: Target) -> None:
+        """Chooses what is saved within a room."""
+        assert self.joint is not None
+        rest = Room(*(max(1, size - more) for size, more in zip(dataclasses.astuple(room), dataclasses.astuple(self.beyond))))
+        self.choice = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0)
+        self.compiled, self.code = self.known.get(self.key(), (None, None))
+
+    def compile(self, device: Device) -> None:
+        """Compiles the graph as it was chosen, and reads from its code what it takes."""
+        assert self.choice is not None
+        said, codes = self.choice.outcome, list[pytorch.Code]()
+        with self._autocasts():
+            self.compiled = pytorch.compiled(pytorch.copied(self.module), self.inputs, self.settings, self.split, self.key(), codes)
+        self.code = outcome_of(codes, device, said.seconds)
+        self.known[self.key()] = self.compiled, self.code
+        if self.code is not None:
+            more = self.beyond
+            self.beyond = Room(max(more.saved, self.code.saved - said.saved), max(more.forward, self.code.forward - said.forward),
+                               max(more.backward, self.code.backward - said.backward))
+
+    def trace(self) -> None:
+        """Finds the joint graph."""
+        with self._autocasts():
+            pytorch.joint_graph(self.module, self.inputs, self.settings, self.look)
+
+    @contextlib.contextmanager
+    def _autocasts(self) -> Iterator[None]:
+        with contextlib.ExitStack() as under:
+            for autocast in self.autocasts:
+                under.enter_context(torch.autocast(**autocast))
+            yield
 
     def key(self) -> str:
         """Returns what tells the graph's partition from others of the same joint graph."""
@@ -196,7 +246,7 @@ class CompiledFitted:
             lines.append(f"{self._text(there)} of the optimizer's state are on the host between updates")
         for graph in self._graphs:
             if graph.choice is not None and graph.joint is not None:
-                taken = graph.choice.outcome
+                taken = graph.outcome
                 plain = graph.joint.outcome(graph.default)
                 lines.append(f"a graph of {len(graph.joint.nodes)} nodes saves {self._text(taken.saved)} (as PyTorch cuts it "
                              f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
@@ -347,7 +397,7 @@ class CompiledFitted:
         self._unforeseen += over + self._budget // SPARE
         log.warning("spillway: a compiled step took %s bytes more than the budget, and is planned again for less", f"{over:,}")
         for graph in self._graphs:
-            graph.choice = graph.compiled = None
+            graph.choice = graph.compiled = graph.code = None
         self._fresh = CHECKED
 
     # ---- plans ----
@@ -369,13 +419,16 @@ class CompiledFitted:
             except SpillwayError:
                 self.remove()
                 raise
-        over = self._fit_in(graphs, events, more) if given is None else self._most_over(events, more)
         self._states.find(self._memory, self._optimizers)
-        parts = self._states.parts
-        leave = min(sum(parts) - there, over + STAGES * max(parts, default=0)) if over > 0 else 0
-        if leave > 0:  # what cannot be recomputed has to make room
-            self._hosted = there + leave
-            over = self._fit_in(graphs, events, more - leave) if given is None else self._most_over(events, more - leave)
+        over, left = self._decide(graphs, events, more, given is None)
+        for free in (*[given is None] * CHEAPER, False) if over <= 0 else ():
+            if not self._compile(graphs):
+                break
+            over = self._most_over(events, left)
+            if over <= 0:
+                break
+            log.info("spillway: the code of the graphs takes %s more than the budget", self._text(over))
+            over, left = self._decide(graphs, events, more, free)
         self._predicted = self._budget + over
         if over > 0:
             predicted = self._predicted
@@ -386,15 +439,37 @@ class CompiledFitted:
                  self._text(self._predicted), self._text(self._budget))
         self._fresh = CHECKED
 
+    def _decide(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int, free: bool) -> tuple[int, int]:
+        """Plans the graphs of a step if that is `free`, and leaves state of the optimizers on the host if it still exceeds the budget.
+
+        Returns by how many bytes it does then, at most 0 if it does not, and how many the step has more than when it was recorded.
+        """
+        def over(more: int) -> int:
+            return self._fit_in(graphs, events, more) if free else self._most_over(events, more)
+        there, parts = self._states.all_outside(), self._states.parts
+        exceeds = over(more)
+        leave = min(sum(parts) - there, exceeds + STAGES * max(parts, default=0)) if exceeds > 0 else 0
+        if leave <= 0:
+            return exceeds, more
+        self._hosted = there + leave
+        return over(more - leave), more - leave
+
+    def _compile(self, graphs: list[Graph]) -> int:
+        """Compiles those graphs whose choice is new. Returns how many."""
+        new, began = [graph for graph in graphs if graph.compiled is None], time.perf_counter()
+        for graph in new:
+            graph.compile(self._memory)
+        if new:
+            log.info("spillway: compiled %d graph%s in %.1f s", len(new), "s" * (len(new) > 1), time.perf_counter() - began)
+        self._compiling = True  # kernels are tuned when they first run
+        return len(new)
+
     def _traced(self, events: list[tuple[Call, bool]]) -> list[Graph]:
         """Returns the graphs of a step that can be planned, with their joint graphs."""
         graphs = list(dict.fromkeys(call.graph for call, _ in events))
         for graph in graphs:
             try:
-                with contextlib.ExitStack() as under:
-                    for autocast in graph.autocasts:
-                        under.enter_context(torch.autocast(**autocast))
-                    pytorch.joint_graph(graph.module, graph.inputs, graph.settings, graph.look)
+                graph.trace()
             except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
                 log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
                 graph.refused, graph.joint = True, None
@@ -403,23 +478,21 @@ class CompiledFitted:
     def _fit_in(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int) -> int:
         """Plans the graphs of a step. Returns by how many bytes it exceeds the budget; at most 0 if it does not."""
         target = Target(self._device, False, torch.device(self._device))
-        smallest = SMALLEST if self._device == "cuda" else 0
         for graph in graphs:
-            assert graph.joint is not None
-            graph.choice = choose(graph.joint, graph.default, Room(1 << 60, 1 << 60, 1 << 60), target, smallest)
+            graph.plan(Room(1 << 60, 1 << 60, 1 << 60), target)
         over = self._most_over(events, more)
         rooms: dict[Graph, Room] = {}  # for which graphs were planned last
-        for graph in sorted(graphs, key=lambda g: -_outcome(g).saved) * ROUNDS:
+        for graph in sorted(graphs, key=lambda g: -g.outcome.saved) * ROUNDS:
             room = self._room(graph, events, more)
             if over > 0 and rooms.get(graph) != room:
-                assert graph.joint is not None
-                graph.choice, rooms[graph] = choose(graph.joint, graph.default, room, target, smallest), room
+                graph.plan(room, target)
+                rooms[graph] = room
                 over = self._most_over(events, more)
         return over
 
     def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
         """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
-        taken = [outside + sum(_outcome(other).saved for other in held) + _most(graph, backward)
+        taken = [outside + sum(other.outcome.saved for other in held) + _most(graph, backward)
                  for graph, backward, outside, held in _moments(events)]
         return max(taken) + more - self._budget
 
@@ -427,12 +500,12 @@ class CompiledFitted:
         """Returns what a graph may take if the others stay as they are."""
         saved = forward = backward = self._budget
         for runs, in_backward, outside, held in _moments(events):
-            free = self._budget - outside - more - sum(_outcome(other).saved for other in held if other is not graph)
+            free = self._budget - outside - more - sum(other.outcome.saved for other in held if other is not graph)
             mine = held.count(graph)
             if runs is graph and in_backward:
-                backward = min(backward, free - mine * _outcome(graph).saved)
+                backward = min(backward, free - mine * graph.outcome.saved)
             elif runs is graph:
-                forward = min(forward, free - mine * _outcome(graph).saved)
+                forward = min(forward, free - mine * graph.outcome.saved)
             if mine:
                 saved = min(saved, (free - _most(runs, in_backward)) // mine)
         return Room(max(1, min(saved, forward, backward)), max(1, forward), max(1, backward))
@@ -477,14 +550,11 @@ def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
         graph.choice = Choice(keep, near, joint.outcome(set(keep), near))
 
 
-def _outcome(graph: Graph) -> Outcome:
-    return graph.choice.outcome if graph.choice is not None else Outcome(0, 0, 0, 0.0)
-
-
 def _most(graph: Optional[Graph], backward: bool) -> int:
     """Returns the most bytes that a graph takes in forward, or in backward."""
-    taken = _outcome(graph) if graph is not None else Outcome(0, 0, 0, 0.0)
-    return taken.backward if backward else taken.forward
+    if graph is None:
+        return 0
+    return graph.outcome.backward if backward else graph.outcome.forward
 
 
 @contextlib.contextmanager
