@@ -217,6 +217,10 @@ class DeviceTest(unittest.TestCase):
             with torch.device("cuda"):
                 return layers().bfloat16()
 
+        def emptied():
+            with torch.device("meta"):
+                return layers().bfloat16()
+
         full, half = 64 * 64 * 4, 64 * 64 * 2
         cast = [[full, 4], [full, 5], [full, 6], *[[half, -1]] * 3]
         for make, wanted in ((on_the_gpu, cast), (lambda: layers().cuda().bfloat16(), cast),
@@ -224,6 +228,7 @@ class DeviceTest(unittest.TestCase):
                              (lambda: layers().bfloat16().cuda(), [[half, -1]] * 3),
                              (lambda: layers().to(torch.bfloat16).to("cuda:0"), [[half, -1]] * 3),
                              (lambda: layers().to("cuda", torch.bfloat16), [[half, -1]] * 3),
+                             (lambda: emptied().to_empty(device="cuda"), [[half, -1]] * 3),
                              (lambda: layers().bfloat16(), [[half, -1]] * 3)):
             with pretend("cuda:sm_90"):
                 model = make()

@@ -177,7 +177,10 @@ class Names(TorchFunctionMode):
         named = self.named.get(func)
         if named is not None:
             return named(*args, **(kwargs or {}))
+        without_memory = False  # the program makes it under `torch.device("meta")`
         if kwargs and kwargs.get("device") is not None:
+            given = kwargs["device"]
+            without_memory = isinstance(given, torch.device) and given.type == "meta" and given is not META
             kwargs = {**kwargs, "device": self.translated(kwargs["device"])}
             kwargs.pop("pin_memory", None) if kwargs["device"] is META else None
         elif func in self.constructors and not (args and isinstance(args[0], torch.Tensor)):
@@ -192,6 +195,8 @@ class Names(TorchFunctionMode):
             where = (kwargs or {}).get("device", args[1] if len(args) > 1 else None)
             if func is _Tensor.to and isinstance(where, torch.device) and where == META:
                 self.moved(result)
+            if without_memory and isinstance(result, torch.Tensor):
+                self.recorder.ledger.keep_on_host(self.recorder.ledger.find(result))
             return result
         except (RuntimeError, TypeError) as error:
             translated = self.recorder.translated(error, getattr(func, "__name__", str(func)))
