@@ -486,10 +486,6 @@ Bytes Trace::OffsetInStorage(TensorId id) const {
   return offset;
 }
 
-bool HasLanes(const Trace& trace) {
-  return std::ranges::any_of(trace.ops, [](const Op& op) { return op.lane != 0; });
-}
-
 void MoveWaits(std::span<const OpId> places, Trace& trace) {
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     Op& op = trace.ops[i];

@@ -205,9 +205,6 @@ struct Trace {
 // "fp32+bf16". Returns "fp32" if the trace has no products.
 std::string ArithmeticOf(const Trace& trace);
 
-// Returns whether any op runs on another lane than lane 0.
-bool HasLanes(const Trace& trace);
-
 // Corrects `Op::after` in a trace whose ops come from another one, and still have its numbers.
 // places: by op of that trace, where it or what stands for it is now.
 void MoveWaits(std::span<const OpId> places, Trace& trace);

@@ -97,6 +97,7 @@ class Passes {
     for (auto* operands : {&op.inputs, &op.outputs, &op.scratch}) {
       for (TensorId& id : *operands) id = i < update_ || !IsGradient(id) ? Later(id) : id;
     }
+    for (OpId& other : op.after) other = places_[Index(other)];
     to_.ops.push_back(std::move(op));
     if (i < update_) Accumulate(i);
     places_[i] = static_cast<OpId>(to_.ops.size() - 1);

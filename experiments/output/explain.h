@@ -30,14 +30,8 @@ std::string_view Name(CopyReason reason);
 // Returns the reason of each command of the timeline. The entries of kernels have no meaning.
 std::vector<CopyReason> CopyReasons(const Report& report);
 
-enum class StallCause : uint8_t {
-  kFetch,
-  kFence,
-  kMemory,
-  kLane,
-  kLaunch,
-  kDrain
-};  // as in `Stalls`
+// The causes are those of `Stalls`.
+enum class StallCause : uint8_t { kFetch, kFence, kMemory, kLane, kLaunch, kDrain };
 std::string_view Name(StallCause cause);
 
 // A remedy that makes the iteration shorter.

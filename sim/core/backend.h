@@ -58,7 +58,7 @@ struct Event {
 
 // The reason for a wait. A report breaks its stalls down by it.
 enum class WaitCause : uint8_t {
-  kFetch,   // an input of the op is still on its way to the device
+  kFetch,   // an input of the op is still on its way to the device, or being made on another lane
   kFence,   // the policy asked for a fence
   kMemory,  // the memory that the command writes is still in use by an earlier owner
   kSource,  // the source of the copy has not been written yet
@@ -95,8 +95,8 @@ struct Launch {
   std::optional<Duration> host{};  // recorded host time until the op is launched, if known
   Bytes traffic;                   // the least device-memory traffic of the op
   Arithmetic arithmetic = Arithmetic::kFp32;  // of the op's matrix products
-  uint8_t lane = 0;
-  bool collective = false;  // it communicates with other GPUs
+  uint8_t lane = 0;                           // as `Op::lane`
+  bool collective = false;                    // it communicates with other GPUs
 };
 
 // The times of one command, measured from the beginning of the iteration.

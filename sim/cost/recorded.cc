@@ -65,9 +65,10 @@ std::span<const Kernel> RecordedCostModel::Kernels(const Op& op, size_t slot, in
   Kernel kernel{"default", recorded.time, recorded.workspace};
   // An op without operations and traffic, such as a copy that a policy inserts, has the time of the
   // device that it runs on.
-  if (cluster_ && op.IsCollective()) kernel.time = CollectiveTime(*cluster_, op);
   const bool works = op.slots[0].flops != 0 || op.slots[0].traffic != Bytes(0);
-  if (!op.IsCollective() && (!timed_ || (there_ && works))) {
+  if (op.IsCollective()) {
+    kernel.time = cluster_ ? CollectiveTime(*cluster_, op) : Duration();
+  } else if (!timed_ || (there_ && works)) {
     const Duration here = here_.Kernels(op, 0, batch)[0].time;
     // In a recording without a GPU, only ops that a policy has inserted have a time.
     kernel.time = timed_

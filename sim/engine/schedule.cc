@@ -74,7 +74,8 @@ class Player {
       if (s >= kStreamCount) continue;
       demand_[s] = Demand(command);
       if (s == Index(Stream::kCompute)) beside_copy_ = command.beside_copy;
-      collectives_ += is_collective_[s] = command.collective;
+      is_collective_[s] = command.collective;
+      if (command.collective) ++collectives_;
       loads_changed_ = true;
     }
     if (std::exchange(loads_changed_, false)) ShareLinks();

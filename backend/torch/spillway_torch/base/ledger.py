@@ -79,7 +79,7 @@ class Ledger:
             self.requests.append([storage.size, -1])
 
     def keep_on_host(self, storage: Storage) -> None:
-        """Takes the storage that was found last for one of the host, which the device does not have yet."""
+        """Takes the storage that was found last for one that the device does not have yet, but the host, or nothing as on `meta`."""
         if storage.request is not None:
             del self.requests[storage.request:]
             storage.request, storage.on_host = None, True

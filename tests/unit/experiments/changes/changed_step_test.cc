@@ -287,6 +287,23 @@ TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
             Duration::Nanoseconds(2 * 16384 - 20 + 2 * 16384));
 }
 
+TEST(ChangedStepTest, EachPassWaitsForItsOwnLanes) {
+  const auto step = [](int64_t n) {
+    Trace trace = Step(n);
+    trace.ops[3].lane = 1;  // loss.bwd
+    for (const size_t waiting : {4, 6}) trace.ops[waiting].after = {OpId{3}};
+    trace.Validate();
+    return trace;
+  };
+  const Trace passes = InMicroBatches(step(4), step(2), testing::RoundDevice(), 2).value();
+  const auto awaited = [&](const std::string& op) {
+    return passes.op(OpOf(passes, op).after.at(0)).name;
+  };
+  EXPECT_EQ(awaited("mm.dw"), "loss.bwd");
+  EXPECT_EQ(awaited("mm.dw.again"), "loss.bwd.again");
+  EXPECT_EQ(awaited("moments"), "loss.bwd.again");
+}
+
 TEST(ChangedStepTest, GradientsThatAccumulateStay) {
   const Trace passes = Step(2, [](testing::TraceBuilder& builder) {
     builder.Op("mm.later", Phase::kForward, {"x", "w"}, {"y"});
