@@ -492,8 +492,8 @@ def sharding_main(argv):
     arguments = parser.parse_args(argv)
     _, build_model = load_function(arguments.build, "build")
     found = plan_sharding(build_model, arguments.world, arguments.device, arguments.memory, layers=arguments.layers,
-                          shards=arguments.shards, tensor=arguments.tensor, micro_batches=arguments.micro_batches, gpus=arguments.gpus, target=arguments.target,
-                          checkpoints={"no": [False], "yes": [True], "both": [False, True]}[arguments.checkpoints])
+                          shards=arguments.shards, tensor=arguments.tensor, micro_batches=arguments.micro_batches, gpus=arguments.gpus,
+                          target=arguments.target, checkpoints={"no": [False], "yes": [True], "both": [False, True]}[arguments.checkpoints])
     print(found.text())
     return 0 if found.rows[0].status != "no" else 1
 
