@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import random
+import types
 import unittest
 import weakref
 from unittest import mock
@@ -63,6 +64,37 @@ class EqualityTest(unittest.TestCase):
                 twice = stepping.record()
                 self.assertEqual([(op.name, op.fresh, op.reads) for op in tape.ops], [(op.name, op.fresh, op.reads) for op in twice.ops])
                 self.assertEqual(tape.used, twice.used)
+
+    def test_an_operator_is_timed_again_if_the_gpu_waited_for_the_host(self):
+        class Stalled:  # for the GPU's clock: the host is held up for a second at one operator
+            at, number, now, dry = -1, 0, 0.0, False
+
+            def __init__(self, _):
+                pass
+
+            def event(self):
+                return types.SimpleNamespace(now=self.now, elapsed_time=lambda later, began=self.now: later.now - began)
+
+            def busy_event(self):
+                began = self.event()
+                self.dry, self.number = self.number == self.at, self.number + 1
+                self.now += 1000 if self.dry else 1
+                return began
+
+            def ran_dry(self):
+                return self.dry
+
+        def times():
+            with mock.patch("spillway_torch.tape.tape_recorder.CudaDevice", CpuDevice), mock.patch("torch.cuda.synchronize"), \
+                    mock.patch("spillway_torch.tape.tape_recorder.Timer", Stalled), \
+                    mock.patch.dict("spillway_torch.tape.tape_recorder.HOST_PIECE", cuda=1 << 20):
+                return [(op.name, op.time_ns) for op in Stepping(MODELS["resnet"]).record().ops]
+
+        usual = times()
+        self.assertEqual({time for _, time in usual}, {10**6})
+        for at in range(0, len(usual), 5):
+            with self.subTest(at=at), mock.patch.object(Stalled, "at", at):
+                self.assertEqual(times(), usual)
 
     def test_random_plans_change_nothing(self):
         for name, make in MODELS.items():

@@ -333,6 +333,10 @@ class Timer:
             self._busy = max(now, self._busy) + SLEEP
         return self.event()
 
+    def ran_dry(self) -> bool:
+        """Returns whether the GPU may have waited for the host since the last `busy_event`."""
+        return self._device.current() and self._busy < time.perf_counter()
+
 
 def block_of(size: int, expandable: bool = False) -> int:
     """Returns the bytes of the block that PyTorch's allocator of GPUs takes for a storage, in memory that it got for such storages.
