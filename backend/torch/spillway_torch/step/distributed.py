@@ -195,8 +195,15 @@ def _patch(stack: contextlib.ExitStack, recorder: Any) -> None:
         recorder.lanes.wait(recorder.lanes.current.lane, recorder.works.mark(work))
         return True
 
+    def receive_objects(*_: Any, **__: Any) -> Any:
+        raise NotRecordableError(f"recv_object_list{recorder.place()}: Python objects of other processes are not known. A stage of "
+                                 "torch.distributed.pipelining receives the shapes of its input so: give PipelineStage input_args=X, "
+                                 "output_args=Y, tensors of one micro-batch, such as torch.empty(..., device='meta')")
+
     ddp = parallel.DistributedDataParallel
     for owner, name, value in (
+            (dist, "recv_object_list", receive_objects),
+            (dist.distributed_c10d, "recv_object_list", receive_objects),
             (torch.Tensor, "_make_wrapper_subclass", staticmethod(_without_data(torch.Tensor._make_wrapper_subclass))),
             (random, "is_rng_supported_mesh", lambda mesh: False),  # a pretended GPU draws nothing
             (dispatch, "is_rng_supported_mesh", lambda mesh: False),

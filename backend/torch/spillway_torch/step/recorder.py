@@ -466,7 +466,7 @@ class Recorder(TorchDispatchMode):
         return read, [operand for operand, _ in fresh], writes, [t for _, t in fresh]
 
     def note(self, call: Call, result: Any) -> None:
-        facts, outputs = call.facts, tensors_in(result, [])
+        facts, outputs = call.facts, [local for t in tensors_in(result, []) for local in local_tensors(t)]
         read, fresh, writes, made = self.operands(call, outputs)
         collective = collective_of(call, result, self.place()) if facts.collective else None
         if self.take is not None and not facts.allocates:
