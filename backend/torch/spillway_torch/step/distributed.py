@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -70,16 +71,19 @@ def collective_of(call: Any, result: Any, place: str) -> Collective:
 
 
 class Works:
-    """The collectives that the program may wait for, by the handles that it has."""
+    """The collectives that the program may wait for, by the handles that it has.
+
+    A message keeps its tensors until it is waited for, as process groups of NCCL and gloo do.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, list[weakref.ref[torch.Tensor]], Mark | None]] = {}
+        self._known: dict[int, tuple[Any, list[Callable[[], torch.Tensor | None]], Mark | None]] = {}
 
-    def add(self, result: Any, tensors: list[torch.Tensor], mark: Mark | None) -> None:
+    def add(self, result: Any, tensors: list[torch.Tensor], mark: Mark | None, message: bool) -> None:
         for value in result if isinstance(result, tuple) else (result,):
             if isinstance(value, torch.ScriptObject):
                 work = torch._C._distributed_c10d.Work.unbox(value)
-                self._known[id(work)] = work, [weakref.ref(t) for t in tensors], mark
+                self._known[id(work)] = work, [functools.partial(_itself, t) if message else weakref.ref(t) for t in tensors], mark
 
     def mark(self, work: Any) -> Mark | None:
         """Returns the mark of a collective that the program waits for, and forgets it."""
@@ -90,6 +94,10 @@ class Works:
         future: Any = torch.futures.Future()
         future.set_result([tensor() for tensor in self._known.get(id(work), (None, [], None))[1]])
         return future
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _reduce_bucket(group: dist.ProcessGroup, bucket: Any) -> Any:

@@ -67,6 +67,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             times.append(meter.elapsed(trial.marks))  # a kernel may have been loaded, or memory allocated, in one of them
         for operator, measured_ns in zip(take.operators, zip(*times)):
             operator.time_ns = min(measured_ns)
+    recorded.storages = {number: storage for number, storage in recorded.storages.items() if not storage.nowhere}
     recorded.blocks = modules.blocks
     recorded.workspaces = _workspaces(take.operators, wanted.capability) if wanted.cuda else []
     recorded.requests = [] if wanted.real else [list(request) for request in recorder.ledger.requests]

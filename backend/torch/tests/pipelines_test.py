@@ -1,0 +1,177 @@
+"""Tests the recording of stages of torch.distributed.pipelining, against formulas and real processes."""
+
+import collections
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from sharded_test import GPU, collectives, peak, world
+from spillway_torch import NotRecordableError, record
+from spillway_torch.step.trace import to_trace
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, schedules
+except ImportError as error:
+    raise unittest.SkipTest("this PyTorch has no pipelines") from error
+
+ROWS, WIDTH = 2, 64  # of a micro-batch
+MESSAGE, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
+
+
+def stage_of(model, number, stages, device, shapes=True, group=None):
+    x = torch.empty(ROWS, WIDTH, device="meta")
+    return PipelineStage(model, number, stages, torch.device(device), group=group, **({"input_args": x, "output_args": x} if shapes else {}))
+
+
+def pipeline(kind, numbers, stages, chunks, device="cuda", shapes=True, group=None, wrap=lambda model: model):
+    """Returns a step of the process that has the stages `numbers`."""
+    models = [wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False)).to(device))
+              for _ in numbers]
+    parts = [stage_of(model, number, stages, device, shapes, group) for model, number in zip(models, numbers)]
+    schedule = getattr(schedules, kind)(parts if issubclass(getattr(schedules, kind), schedules.PipelineScheduleMulti) else parts[0], chunks,
+                                        loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], fused=True)
+
+    def step():
+        data = [torch.randn(chunks * ROWS, WIDTH, device=device)] if 0 in numbers else []
+        last = {"target": torch.randn(chunks * ROWS, WIDTH, device=device), "losses": []} if stages - 1 in numbers else {}
+        schedule.step(*data, **last)
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+
+def messages(recorded):
+    return [(kind, ranks) for kind, ranks, size in collectives(recorded) if size == MESSAGE and kind in ("send", "receive")]
+
+
+class PipelinesTest(unittest.TestCase):
+    def stage(self, kind, rank, processes=2, chunks=4, numbers=None, **options):
+        """Records the stages of one process; by default, each process has one."""
+        numbers = numbers or [rank]
+        stages = processes * len(numbers)
+        with world(processes, rank):
+            return record(pipeline(kind, numbers, stages, chunks, **options), GPU, warm_up=2)
+
+    def test_messages_of_all_forwards_first(self):
+        for rank in range(3):
+            before, behind = [(rank - 1, rank)] * (rank > 0), [(rank, rank + 1)] * (rank < 2)
+            forward = [("receive", pair) for pair in before] + [("send", pair) for pair in behind]
+            backward = [("receive", pair) for pair in behind] + [("send", pair) for pair in before]
+            recorded = self.stage("ScheduleGPipe", rank, 3)
+            self.assertEqual(messages(recorded), 4 * forward + 4 * backward)
+            self.assertEqual(len(collectives(recorded)), 4 * len(forward + backward))
+
+    def test_messages_of_one_forward_and_one_backward(self):
+        # Of three stages, the second one runs two forwards, then a backward and a forward in turn, and then two backwards.
+        first, second = (0, 1), (1, 2)
+        turn = [("send", second), ("receive", second), ("send", first), ("receive", first)]
+        self.assertEqual(messages(self.stage("Schedule1F1B", 1, 3)),
+                         [("receive", first), ("send", second), ("receive", first)] + turn + turn +
+                         [("send", second), ("receive", second), ("send", first), ("receive", second), ("send", first)])
+
+    def test_memory_grows_with_what_is_under_way(self):
+        def growth(kind, rank):
+            return peak(self.stage(kind, rank, chunks=8)) - peak(self.stage(kind, rank, chunks=4))
+        # Each micro-batch has its rows of the input, and a buffer for the gradient that comes back. If all forwards run first, it also
+        # keeps its activation and its result.
+        self.assertEqual(growth("ScheduleGPipe", 0), 4 * 4 * MESSAGE)
+        self.assertEqual(growth("Schedule1F1B", 0), 4 * 2 * MESSAGE)
+
+    def test_weights_are_those_of_the_stage(self):
+        recorded = self.stage("Schedule1F1B", 1)  # the shapes on "meta" take nothing
+        lasting = sum(s.size for s in recorded.lives() if s.born < 0 and s.died is None)
+        self.assertEqual(lasting, 2 * (3 * WEIGHT + 4) + 4 * MESSAGE)  # weights, two averages and a count each; what is received
+        products = [o for o in recorded.operators if o.packet == "mm"]
+        self.assertEqual(len(products), 4 * 6)  # two layers, forward and two gradients
+        self.assertEqual(sum(o.packet == "mse_loss" for o in recorded.operators), 4)
+
+    def test_what_is_received_is_waited_for(self):
+        for rank in 0, 1:
+            recorded = self.stage("Schedule1F1B", rank)
+            for number, operator in enumerate(recorded.operators):
+                if operator.collective is None or operator.collective.kind != "receive":
+                    continue
+                buffer = operator.outputs[0].storage.number
+                reader = next(o for o in recorded.operators[number + 1:] if o.lane != operator.lane and
+                              any(i.storage.number == buffer for i in o.inputs))
+                self.assertEqual(reader.after, (number,))
+        # Nobody waits for a send until the end of the step.
+        sends = [n for n, o in enumerate(recorded.operators) if o.collective is not None and o.collective.kind == "send"]
+        self.assertEqual([n for o in recorded.operators for n in o.after if n in sends], [sends[-1]])
+        trace = to_trace(recorded)
+        named = [op["name"].split(".")[0] for op in trace["ops"] if "ranks" in op.get("attributes", {})]
+        self.assertEqual(named, [kind for kind, *_ in collectives(recorded)])
+
+    def test_several_stages_of_a_process(self):
+        for kind, numbers, sent in (("ScheduleInterleaved1F1B", [0, 2], 3), ("ScheduleInterleavedZeroBubble", [0, 2], 3),
+                                    ("ScheduleLoopedBFS", [0, 2], 3), ("ScheduleZBVZeroBubble", [0, 3], 2), ("ScheduleDualPipeV", [0, 3], 2)):
+            if hasattr(schedules, kind):
+                with self.subTest(kind):
+                    recorded = self.stage(kind, 0, numbers=numbers)
+                    # A V has its first and its last stage in one process: they send one message less.
+                    self.assertEqual(collections.Counter(messages(recorded)), {("send", (0, 1)): 4 * sent, ("receive", (0, 1)): 4 * sent})
+                    # Nobody needs the gradient of the first stage's input.
+                    self.assertEqual(sum(o.packet == "mm" for o in recorded.operators), 4 * (2 * 6 - 1))
+
+    def test_stages_of_shards_and_of_replicas(self):
+        def found(wrap):
+            with world(4, 3):
+                mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("stages", "data"))
+                step = pipeline("Schedule1F1B", [1], 2, 4, group=mesh["stages"].get_group(), wrap=lambda model: wrap(model, mesh["data"]))
+                return collections.Counter(collectives(record(step, GPU, warm_up=2)))
+        ours = {("receive", (1, 3), MESSAGE): 4, ("send", (1, 3), MESSAGE): 4}
+        self.assertEqual(found(lambda model, mesh: fully_shard(model, mesh=mesh)),
+                         {**ours, ("all_gather", (2, 3), 2 * WEIGHT): 1, ("reduce_scatter", (2, 3), 2 * WEIGHT): 1})
+        self.assertEqual(found(lambda model, mesh: DistributedDataParallel(model, process_group=mesh.get_group())),
+                         {**ours, ("all_reduce", (2, 3), 2 * WEIGHT): 1})
+
+    def test_shapes_of_other_processes_have_to_be_given(self):
+        with self.assertRaisesRegex(NotRecordableError, r"recv_object_list.*\(pipelines_test.py:\d+\).*give PipelineStage input_args="):
+            self.stage("Schedule1F1B", 1, shapes=False)
+        self.assertEqual(messages(self.stage("Schedule1F1B", 0, shapes=False)), messages(self.stage("Schedule1F1B", 0)))
+
+
+class RealTest(unittest.TestCase):
+    """Two processes with gloo, which tell each other their shapes, against recordings of a fake group."""
+
+    def test_real_processes_send_as_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            started = [subprocess.Popen([sys.executable, __file__, str(rank), *store], stdout=subprocess.PIPE, text=True)
+                       for store in ([f"{folder}/store"], []) for rank in (0, 1)]
+            real, recorded = (list(pair) for pair in zip(*[iter([json.loads(p.communicate()[0]) for p in started])] * 2))
+        self.assertEqual([found for found, _ in recorded], [found for found, _ in real])
+        # gloo's handles keep their message until they are deleted, and the first process of the first two schedules deletes the last one late.
+        kept = [MESSAGE, MESSAGE, 0], [0, 0, 0]
+        self.assertEqual([[one + more for one, more in zip(held, ours)] for (_, held), ours in zip(recorded, kept)],
+                         [held for _, held in real])
+        self.assertNotEqual(real[0], real[1])
+
+
+def both(rank, store):
+    """Prints the messages and the peaks of a process, real or recorded."""
+    result = []
+    for kind, numbers in ("ScheduleGPipe", [rank]), ("Schedule1F1B", [rank]), ("ScheduleInterleaved1F1B", [rank, rank + 2]):
+        stages = 2 * len(numbers)
+        if store:
+            dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(f"{store}-{kind}", 2))
+            recorded = record(pipeline(kind, numbers, stages, 4, "cpu", shapes=False), "cpu", warm_up=2)
+            dist.destroy_process_group()
+        else:
+            with world(2, rank):
+                recorded = record(pipeline(kind, numbers, stages, 4), GPU, warm_up=2)
+        result.append((collectives(recorded), peak(recorded)))
+    print(json.dumps(list(zip(*result))))  # those of all schedules
+
+
+if __name__ == "__main__":
+    both(int(sys.argv[1]), "".join(sys.argv[2:]))
