@@ -29,7 +29,8 @@ MESSAGE, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
 
 def stage_of(model, number, stages, device, shapes=True, group=None):
     x = torch.empty(ROWS, WIDTH, device="meta")
-    return PipelineStage(model, number, stages, torch.device(device), group=group, **({"input_args": x, "output_args": x} if shapes else {}))
+    known = {"input_args": x, "output_args": x} if shapes else {}
+    return PipelineStage(model, number, stages, torch.device(device), group=group, **known)
 
 
 def pipeline(kind, numbers, stages, chunks, device="cuda", shapes=True, group=None, wrap=lambda model: model):
@@ -37,8 +38,8 @@ def pipeline(kind, numbers, stages, chunks, device="cuda", shapes=True, group=No
     models = [wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False)).to(device))
               for _ in numbers]
     parts = [stage_of(model, number, stages, device, shapes, group) for model, number in zip(models, numbers)]
-    schedule = getattr(schedules, kind)(parts if issubclass(getattr(schedules, kind), schedules.PipelineScheduleMulti) else parts[0], chunks,
-                                        loss_fn=nn.functional.mse_loss)
+    make = getattr(schedules, kind)
+    schedule = make(parts if issubclass(make, schedules.PipelineScheduleMulti) else parts[0], chunks, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], fused=True)
 
     def step():
@@ -114,7 +115,8 @@ class PipelinesTest(unittest.TestCase):
 
     def test_several_stages_of_a_process(self):
         for kind, numbers, sent in (("ScheduleInterleaved1F1B", [0, 2], 3), ("ScheduleInterleavedZeroBubble", [0, 2], 3),
-                                    ("ScheduleLoopedBFS", [0, 2], 3), ("ScheduleZBVZeroBubble", [0, 3], 2), ("ScheduleDualPipeV", [0, 3], 2)):
+                                    ("ScheduleLoopedBFS", [0, 2], 3), ("ScheduleZBVZeroBubble", [0, 3], 2),
+                                    ("ScheduleDualPipeV", [0, 3], 2)):
             if hasattr(schedules, kind):
                 with self.subTest(kind):
                     recorded = self.stage(kind, 0, numbers=numbers)
@@ -146,19 +148,20 @@ class RealTest(unittest.TestCase):
 
     def test_real_processes_send_as_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
-            started = [subprocess.Popen([sys.executable, __file__, str(rank), *store], stdout=subprocess.PIPE, text=True)
-                       for store in ([f"{folder}/store"], []) for rank in (0, 1)]
-            real, recorded = (list(pair) for pair in zip(*[iter([json.loads(p.communicate()[0]) for p in started])] * 2))
+            started = [subprocess.Popen([sys.executable, __file__, str(rank), f"{folder}/store"], stdout=subprocess.PIPE, text=True)
+                       for rank in (0, 1)]
+            recorded = [json.loads(json.dumps(steps(rank))) for rank in (0, 1)]
+            real = [json.loads(process.communicate()[0]) for process in started]
         self.assertEqual([found for found, _ in recorded], [found for found, _ in real])
-        # gloo's handles keep their message until they are deleted, and the first process of the first two schedules deletes the last one late.
+        # gloo's handles keep their message until they are deleted, which schedules of single stages do late in the first process.
         kept = [MESSAGE, MESSAGE, 0], [0, 0, 0]
         self.assertEqual([[one + more for one, more in zip(held, ours)] for (_, held), ours in zip(recorded, kept)],
                          [held for _, held in real])
         self.assertNotEqual(real[0], real[1])
 
 
-def both(rank, store):
-    """Prints the messages and the peaks of a process, real or recorded."""
+def steps(rank, store=""):
+    """Returns the messages and the peaks of a process in steps of several schedules, real with a store, or recorded."""
     result = []
     for kind, numbers in ("ScheduleGPipe", [rank]), ("Schedule1F1B", [rank]), ("ScheduleInterleaved1F1B", [rank, rank + 2]):
         stages = 2 * len(numbers)
@@ -170,8 +173,8 @@ def both(rank, store):
             with world(2, rank):
                 recorded = record(pipeline(kind, numbers, stages, 4), GPU, warm_up=2)
         result.append((collectives(recorded), peak(recorded)))
-    print(json.dumps(list(zip(*result))))  # those of all schedules
+    return list(zip(*result))
 
 
 if __name__ == "__main__":
-    both(int(sys.argv[1]), "".join(sys.argv[2:]))
+    print(json.dumps(steps(int(sys.argv[1]), sys.argv[2])))

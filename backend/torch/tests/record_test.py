@@ -238,7 +238,8 @@ class DeviceTest(unittest.TestCase):
 
     def test_what_is_made_on_meta_takes_memory_once_it_is_used(self):
         with pretend("cuda:sm_90"):
-            shape, used, kinds = torch.empty(64, device="meta"), torch.empty(32, device="meta"), torch.empty(16, device=torch.device("meta"))
+            shape, used = torch.empty(64, device="meta"), torch.empty(32, device="meta")
+            kinds = torch.empty(16, device=torch.device("meta"))
             x = torch.ones(32, device="cuda")
             step = record(lambda: (x + used, shape.view(8, 8), torch.empty_like(kinds, device="cuda")), "cuda:sm_90")
         self.assertEqual(sorted(s.size for s in step.lives() if s.born < 0), [128, 128])
