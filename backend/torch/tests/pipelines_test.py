@@ -1,4 +1,4 @@
-"""Tests the recording of stages of torch.distributed.pipelining, against formulas and real processes."""
+"""Tests the recording of stages of torch.distributed.pipelining, and whole pipelines, against formulas and real processes."""
 
 import collections
 import json
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from sharded_test import GPU, collectives, peak, world
-from spillway_torch import NotRecordableError, record
+from spillway_torch import NotRecordableError, SpillwayError, record, simulate_pipeline
 from spillway_torch.step.trace import to_trace
 
 try:
@@ -61,7 +62,7 @@ class PipelinesTest(unittest.TestCase):
         numbers = numbers or [rank]
         stages = processes * len(numbers)
         with world(processes, rank):
-            return record(pipeline(kind, numbers, stages, chunks, **options), GPU, warm_up=2)
+            return record(pipeline(kind, numbers, stages, chunks, **options), GPU, warm_up=1)
 
     def test_messages_of_all_forwards_first(self):
         for rank in range(3):
@@ -130,7 +131,7 @@ class PipelinesTest(unittest.TestCase):
             with world(4, 3):
                 mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("stages", "data"))
                 step = pipeline("Schedule1F1B", [1], 2, 4, group=mesh["stages"].get_group(), wrap=lambda model: wrap(model, mesh["data"]))
-                return collections.Counter(collectives(record(step, GPU, warm_up=2)))
+                return collections.Counter(collectives(record(step, GPU, warm_up=1)))
         ours = {("receive", (1, 3), MESSAGE): 4, ("send", (1, 3), MESSAGE): 4}
         self.assertEqual(found(lambda model, mesh: fully_shard(model, mesh=mesh)),
                          {**ours, ("all_gather", (2, 3), 2 * WEIGHT): 1, ("reduce_scatter", (2, 3), 2 * WEIGHT): 1})
@@ -141,6 +142,57 @@ class PipelinesTest(unittest.TestCase):
         with self.assertRaisesRegex(NotRecordableError, r"recv_object_list.*\(pipelines_test.py:\d+\).*give PipelineStage input_args="):
             self.stage("Schedule1F1B", 1, shapes=False)
         self.assertEqual(messages(self.stage("Schedule1F1B", 0, shapes=False)), messages(self.stage("Schedule1F1B", 0)))
+
+
+class WholeTest(unittest.TestCase):
+    """What a whole pipeline takes, from recordings of its stages."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.enterClassContext(mock.patch.multiple(sys.modules[__name__], ROWS=1024, WIDTH=2048))
+
+    def steps(self, kind, processes, chunks=4):
+        found = {}
+        for rank in range(processes):
+            with world(processes, rank):
+                found[rank] = record(pipeline(kind, [rank], processes, chunks), GPU, warm_up=1)
+        return found
+
+    def test_a_pipeline_takes_as_long_as_its_formula_says(self):
+        # Of p stages, the last one waits for p - 1 forwards, and the first one, which ends last, also for as many backwards
+        # (GPipe, section 2.3). Of the products of a stage, a third is forward.
+        for kind, processes in ("ScheduleGPipe", 2), ("Schedule1F1B", 3):
+            with self.subTest(kind):
+                steps = self.steps(kind, processes, 8)
+                whole = simulate_pipeline(steps, "h200")
+                last = whole.stages[-1]
+                one = last.alone_ms / 8
+                self.assertAlmostEqual(last.iteration_ms - last.alone_ms, (processes - 1) * one / 3, delta=0.15 * processes * one)
+                self.assertAlmostEqual(whole.iteration_ms - last.alone_ms, (processes - 1) * one, delta=0.3 * processes * one)
+                self.assertEqual(whole.iteration_ms, whole.stages[0].iteration_ms)
+                self.assertEqual([stage.peak_requested_bytes for stage in whole.stages], [step.peak_requested for step in steps.values()])
+        self.assertIn(f"A step takes {whole.iteration_ms:.1f} ms on h200.", whole.text())
+
+    def test_messages_without_counterparts_are_refused(self):
+        two, more = self.steps("Schedule1F1B", 2), self.steps("Schedule1F1B", 2, 5)
+        with self.assertRaisesRegex(SpillwayError, "rank 0 sends 4 messages of 33554432 bytes to rank 1, which receives 5 of 41943040"):
+            simulate_pipeline({0: two[0], 1: more[1]})
+        with self.assertRaisesRegex(SpillwayError, r"send.\d+ of rank 0 is between ranks \[0, 1\], but the recordings are of ranks \[0\]"):
+            simulate_pipeline({0: two[0]})
+        with self.assertRaisesRegex(SpillwayError, r"of rank 2 is between ranks \[0, 1\]"):
+            simulate_pipeline({2: two[0], 0: two[1], 1: two[0]})
+
+    def test_stages_that_wait_for_each_other_are_refused(self):
+        def step():
+            x = torch.ones(8, device="cuda")
+            for call in dist.recv, dist.send:
+                call(x, 1 - dist.get_rank())
+        steps = {}
+        for rank in (0, 1):
+            with world(2, rank):
+                steps[rank] = record(step, GPU, warm_up=0)
+        with self.assertRaisesRegex(SpillwayError, r"the stages of ranks \[0, 1\] wait for each other for ever"):
+            simulate_pipeline(steps, "h200")
 
 
 class RealTest(unittest.TestCase):
@@ -167,11 +219,11 @@ def steps(rank, store=""):
         stages = 2 * len(numbers)
         if store:
             dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(f"{store}-{kind}", 2))
-            recorded = record(pipeline(kind, numbers, stages, 4, "cpu", shapes=False), "cpu", warm_up=2)
+            recorded = record(pipeline(kind, numbers, stages, 4, "cpu", shapes=False), "cpu", warm_up=1)
             dist.destroy_process_group()
         else:
             with world(2, rank):
-                recorded = record(pipeline(kind, numbers, stages, 4), GPU, warm_up=2)
+                recorded = record(pipeline(kind, numbers, stages, 4), GPU, warm_up=1)
         result.append((collectives(recorded), peak(recorded)))
     return list(zip(*result))
 
