@@ -100,12 +100,27 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _reduce_bucket(group: dist.ProcessGroup, bucket: Any) -> Any:
+class _Reductions:
+    """The buckets of gradients that a DistributedDataParallel has reduced.
+
+    Nobody waits for the handles of these collectives. A process group of NCCL keeps their tensors until it has seen that they ended, and
+    gives them back in a later collective. So the first buckets still exist when the second step makes others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.kept: list[torch.Tensor] = []
+
+
+def _reduce_bucket(reductions: _Reductions, bucket: Any) -> Any:
     """Adds gradients as DistributedDataParallel's own code does, which cannot wait for a fake process group.
 
     It divides them while it copies them into the bucket.
     """
-    dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    if bucket.index() == 0:
+        reductions.kept.clear()
+    reductions.kept.append(bucket.buffer())
+    dist.all_reduce(bucket.buffer(), group=reductions.group, async_op=True)
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -115,8 +130,9 @@ def _with_hook(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the first part of a DistributedDataParallel's forward, which has a hook if the program has given it none."""
     def pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
         if not ddp._comm_hooks:
-            ddp._comm_hooks.append((_reduce_bucket, ddp.process_group))
-            getattr(dist, "_register_comm_hook")(ddp.reducer, ddp.process_group, _reduce_bucket)
+            reductions = _Reductions(ddp.process_group)
+            ddp._comm_hooks.append((_reduce_bucket, reductions))
+            getattr(dist, "_register_comm_hook")(ddp.reducer, reductions, _reduce_bucket)
         return forward(ddp, *args, **kwargs)
 
     return pre_forward

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
+from ..base.ranks import rank
 from ..base.target import Target
 from .meter import meter_of
 from .modules import Modules
@@ -47,8 +48,10 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             modules.add_root(model)
         stack.callback(setattr, recorder, "modules", Modules())
         stack.enter_context(modules.watched())
+        recorder.ledger.started = rank() is None  # the first steps of several processes take memory that later ones do not
         for _ in range(warm_up):
             step()
+        recorder.ledger.started = True
         trial = Take(Step(name, batch, wanted), modules)
         if meter is not None and warm_up > 0:
             _run(step, recorder, trial)
