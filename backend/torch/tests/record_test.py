@@ -236,6 +236,27 @@ class DeviceTest(unittest.TestCase):
             self.assertEqual(step.requests, wanted)
             self.assertEqual(sum(tensor.get("request") is not None for tensor in step.trace()["tensors"]), 3)
 
+    def test_what_is_made_on_meta_takes_memory_once_it_is_used(self):
+        with pretend("cuda:sm_90"):
+            shape, used = torch.empty(64, device="meta"), torch.empty(32, device="meta")
+            kinds = torch.empty(16, device=torch.device("meta"))
+            x = torch.ones(32, device="cuda")
+            step = record(lambda: (x + used, shape.view(8, 8), torch.empty_like(kinds, device="cuda")), "cuda:sm_90")
+        self.assertEqual(sorted(s.size for s in step.lives() if s.born < 0), [128, 128])
+        self.assertEqual(step.requests, [[128, -1], [128, -1]])
+
+    def test_some_losses_keep_the_memory_of_their_terms(self):
+        functions = nn.functional
+        for loss in (functions.mse_loss, functions.smooth_l1_loss, functions.soft_margin_loss, functions.binary_cross_entropy,
+                     functions.huber_loss, functions.l1_loss):
+            for reduction in "mean", "sum", "none":
+                with self.subTest(loss.__name__, reduction=reduction), pretend("cuda:sm_90"):
+                    x, y = torch.rand(4, 64, device="cuda"), torch.rand(4, 64, device="cuda")
+                    results = record(lambda x=x, y=y, loss=loss, r=reduction: loss(x, y, reduction=r), "cuda:sm_90").operators[-1].outputs
+                    size = results[0].storage.size
+                real = loss(torch.rand(4, 64), torch.rand(4, 64), reduction=reduction)  # the GPU's kernels share this code
+                self.assertEqual(size, real.untyped_storage().nbytes())
+
     def test_a_model_that_moves_there_keeps_its_parameters(self):
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         second.weight = first.weight

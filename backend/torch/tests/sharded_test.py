@@ -1,6 +1,7 @@
 """Tests the recording of one process of many: FSDP2, DistributedDataParallel, tensor parallelism, against formulas and real processes."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ except ImportError as error:  # before PyTorch 2.6
 
 GPU = "cuda:sm_90"
 ROWS = 2
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 def stack(layers, width):
@@ -194,6 +196,14 @@ class ShardedTest(unittest.TestCase):
         self.assertEqual(peak(copied), persistent + 8 * 16384 + 512 + 8)
         self.assertEqual(peak(views), persistent + 5 * 16384 + 4 * 512 + 8)
 
+    def test_the_first_buckets_exist_until_the_second_step_reduces(self):
+        held, most, requests = 0, 0, self.replicated().requests
+        for number, (size, _) in enumerate(requests):
+            held += size - sum(other for other, end in requests if end == number)
+            most = max(most, held)
+        # Weights, two averages, buckets of the first and the second step, and the three gradients of a bucket that is full.
+        self.assertEqual(most // 16384, 4 + 8 + 4 + 4 + 3)
+
     def test_without_synchronization_nothing_is_reduced(self):
         def make():
             model = stack(4, 64).cuda()
@@ -220,6 +230,8 @@ class ShardedTest(unittest.TestCase):
         recorded = self.record(make)
         self.assertEqual(sum(s.size for s in recorded.lives() if s.born < 0 and s.died is None and s.size == 16384),
                          16384 * (4 + 2 * 2))  # weights, and two averages of the half of them
+        sent = [size for kind, _, size in collectives(recorded) if kind == "broadcast"]
+        self.assertEqual(sum(sent), 4 * 16384)  # each process sends what it has updated
 
     # ---- tensor parallelism ----
 
@@ -246,6 +258,116 @@ class ShardedTest(unittest.TestCase):
         found = collectives(self.record(make, 8, rank=6))
         self.assertEqual(set(found), {("all_gather", (2, 6), 2 * 16384), ("reduce_scatter", (2, 6), 2 * 16384),
                                       ("all_reduce", (4, 5, 6, 7), 512)})
+
+    def test_a_sequence_in_parts(self):
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
+
+            def forward(self, x):
+                return x + self.down(torch.relu(self.up(self.norm(x))))
+
+        def make():
+            from torch.distributed.tensor import Shard
+            from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+            model, mesh = nn.Sequential(Block(), Block()).cuda(), init_device_mesh("cuda", (4,))
+            for block in model:
+                parallelize_module(block, mesh, {"norm": SequenceParallel(sequence_dim=0, use_local_output=True),
+                                                 "up": ColwiseParallel(input_layouts=Shard(0)),
+                                                 "down": RowwiseParallel(output_layouts=Shard(0))})
+            return model, train(model, 64)
+        recorded = self.record(make, 4)
+        rows, ranks = 4 * 4 * ROWS * 64, tuple(range(4))  # bytes of all rows
+        passes = [("all_gather", ranks, rows), ("reduce_scatter", ranks, rows)] * 2
+        weights = [("all_reduce", ranks, 256)] * 4  # gradients of the layers' norms, which each process has of its rows
+        self.assertEqual(collectives(recorded), 2 * passes + weights)
+        self.assertEqual({o.storage.size for op in recorded.operators if op.packet == "native_layer_norm" for o in op.outputs},
+                         {rows // 4, 4 * ROWS})
+
+    # ---- context parallelism ----
+
+    def ring(self, method, size):
+        """Records causal attention of 2 sequences of 64 words for each process, in bfloat16 and 4 heads of 64."""
+        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+        def make():
+            mesh = init_device_mesh("cuda", (size,))
+            set_rotate_method(method)
+            project = nn.Linear(256, 768, bias=False, dtype=torch.bfloat16).cuda()
+
+            def step():
+                x = torch.randn(2, 64 * size, 256, device="cuda", dtype=torch.bfloat16)
+                with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1], no_restore_buffers={x}):
+                    q, k, v = project(x).view(2, -1, 3, 4, 64).permute(2, 0, 3, 1, 4).unbind()
+                    nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+            return project, step
+        return self.record(make, size, rank=1)
+
+    def test_attention_of_sequences_in_parts(self):
+        size = 4
+        ranks, part = tuple(range(size)), 2 * 2 * 4 * 64 * 64  # bytes of the keys of one process
+        # Forward gathers keys and values, or passes them on. Backward does so again, and passes on their gradients in float32.
+        gradients = ("all_to_all", ranks, 2 * 2 * part)
+        recorded = self.ring("allgather", size)
+        self.assertEqual(collectives(recorded), [("all_gather", ranks, 2 * part * size)] * 2 + [gradients] * size)
+        gathered = [s for s in recorded.lives() if s.size == 2 * part * size]
+        self.assertEqual(len(gathered), 2)  # nothing is counted twice
+        passed = ("all_to_all", ranks, 2 * part)
+        found = collectives(self.ring("alltoall", size))
+        self.assertEqual((found.count(passed), found.count(gradients), len(found)), (2 * (size - 1), size, 3 * size - 2))
+        products = [o for o in recorded.operators if "flash_attention" in o.packet or "cudnn_attention" in o.packet]
+        self.assertEqual([o.phase for o in products], ["forward"] * size + ["backward"] * size)
+
+    # ---- wrappers of others ----
+
+    def test_accelerate(self):
+        import accelerate
+
+        def make():
+            accelerator = accelerate.Accelerator()
+            model = stack(4, 64)
+            run, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+            x = torch.randn(ROWS, 64, device="cuda")
+
+            def step():
+                accelerator.backward(run(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+            return model, step
+        self.addCleanup(accelerate.state.AcceleratorState._reset_state, True)
+        with mock.patch.dict(os.environ, TORCHRUN):
+            recorded = self.record(make)
+        self.assertEqual(collectives(recorded), [("all_reduce", (0, 1), 4 * 16384)])
+        self.assertEqual(sum(s.size for s in recorded.lives() if s.born < 0 and s.died is None and s.size == 16384),
+                         3 * 4 * 16384)  # weights and two averages
+
+    def test_the_trainer_of_transformers(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = stack(4, 64)
+
+            def forward(self, x, labels):
+                y = self.layers(x)
+                return {"loss": (y - labels).square().mean(), "logits": y}
+
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+
+        def make():
+            arguments = transformers.TrainingArguments(folder.name, per_device_train_batch_size=ROWS, max_steps=4, report_to=[],
+                                                       save_strategy="no", logging_strategy="no", max_grad_norm=0, disable_tqdm=True)
+            trainer = transformers.Trainer(Model(), arguments, train_dataset=[{"x": torch.zeros(64), "labels": torch.zeros(64)}] * 64)
+            return trainer.model, trainer.train
+        with mock.patch.dict(os.environ, TORCHRUN), contextlib.redirect_stdout(io.StringIO()):
+            recorded = self.record(make)
+        # In each step, all gradients in one bucket, and which of the four parameters were used; at the end, the loss.
+        both = 0, 1
+        self.assertEqual(collectives(recorded),
+                         [("all_reduce", both, 4 * 16384), ("all_reduce", both, 4 * 4)] * 4 + [("all_gather", both, 8)])
+        self.assertEqual(sum(o.packet == "mm" and o.phase == "forward" for o in recorded.operators), 4 * 4)
 
     # ---- lanes ----
 
@@ -453,7 +575,7 @@ class MeasuredTest(unittest.TestCase):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        return record(step, GPU, model=model).peak_requested
+        return record(step, GPU, model=model, warm_up=3).peak_requested  # as measured, behind the steps that make other buckets
 
     def test_peaks_of_two_gpus(self):
         for measured, depth, options in ((19284.0, 2, {}), (21024.1, 2, {"reshard": False}), (33374.4, 2, {"replicas": True}),

@@ -26,6 +26,7 @@ class Storage:
     shape: tuple[int, ...] = ()  # the shape of the first tensor that covers all of it
     request: int | None = None  # index in `Ledger.requests`
     on_host: bool = False  # the program has it on the host until it moves it to the pretended device
+    nowhere: bool = False  # the program has made it on "meta", and no step has used it
     lane: int = 0  # the stream from whose pool PyTorch takes it (`streams.py`)
 
 
@@ -72,17 +73,22 @@ class Ledger:
             self._end(untyped._cdata)
         return self._add(untyped, self.clock(), old.dtype if old is not None else None)
 
-    def _request(self, storage: Storage) -> None:
-        storage.on_host = False
-        if not self.started and storage.size > 0:
+    def _request(self, storage: Storage, late: bool = False) -> None:
+        storage.on_host = storage.nowhere = False
+        if (late or not self.started) and storage.size > 0:
             storage.request = len(self.requests)
             self.requests.append([storage.size, -1])
 
-    def keep_on_host(self, storage: Storage) -> None:
+    def keep_on_host(self, storage: Storage, nowhere: bool = False) -> None:
         """Takes the storage that was found last for one that the device does not have yet, but the host, or nothing as on `meta`."""
         if storage.request is not None:
             del self.requests[storage.request:]
-            storage.request, storage.on_host = None, True
+            storage.request, storage.on_host, storage.nowhere = None, True, nowhere
+
+    def use(self, storage: Storage) -> None:
+        """Notes that a step computes with a storage, which the device has then."""
+        if storage.nowhere and self.started:
+            self._request(storage, late=True)
 
     def arrive(self, tensor: torch.Tensor) -> None:
         """Notes that the program moves a tensor to the device."""
@@ -91,9 +97,9 @@ class Ledger:
             self._request(storage)
 
     def start(self) -> None:
-        """Begins the first step, for which all storages are on the device."""
+        """Begins the first step, for which all storages are on the device but those made on "meta"."""
         for storage, _ in list(self._alive.values()):
-            if storage.on_host:
+            if storage.on_host and not storage.nowhere:
                 self._request(storage)
         self.started = True
 

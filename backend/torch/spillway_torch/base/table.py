@@ -146,6 +146,10 @@ def cublas_workspace(capability: int) -> int:
 # dropout.
 HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 
+# Losses whose result, one number, keeps the memory of all terms, which PyTorch's kernels make in it before they shrink it
+# (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu): the position of `reduction`, which is 0 for no sum.
+SHRUNK_LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "soft_margin_loss": 2, "binary_cross_entropy": 3}
+
 # ---- torch.cuda ----
 
 # Functions of torch.cuda that do nothing on a pretended GPU.

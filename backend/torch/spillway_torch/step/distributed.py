@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -70,16 +71,19 @@ def collective_of(call: Any, result: Any, place: str) -> Collective:
 
 
 class Works:
-    """The collectives that the program may wait for, by the handles that it has."""
+    """The collectives that the program may wait for, by the handles that it has.
+
+    A message keeps its tensors until it is waited for, as process groups of NCCL and gloo do.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, list[weakref.ref[torch.Tensor]], Mark | None]] = {}
+        self._known: dict[int, tuple[Any, list[Callable[[], torch.Tensor | None]], Mark | None]] = {}
 
-    def add(self, result: Any, tensors: list[torch.Tensor], mark: Mark | None) -> None:
+    def add(self, result: Any, tensors: list[torch.Tensor], mark: Mark | None, message: bool) -> None:
         for value in result if isinstance(result, tuple) else (result,):
             if isinstance(value, torch.ScriptObject):
                 work = torch._C._distributed_c10d.Work.unbox(value)
-                self._known[id(work)] = work, [weakref.ref(t) for t in tensors], mark
+                self._known[id(work)] = work, [functools.partial(_itself, t) if message else weakref.ref(t) for t in tensors], mark
 
     def mark(self, work: Any) -> Mark | None:
         """Returns the mark of a collective that the program waits for, and forgets it."""
@@ -92,12 +96,31 @@ class Works:
         return future
 
 
-def _reduce_bucket(group: dist.ProcessGroup, bucket: Any) -> Any:
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _Reductions:
+    """The buckets of gradients that a DistributedDataParallel has reduced.
+
+    Nobody waits for the handles of these collectives. A process group of NCCL keeps their tensors until it has seen that they ended, and
+    gives them back in a later collective. So the first buckets still exist when the second step makes others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.kept: list[torch.Tensor] = []
+
+
+def _reduce_bucket(reductions: _Reductions, bucket: Any) -> Any:
     """Adds gradients as DistributedDataParallel's own code does, which cannot wait for a fake process group.
 
     It divides them while it copies them into the bucket.
     """
-    dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    if bucket.index() == 0:
+        reductions.kept.clear()
+    reductions.kept.append(bucket.buffer())
+    dist.all_reduce(bucket.buffer(), group=reductions.group, async_op=True)
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -107,8 +130,9 @@ def _with_hook(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the first part of a DistributedDataParallel's forward, which has a hook if the program has given it none."""
     def pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
         if not ddp._comm_hooks:
-            ddp._comm_hooks.append((_reduce_bucket, ddp.process_group))
-            getattr(dist, "_register_comm_hook")(ddp.reducer, ddp.process_group, _reduce_bucket)
+            reductions = _Reductions(ddp.process_group)
+            ddp._comm_hooks.append((_reduce_bucket, reductions))
+            getattr(dist, "_register_comm_hook")(ddp.reducer, reductions, _reduce_bucket)
         return forward(ddp, *args, **kwargs)
 
     return pre_forward
@@ -195,8 +219,15 @@ def _patch(stack: contextlib.ExitStack, recorder: Any) -> None:
         recorder.lanes.wait(recorder.lanes.current.lane, recorder.works.mark(work))
         return True
 
+    def receive_objects(*_: Any, **__: Any) -> Any:
+        raise NotRecordableError(f"recv_object_list{recorder.place()}: Python objects of other processes are not known. A stage of "
+                                 "torch.distributed.pipelining receives the shapes of its input so: give PipelineStage input_args=X, "
+                                 "output_args=Y, tensors of one micro-batch, such as torch.empty(..., device='meta')")
+
     ddp = parallel.DistributedDataParallel
     for owner, name, value in (
+            (dist, "recv_object_list", receive_objects),
+            (dist.distributed_c10d, "recv_object_list", receive_objects),
             (torch.Tensor, "_make_wrapper_subclass", staticmethod(_without_data(torch.Tensor._make_wrapper_subclass))),
             (random, "is_rng_supported_mesh", lambda mesh: False),  # a pretended GPU draws nothing
             (dispatch, "is_rng_supported_mesh", lambda mesh: False),

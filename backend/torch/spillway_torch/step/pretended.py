@@ -180,7 +180,7 @@ class Names(TorchFunctionMode):
         without_memory = False  # the program makes it under `torch.device("meta")`
         if kwargs and kwargs.get("device") is not None:
             given = kwargs["device"]
-            without_memory = isinstance(given, torch.device) and given.type == "meta" and given is not META
+            without_memory = given is not META and isinstance(given, (str, torch.device)) and torch.device(given).type == "meta"
             kwargs = {**kwargs, "device": self.translated(kwargs["device"])}
             kwargs.pop("pin_memory", None) if kwargs["device"] is META else None
         elif func in self.constructors and not (args and isinstance(args[0], torch.Tensor)):
@@ -196,7 +196,7 @@ class Names(TorchFunctionMode):
             if func is _Tensor.to and isinstance(where, torch.device) and where == META:
                 self.moved(result)
             if without_memory and isinstance(result, torch.Tensor):
-                self.recorder.ledger.keep_on_host(self.recorder.ledger.find(result))
+                self.recorder.ledger.keep_on_host(self.recorder.ledger.find(result), nowhere=True)
             return result
         except (RuntimeError, TypeError) as error:
             translated = self.recorder.translated(error, getattr(func, "__name__", str(func)))

@@ -284,6 +284,9 @@ class Recorder(TorchDispatchMode):
                     raise
         if on_device and self.target.cuda and facts.packet in CONVOLUTIONS:
             result = as_cudnn_lays_out(facts.packet, args, result)
+        shrunk = table.SHRUNK_LOSSES.get(facts.packet)
+        if on_device and shrunk is not None and (args[shrunk] if len(args) > shrunk else 1):
+            result = torch.empty_like(args[0]).resize_(())
         if on_device and facts.packet == "_scaled_dot_product_cudnn_attention" and not args[4]:
             result = (result[0], None, *result[2:])  # without a gradient, cuDNN keeps no sums of the softmax
         if on_device and facts.packet in table.HOST_OUTPUTS:
@@ -462,22 +465,24 @@ class Recorder(TorchDispatchMode):
         fresh = [(operand, t) for operand, t in made if operand.storage.number not in given]
         if read and all(operand.storage.on_host for operand in read) and call.kwargs.get("device") is None:
             for operand, _ in reversed(fresh):
-                self.ledger.keep_on_host(operand.storage)
+                self.ledger.keep_on_host(operand.storage, any(other.storage.nowhere for other in read))
         return read, [operand for operand, _ in fresh], writes, [t for _, t in fresh]
 
     def note(self, call: Call, result: Any) -> None:
-        facts, outputs = call.facts, tensors_in(result, [])
+        facts, outputs = call.facts, [local for t in tensors_in(result, []) for local in local_tensors(t)]
         read, fresh, writes, made = self.operands(call, outputs)
         collective = collective_of(call, result, self.place()) if facts.collective else None
         if self.take is not None and not facts.allocates:
             to_host = bool(read) and any(not self.here(t) for t in outputs) and not self.target.real
             if fresh or writes or (facts.kind == "number" or collective is not None) and read or to_host:
+                for operand in read:
+                    self.ledger.use(operand.storage)
                 if self.target.cuda and not self.target.real:
                     self.scratch = scratch_of(facts.packet, call.args, self.target.capability)
                 self.append(call.func._schema.name, read, [*fresh, *writes], *measures(call, made, result), collective)
         if collective is not None and not self.target.real:
             lane = self.lanes.lane_of(collective)
-            self.works.add(result, tensors_in(call.args[0], []), self.lanes.mark(lane))
+            self.works.add(result, tensors_in(call.args[0], []), self.lanes.mark(lane), collective.kind in ("send", "receive"))
 
     def append(self, name: str, read: list[Operand], writes: list[Operand], flops: int, random: bool,
                attributes: dict[str, int], collective: Collective | None = None) -> None:

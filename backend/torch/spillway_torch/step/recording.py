@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..base import table
 from ..base.errors import NotRecordableError, SpillwayError
+from ..base.ranks import rank
 from ..base.target import Target
 from .meter import meter_of
 from .modules import Modules
@@ -47,8 +48,10 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             modules.add_root(model)
         stack.callback(setattr, recorder, "modules", Modules())
         stack.enter_context(modules.watched())
+        recorder.ledger.started = rank() is None  # the first steps of several processes take memory that later ones do not
         for _ in range(warm_up):
             step()
+        recorder.ledger.started = True
         trial = Take(Step(name, batch, wanted), modules)
         if meter is not None and warm_up > 0:
             _run(step, recorder, trial)
@@ -67,6 +70,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
             times.append(meter.elapsed(trial.marks))  # a kernel may have been loaded, or memory allocated, in one of them
         for operator, measured_ns in zip(take.operators, zip(*times)):
             operator.time_ns = min(measured_ns)
+    recorded.storages = {number: storage for number, storage in recorded.storages.items() if not storage.nowhere}
     recorded.blocks = modules.blocks
     recorded.workspaces = _workspaces(take.operators, wanted.capability) if wanted.cuda else []
     recorded.requests = [] if wanted.real else [list(request) for request in recorder.ledger.requests]
