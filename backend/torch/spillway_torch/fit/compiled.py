@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import logging
 import time
@@ -291,6 +292,7 @@ class CompiledFitted:
         """Begins a step, with state of the optimizers on the host if it is to be there."""
         self._begun = True
         if self._counts and not self._steps:  # the first update may not fit
+            gc.collect()  # otherwise plans count what later steps do not have
             own = self._own()
             self._states.find(self._memory, self._optimizers)
             self._states.foresee(self._memory.in_use(), sum(p.grad.nbytes for p in own if p.grad is not None),

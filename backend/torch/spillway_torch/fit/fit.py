@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import weakref
@@ -238,6 +239,9 @@ class Fitted:
         self._state = Removed()
         self._structures.close()
         self._states.close()
+        self._calls.clear()  # they hold the models, and this
+        self._models.clear()
+        self._model = torch.nn.ModuleDict()
 
     def begin(self, inputs: Any = ()) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
@@ -255,7 +259,7 @@ class Fitted:
 
         stay: whether the part is open until a backward reads what it saved.
         """
-        if not torch.is_grad_enabled() or in_backward():
+        if not torch.is_grad_enabled() or in_backward() or isinstance(self._state, Removed):
             return None
         self._unseen = UNSEEN
         self._settle()
@@ -418,6 +422,7 @@ class Fitted:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model, early=self._early)
+        gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)

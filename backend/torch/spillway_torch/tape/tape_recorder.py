@@ -109,6 +109,7 @@ class TapeRecorder(Recorder):
         self.take = Take(self.tape)
         if self._model is not None:
             self.take.modules.add_root(self._model)
+            self._model = None
         self._watching.enter_context(self.take.modules.watched())
         self.hooks = Hooks(without_compilation(self._pack, self._unpack), self, stay)
         self.hooks.transforms = False
