@@ -482,6 +482,10 @@ class FitTest(unittest.TestCase):
             if fitted:
                 fitted.remove()
                 self.assertTrue(all(block._compiled_call_impl is None for block in training.model))
+                parameter = weakref.ref(next(training.model.parameters()))
+                del training
+                gc.collect()
+                self.assertIsNone(parameter())
             return *found, stats
         losses, saved, _, _ = train(None)
         same, _, values, stats = train(1 << 40, compile="blocks")  # its first step runs operator by operator, as that in a budget
@@ -622,9 +626,19 @@ class FitTest(unittest.TestCase):
                 for block in self:
                     x = checkpoint(block, x, use_reentrant=False)
                 return x
-        with self.assertLogs("spillway_torch", "WARNING") as logged:
-            self.train(lambda: Marked(Block(16), Block(16)), 1 << 40)
-        self.assertIn("a graph is cut as PyTorch cuts it: the program says itself what is recomputed", logged.output[0])
+        for make in lambda: Marked(Block(16), Block(16)), lambda: Branches(Marked(Block(16)), Marked(Block(16)), Marked(Block(16))):
+            with self.assertLogs("spillway_torch", "WARNING") as logged, mock.patch.object(
+                    pytorch, "compiled", side_effect=pytorch.compiled) as compiled:
+                training = Training(make)
+                for block in training.model if isinstance(training.model, Branches) else [training.model]:
+                    block.compile()
+                fitted = fit(training.model, training.optimizer, 1 << 40, compiled=True)
+                self.addCleanup(fitted.remove)
+                training.step(0)
+                traced = compiled.call_count
+                training.step(1)
+            self.assertEqual((traced, compiled.call_count), (len(fitted._graphs), 2 * len(fitted._graphs)))  # none runs compiled before
+            self.assertIn("a graph is cut as PyTorch cuts it: the program says itself what is recomputed", logged.output[0])
 
     def test_a_budget_that_is_too_small(self):
         training = Training(lambda: Layers(Block(16), Block(16)))

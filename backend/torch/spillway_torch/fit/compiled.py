@@ -217,6 +217,8 @@ class CompiledFitted:
         for model in self._modules():
             _BUDGETS.pop(model, None)
         self._states.close()
+        self._optimizers.clear()
+        self._blocks.clear()
         torch.compiler.reset()
 
     def _modules(self) -> list[torch.nn.Module]:
@@ -283,7 +285,7 @@ class CompiledFitted:
             return graph.module(*given)
         if not self._begun:
             self._begin()
-        if graph.choice is None and not graph.refused:
+        if graph.choice is None and (not graph.refused or graph.compiled is None and self._events):
             return self._record(graph, given)
         if graph.compiled is None:
             self._compiling = True
