@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import spillway_torch
 from spillway_torch import fit
@@ -17,6 +18,7 @@ from spillway_torch.compiled import pytorch
 from spillway_torch.compiled.code import outcome_of
 from spillway_torch.compiled.joint import ALWAYS, Joint, Outcome
 from spillway_torch.compiled.planning import Choice
+from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled import Graph
 from compiled_test import Block, Counted, Layers, Training, joint_of, page
 
@@ -151,6 +153,35 @@ class InductorTest(unittest.TestCase):
                 self.assertLessEqual(peak, budget)
                 self.assertEqual(said, peak)
                 self.assertTrue(any("the code of the graphs takes" in line for line in lines), lines)
+
+    def test_the_recorded_step_stays_in_the_budget(self):
+        """Operator by operator, a loss takes its logits three times, and compiled once or twice."""
+        class Classified(Layers):
+            def forward(self, x):
+                return F.cross_entropy(super().forward(x), torch.arange(len(x), device=x.device))
+
+        def train(budget):
+            torch.compiler.reset()
+            device, training = Counted(), Training(lambda: Classified(Block(16), nn.Linear(16, 2000)), rows=256)
+            training.model.compile()
+            with mock.patch.object(fitting, "device_of", lambda _: device):
+                fitted = fit(training.model, training.optimizer, budget)
+            self.addCleanup(fitted.remove)
+            training.model(torch.randn(256, 16))  # finds the graph
+            fitted._events.clear()
+            with device:
+                losses = [training.step(0)[0]]
+            return device.peak, fitted.stats()["predicted_bytes"], [*losses, *(training.step(seed)[0] for seed in range(1, 4))]
+        self.enterContext(mock.patch("compiled_test.saved_bytes"))  # it brings them back
+        peak, predicted, losses = train(1 << 40)
+        budget = 11 * predicted // 10
+        self.assertGreater(peak, budget)
+        with mock.patch.object(Graph, "compile", autospec=True, side_effect=Graph.compile) as compiled:
+            peak, _, same = train(budget)
+        self.assertLessEqual(peak, budget)
+        self.assertEqual(compiled.call_count, 1)  # the plan of the whole step is the same one
+        for one, other in zip(losses, same):
+            self.assertAlmostEqual(one, other, places=4)  # the compiler's own code adds up in another order
 
     def test_the_page_shows_what_its_program_prints(self):
         program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()

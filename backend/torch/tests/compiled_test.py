@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import fx, nn
 from torch._inductor import compile_fx as inductor
+from torch._inductor.fx_passes import pad_mm
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -30,6 +31,7 @@ from spillway_torch.compiled.joint import AGAIN, ALWAYS, Joint, Room
 from spillway_torch.compiled.planning import choose, default_saved
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled import CompiledFitted, Graph
+from spillway_torch.run.buckets import is_dense
 from guard_test import Guarded
 from stepping import check_schema
 
@@ -170,15 +172,20 @@ def saved_bytes(loss, beside):
 
 
 def joint_of(function, inputs):
-    """Returns the joint graph of a function, and what PyTorch saves."""
+    """Returns the joint graph of a function, what PyTorch saves, and the graph that torch.compile found, with its inputs."""
     found = {}
+
+    def backend(module, given):
+        found.update(module=module, given=given)
+        pytorch.joint_graph(module, given, {}, look)
+        return module
 
     def look(graph, given, **options):
         seen = Graph(None, graph, {}, "cpu")
         seen.look(graph, given, **options)
         found.update(joint=seen.joint, default=seen.default, graph=graph, outputs=options["num_fwd_outputs"])
     torch.compiler.reset()
-    torch.compile(function, backend=lambda graph, given: pytorch.joint_graph(graph, given, {}, look) or graph)(*inputs)
+    torch.compile(function, backend=backend)(*inputs)
     return found
 
 
@@ -284,6 +291,31 @@ class ChoiceTest(unittest.TestCase):
             joint.fusible = fusible
 
 
+    def test_bytes_of_a_graph_that_runs_operator_by_operator(self):
+        classes = torch.randint(2000, (256,))
+        for width, tail in (16, lambda x: x.square().mean()), (2000, lambda x: F.cross_entropy(x, classes)):
+            for cast in False, True:
+                model = Layers(Block(16), Block(16), nn.Linear(16, width))
+                with by_operators(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                    found = joint_of(lambda x, model=model, tail=tail: tail(model(x)), [torch.randn(256, 16)])
+                with Counted() as device, torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                    with fitting._saved_on_host("cpu", found["given"]), fitting._no_autocast_cache():
+                        loss, = found["module"](*found["given"])
+                    self.assertEqual(device.allocated, loss.nbytes)
+                    forward, device.peak = device.peak, device.allocated
+                    loss.backward()
+                said, most = max(found["joint"].by_operators()), max(forward, device.peak)
+                with self.subTest(f"{width}, {cast}"):  # GELU and its gradient are one operator each, and several in the joint graph
+                    self.assertLess(0.98 * most, said)
+                    self.assertLess(said, (1.02 if width == 2000 else 3) * most)
+
+    def test_what_an_operator_reads_is_there_while_it_runs(self):
+        x = torch.randn(1 << 16, requires_grad=True)
+        with by_operators():
+            joint = joint_of(lambda x: (x.exp() * (2 * x)).sum(), [x])["joint"]
+        # x.exp() comes back as the last of: the gradients of 2 * x and x.exp(), their product with it, and itself.
+        self.assertEqual([most // x.nbytes for most in joint.by_operators()], [3, 4])
+
     def test_a_kernel_stores_what_it_reads_in_two_loops(self):
         """Where the value follows from more than four tensors; else it is computed in both loops, before the sum and after it."""
         weight = torch.ones(512, requires_grad=True)
@@ -388,6 +420,28 @@ class FitTest(unittest.TestCase):
     def test_graph_breaks_share_one_budget(self):
         self.check(lambda: Breaks(16))
 
+    def test_results_of_padded_matrices(self):
+        """Their rows have gaps, which later graphs are made for: in the recorded step, too."""
+        class Classified(Layers):
+            def forward(self, x):
+                logits = super().forward(x.view(2, -1, 16))
+                torch._dynamo.graph_break()
+                return F.cross_entropy(logits.flatten(0, 1), torch.arange(len(x)) % 9)
+
+        def trace(graph, plain=Graph.trace):
+            torch.rand(1)  # the compiler may try kernels on drawn numbers
+            plain(graph)
+
+        make = lambda: Classified(Block(16, 0.3), nn.Linear(16, 9))
+        with mock.patch.multiple(pad_mm, check_device=lambda *_: True, has_triton=lambda: True), mock.patch.object(Graph, "trace", trace), \
+                torch._inductor.config.patch(force_shape_pad=True), self.assertNoLogs("spillway_torch", "WARNING"):
+            losses, saved, values, _ = self.train(make)
+            found, same, others, fitted = self.train(make, 1 << 40)
+        self.assertEqual((same, len(fitted._graphs)), (saved, 2))
+        torch.testing.assert_close([*values, *map(torch.tensor, losses)], [*others, *map(torch.tensor, found)])
+        joint = fitted._graphs[0].joint
+        self.assertFalse(is_dense(joint.nodes[joint.results[0]].meta["val"]))
+
     def test_a_value_that_is_not_saved_is_noticed(self):
         cut = Joint.cut
 
@@ -428,6 +482,10 @@ class FitTest(unittest.TestCase):
             if fitted:
                 fitted.remove()
                 self.assertTrue(all(block._compiled_call_impl is None for block in training.model))
+                parameter = weakref.ref(next(training.model.parameters()))
+                del training
+                gc.collect()
+                self.assertIsNone(parameter())
             return *found, stats
         losses, saved, _, _ = train(None)
         same, _, values, stats = train(1 << 40, compile="blocks")  # its first step runs operator by operator, as that in a budget
@@ -568,9 +626,19 @@ class FitTest(unittest.TestCase):
                 for block in self:
                     x = checkpoint(block, x, use_reentrant=False)
                 return x
-        with self.assertLogs("spillway_torch", "WARNING") as logged:
-            self.train(lambda: Marked(Block(16), Block(16)), 1 << 40)
-        self.assertIn("a graph is cut as PyTorch cuts it: the program says itself what is recomputed", logged.output[0])
+        for make in lambda: Marked(Block(16), Block(16)), lambda: Branches(Marked(Block(16)), Marked(Block(16)), Marked(Block(16))):
+            with self.assertLogs("spillway_torch", "WARNING") as logged, mock.patch.object(
+                    pytorch, "compiled", side_effect=pytorch.compiled) as compiled:
+                training = Training(make)
+                for block in training.model if isinstance(training.model, Branches) else [training.model]:
+                    block.compile()
+                fitted = fit(training.model, training.optimizer, 1 << 40, compiled=True)
+                self.addCleanup(fitted.remove)
+                training.step(0)
+                traced = compiled.call_count
+                training.step(1)
+            self.assertEqual((traced, compiled.call_count), (len(fitted._graphs), 2 * len(fitted._graphs)))  # none runs compiled before
+            self.assertIn("a graph is cut as PyTorch cuts it: the program says itself what is recomputed", logged.output[0])
 
     def test_a_budget_that_is_too_small(self):
         training = Training(lambda: Layers(Block(16), Block(16)))

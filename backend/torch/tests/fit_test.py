@@ -3,10 +3,12 @@
 import contextlib
 import copy
 import dataclasses
+import gc
 import io
 import logging
 import os
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -279,7 +281,7 @@ class FitTest(unittest.TestCase):
         script = Script()
         fitted = fit(script.model, script.optimizer, "64 KiB")
         with self.assertRaisesRegex(SpillwayError, "a budget of 65,536 bytes is below the floor of [0-9,]+ bytes: aten::.* needs them "
-                                                   ".*a smaller batch"):
+                                                   ".*; less is needed there:\n  [0-9,]+ bytes by "):
             script.run(1)
         fitted.remove()
 
@@ -304,6 +306,36 @@ class FitTest(unittest.TestCase):
         with self.assertRaisesRegex(SpillwayError, "below the 2,147,483,648 bytes that the step of AdamW takes"):
             script.run(1)
         fitted.remove()
+
+    def without_collections(self):
+        """Turns the collector of garbage off, which runs at any time."""
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+    def test_what_has_no_budget_any_more_is_freed(self):
+        Script().run(1)  # PyTorch loads its compiler, and holds what exists then
+        for options in {}, {"allow": "chunked_loss"}:
+            for steps in 0, 4:
+                self.without_collections()
+                script = Script()
+                fitted = fit(script.model, script.optimizer, 1 << 40, **options)
+                script.run(steps)
+                fitted.remove()
+                parameter = weakref.ref(next(script.model.parameters()))
+                del script
+                self.assertIsNone(parameter())
+                self.assertIn("steps: ", fitted.report())
+                fitted.begin(torch.zeros(2))
+
+    def test_garbage_does_not_count(self):
+        plain = self.on(Counting(), 1 << 40)[0]
+        self.without_collections()
+        device, circle = Counting(), []
+        with device:
+            circle += [circle, torch.empty(1 << 20)]
+        del circle
+        self.assertEqual(self.on(device, 1 << 40)[0].peak, plain.peak)
 
     @staticmethod
     def on(device, budget, steps=4):

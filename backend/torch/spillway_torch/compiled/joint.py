@@ -181,6 +181,27 @@ class Joint:
         return [i for i, n in enumerate(self.nodes) if self.forward[i] and n.op == "call_function" and self.size[i] and self.owner[i] == i
                 and self.storage[i] is not None and self.inputs[i]]
 
+    def by_operators(self) -> tuple[int, int]:
+        """Returns the most bytes that forward, and backward, take if each operator runs by itself, and what forward saves is elsewhere while
+        no operator reads it."""
+        found, first = [], set(self.missing(self.results, lambda _: True))
+        for forward, stays in (True, self.results), (False, self.gradients):
+            order = [at for at, given in enumerate(self.is_input) if not given and (at in first) == forward]
+            last = {self.owner[i]: at for at in order for i in (at, *self.inputs[at])} | {self.owner[i]: len(self.nodes) for i in stays}
+            there = set() if forward else set(self.tangents)
+            live = most = sum(self.size[i] for i in there)
+            for at in order:
+                used = {i for i in (self.owner[i] for i in (at, *self.inputs[at])) if i in there or not self.is_input[i]}
+                made = {i for i in used - there if (i in first) == forward}
+                live += sum(self.size[i] for i in made)
+                most = max(most, live + sum(self.size[i] for i in used - there - made))
+                there |= made
+                ended = {i for i in used & there if last[i] == at}
+                there -= ended
+                live -= sum(self.size[i] for i in ended)
+            found.append(most)
+        return found[0], found[1]
+
     def split(self, keep: set[int]) -> tuple[list[int], set[int]]:
         """Returns what is saved if the nodes `keep` may be, and what runs again in backward."""
         saved: dict[int, None] = {}

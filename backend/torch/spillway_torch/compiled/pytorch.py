@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import uuid
@@ -78,6 +79,15 @@ def simplified(graph: fx.GraphModule) -> None:
     """Removes what nobody reads, and what is computed twice, as PyTorch's partitioner does."""
     graph.graph.eliminate_dead_code()
     graph.graph = fx_graph_cse(graph.graph)
+
+
+def refresh_views(graph: fx.GraphModule) -> None:
+    """Gives views the storages and strides of what they view, where the compiler has replaced that, as where it pads matrices."""
+    for node in graph.graph.nodes:
+        if is_view(node) and storage_of(node) is not None and storage_of(node) not in map(storage_of, node.all_input_nodes):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+            with contextlib.suppress(RuntimeError):  # it cannot be a view any more: the compiler copies
+                node.meta["val"] = node.target(*args, **kwargs)
 
 
 def default_halves(graph: fx.GraphModule, inputs: Inputs, **options: Any) -> Halves:

@@ -36,6 +36,11 @@ def _kinds_of(module: torch.nn.Module) -> list[str]:
     return [kind.__name__ for kind in type(module).__mro__]
 
 
+def are_reduced(model: torch.nn.Module) -> bool:
+    """Returns whether gradients of a model are reduced between processes while backward runs."""
+    return any(kind in REDUCED for module in model.modules() for kind in _kinds_of(module))
+
+
 def refuse_running(early: bool) -> None:
     """Raises `SpillwayError` if the call of a model is one that a plan cannot run, which shows when it runs.
 

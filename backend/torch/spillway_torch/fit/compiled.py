@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import logging
 import time
@@ -26,7 +27,7 @@ from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
-from ..run.buckets import STAGES
+from ..run.buckets import STAGES, is_dense
 from .accepted import BUDGET
 from .states import States
 
@@ -41,11 +42,12 @@ CHECKED = 2  # the first steps with new graphs, whose memory is compared with th
 UNSEEN = 2  # after so many updates without a graph, a line says so
 BEHIND = 6  # a graph without a plan may take so many times what it leaves behind, in another forward and in backward
 ROUNDS = 6  # in which the graphs of a step share its budget
+FITS = 0.95  # of the budget, which a graph may take operator by operator: what operators take besides tensors is not known
 
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """A graph of the program. It runs operator by operator, with what autograd saves on the host, until it has a plan.
+    """A graph of the program. It runs with what autograd saves on the host until it has a plan.
 
     beyond: the bytes that code took beside what `Joint.outcome` said, in what is saved, in forward, and in backward.
     """
@@ -63,6 +65,7 @@ class Graph:
     code: Optional[Outcome] = None  # what it takes by its code, if that is known
     known: dict[str, tuple[Any, Optional[Outcome]]] = dataclasses.field(default_factory=dict)  # by `key`: `compiled` and `code`
     beyond: Room = Room(0, 0, 0)
+    first: Optional[Callable[..., Any]] = None  # what runs in steps that are recorded
     refused: bool = False  # PyTorch cuts it, whatever the budget
 
     def __call__(self, *given: Any) -> Any:
@@ -75,11 +78,12 @@ class Graph:
         pytorch.simplified(gm)
         if pytorch.own_marks(gm):
             raise SpillwayError("the program says itself what is recomputed (torch.utils.checkpoint)")
-        self.joint = self._joint(gm, options)
         backward = pytorch.default_halves(pytorch.copied(gm), inputs, compiler="inductor", **options)[1]
+        self.joint = self._joint(gm, options)
         self.default = default_saved(self.joint, pytorch.saved_by(backward))
 
     def _joint(self, gm: fx.GraphModule, options: dict[str, Any]) -> Joint:
+        pytorch.refresh_views(gm)
         return Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
 
     @property
@@ -213,6 +217,8 @@ class CompiledFitted:
         for model in self._modules():
             _BUDGETS.pop(model, None)
         self._states.close()
+        self._optimizers.clear()
+        self._blocks.clear()
         torch.compiler.reset()
 
     def _modules(self) -> list[torch.nn.Module]:
@@ -279,7 +285,7 @@ class CompiledFitted:
             return graph.module(*given)
         if not self._begun:
             self._begin()
-        if graph.choice is None and not graph.refused:
+        if graph.choice is None and (not graph.refused or graph.compiled is None and self._events):
             return self._record(graph, given)
         if graph.compiled is None:
             self._compiling = True
@@ -291,6 +297,7 @@ class CompiledFitted:
         """Begins a step, with state of the optimizers on the host if it is to be there."""
         self._begun = True
         if self._counts and not self._steps:  # the first update may not fit
+            gc.collect()  # otherwise plans count what later steps do not have
             own = self._own()
             self._states.find(self._memory, self._optimizers)
             self._states.foresee(self._memory.in_use(), sum(p.grad.nbytes for p in own if p.grad is not None),
@@ -312,7 +319,7 @@ class CompiledFitted:
         return _saved_on_host(self._device, given, wanted)
 
     def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
-        """Runs a graph operator by operator, with what autograd saves on the host."""
+        """Runs a graph with what autograd saves on the host."""
         if not self._events:
             self._state, self._there = self._state_bytes(), self._states.all_outside()
         self._note_peak()
@@ -320,11 +327,12 @@ class CompiledFitted:
             graph.inputs = pytorch.without_data(given)
             graph.autocasts = [{"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
                                for kind in dict.fromkeys(("cpu", self._device))]
+        if graph.first is None:
+            graph.first = self._first(graph)
         call = Call(graph, self._in_use())
         self._events.append((call, False))
-        with _saved_on_host(self._device, given) if self._counts else contextlib.nullcontext():
-            results = graph.module(*given)
-        torch.clear_autocast_cache()  # no compiled graph has one
+        with _saved_on_host(self._device, given) if self._counts else contextlib.nullcontext(), _no_autocast_cache():
+            results = graph.first(*given)
         self._peak()
 
         def begin(gradients: Sequence[torch.Tensor | None]) -> None:
@@ -337,6 +345,28 @@ class CompiledFitted:
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:
                 result.grad_fn.register_prehook(begin)
         return results
+
+    def _first(self, graph: Graph) -> Callable[..., Any]:
+        """Returns what runs of a graph while it has no plan for the whole step: its operators one by one; or, where these take too much, or
+        the compiler's results have gaps, what is compiled for this graph alone. With other gaps, later graphs would be found anew."""
+        with _disable_current_modes(), torch.random.fork_rng([torch.cuda.current_device()] if self._device == "cuda" else []):
+            if not self._trace(graph):
+                return graph.module
+            assert graph.joint is not None
+            joint, outside, more = graph.joint, self._in_use(), self._unforeseen
+            others = sum(p.nbytes for p in self._own() if p.requires_grad and p.grad is None) - sum(joint.size[at] for at in joint.gradients)
+            forward, backward = joint.by_operators()
+            fits = not self._counts or outside + max(forward, max(0, others) + backward) + more <= FITS * self._budget
+            if fits and all(is_dense(joint.nodes[at].meta["val"]) for at in joint.results if joint.storage[at] is not None):
+                return graph.module
+            call = Call(graph, outside, outside + max(0, others), outside)
+            events = [(call, False), (call, True)]
+            for _ in range(1 + CHEAPER):
+                self._fit_in([graph], events, more)
+                if not self._compile([graph]) or self._most_over(events, more) <= 0:
+                    break
+            first, graph.choice, graph.compiled, graph.code = graph.compiled, None, None, None
+            return first
 
     def _peak(self) -> int:
         """Returns the most bytes in use since it was asked last; 0 where the device does not count them."""
@@ -397,7 +427,7 @@ class CompiledFitted:
         self._unforeseen += over + self._budget // SPARE
         log.warning("spillway: a compiled step took %s bytes more than the budget, and is planned again for less", f"{over:,}")
         for graph in self._graphs:
-            graph.choice = graph.compiled = graph.code = None
+            graph.choice = graph.compiled = graph.code = graph.first = None
         self._fresh = CHECKED
 
     # ---- plans ----
@@ -466,14 +496,17 @@ class CompiledFitted:
 
     def _traced(self, events: list[tuple[Call, bool]]) -> list[Graph]:
         """Returns the graphs of a step that can be planned, with their joint graphs."""
-        graphs = list(dict.fromkeys(call.graph for call, _ in events))
-        for graph in graphs:
-            try:
+        return [graph for graph in dict.fromkeys(call.graph for call, _ in events) if self._trace(graph)]
+
+    def _trace(self, graph: Graph) -> bool:
+        """Finds the joint graph if it is not known yet. Returns whether it can be planned."""
+        try:
+            if graph.joint is None and not graph.refused:
                 graph.trace()
-            except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
-                log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
-                graph.refused, graph.joint = True, None
-        return [graph for graph in graphs if graph.joint is not None]
+        except Exception as error:  # pylint: disable=broad-except; PyTorch can cut all that it compiles
+            log.warning("spillway: a graph is cut as PyTorch cuts it: %s", error)
+            graph.refused, graph.joint = True, None
+        return graph.joint is not None
 
     def _fit_in(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int) -> int:
         """Plans the graphs of a step. Returns by how many bytes it exceeds the budget; at most 0 if it does not."""
@@ -555,6 +588,17 @@ def _most(graph: Optional[Graph], backward: bool) -> int:
     if graph is None:
         return 0
     return graph.outcome.backward if backward else graph.outcome.forward
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Within it, autocast keeps no copies of parameters, as in a compiled graph."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager

@@ -82,6 +82,9 @@ class CompiledStep(CompiledFitted):
         self._parameters.update((id(p), p) for p in given if isinstance(p, torch.nn.Parameter))
         return super()._record(graph, given)
 
+    def _first(self, graph: Graph) -> Callable[..., Any]:
+        return graph.module
+
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)

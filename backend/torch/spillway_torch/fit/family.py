@@ -53,7 +53,6 @@ class Family:
         self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
         self.tape.costs = host_costs(device.type)
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host
-        self.staying = ""  # for messages: the state that cannot
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
@@ -159,7 +158,6 @@ class Family:
             made = {s: plans[name] for name, s in named.items()}
         refused = made[shapes]
         if isinstance(refused, SpillwayError):
-            refused.args = (f"{refused}{self.staying}", *refused.args[1:])
             raise refused
         found = {s: plan for s, plan in made.items() if isinstance(plan, Plan)}
         for plan in found.values():

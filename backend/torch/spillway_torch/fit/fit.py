@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import weakref
@@ -27,7 +28,7 @@ from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import (
-    BUDGET, CALL, STATE, allowed_of, device_type, models_of, optimizers_of, refuse_kinds, refuse_running, repeated_blocks)
+    BUDGET, CALL, STATE, allowed_of, are_reduced, device_type, models_of, optimizers_of, refuse_kinds, refuse_running, repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -238,6 +239,9 @@ class Fitted:
         self._state = Removed()
         self._structures.close()
         self._states.close()
+        self._calls.clear()  # they hold the models, and this
+        self._models.clear()
+        self._model = torch.nn.ModuleDict()
 
     def begin(self, inputs: Any = ()) -> None:
         """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
@@ -255,7 +259,7 @@ class Fitted:
 
         stay: whether the part is open until a backward reads what it saved.
         """
-        if not torch.is_grad_enabled() or in_backward():
+        if not torch.is_grad_enabled() or in_backward() or isinstance(self._state, Removed):
             return None
         self._unseen = UNSEEN
         self._settle()
@@ -418,6 +422,7 @@ class Fitted:
         for optimizer in self._optimizers:
             self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model, early=self._early)
+        gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
@@ -433,7 +438,16 @@ class Fitted:
     def _staying(self) -> str:
         """Returns a part of a message: which optimizers have to have their state on the device."""
         staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
-        return "".join(f", of which {size:,} are state of {kind}, which stays on the device" for kind, size in staying.items())
+        return "".join(f", of which {size:,} are state of {kind}, which stays on the device, as that of SGD, Adam and AdamW need not"
+                       for kind, size in staying.items())
+
+    def _idle(self, recorder: TapeRecorder) -> set[int]:
+        """Returns the storages of gradients that a recorded step made for parameters that no optimizer updates, if all optimizers are
+        known."""
+        updated = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
+        made = [recorder.ledger.find(p.grad) for p in self._model.parameters()
+                if p.grad is not None and id(p) not in updated and not is_taken_apart(type(p.grad))]
+        return {storage.number for storage in made if storage.born >= 0} if self._states.given else set()
 
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
@@ -506,7 +520,7 @@ class Fitted:
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
-        tape.allowed = self._allowed
+        tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
         most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, most)
         state.recorder.device.memory()
@@ -556,8 +570,10 @@ class Fitted:
         self._state = Waiting()
         family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
                         recorded.hosts)
-        family.more, family.later, family.staying = more, recorded.later, self._staying()
+        family.more, family.later = more, recorded.later
         self._states.find(recorded.device, self._optimizers)
+        recorded.tape.staying = self._staying()
+        recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
         family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])

@@ -34,6 +34,11 @@ class States:
                 self._hosted[optimizer] = HostedState(optimizer, device, self._early)
 
     @property
+    def given(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that the program has named."""
+        return [optimizer for optimizer in (reference() for reference in self._given) if optimizer is not None]
+
+    @property
     def parts(self) -> list[int]:
         """The bytes of the parts in which state can leave, in their order."""
         return [size for hosted in self._hosted.values() for size in hosted.sizes]
@@ -108,6 +113,13 @@ class States:
     def unguarded(self) -> int:
         """The bytes that a step without a plan takes while backward runs: parts of state, and what the optimizer takes to update one."""
         return (STAGES + 1) * max(self.parts, default=0) if self._early else 0
+
+    @property
+    def early_gradients(self) -> int | None:
+        """The bytes that exist at once if updates are early; None if they are already, or if an optimizer that was given does not allow it."""
+        if self._early or not self.given or not all(optimizer in self._hosted for optimizer in self.given):
+            return None
+        return (STAGES - 1) * max(self.parts, default=0)
 
     def close(self) -> None:
         """Takes all state back to the device."""

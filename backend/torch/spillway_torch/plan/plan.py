@@ -56,16 +56,12 @@ class Floor:
     operator: str
     at: int  # its index in the tape
     held: list[tuple[str, int]]  # what exists then: a name and bytes
-    logits: int = 0  # bytes of float32 among them that a loss in chunks, which is not allowed, would not have
 
     def sentence(self, budget: int) -> str:
-        """Says why a budget is too small and how the floor comes down."""
+        """Says why a budget is too small."""
         held = ", ".join(f"{size:,} of {name}" for name, size in self.held)
-        another = (f"fit(..., allow=\"chunked_loss\"), without {self.logits:,} bytes of float32 logits," if self.logits else
-                   "another operator there, such as a loss in pieces,")
         return (f"a budget of {budget:,} bytes is below the floor of {self.bytes:,} bytes: {self.operator} needs them "
-                f"({held} exist then), whatever is offloaded or recomputed; a smaller batch, an optimizer with less state, or "
-                f"{another} lowers it")
+                f"({held} exist then), whatever is offloaded or recomputed")
 
 
 @dataclasses.dataclass

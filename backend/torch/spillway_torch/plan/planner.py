@@ -10,17 +10,16 @@ import pathlib
 import tempfile
 from typing import Any, Union
 
-import torch
-
 from ..base.document import write_document
 from ..base.errors import NoPlanError, SpillwayError
+from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
-from ..tape import losses
 from ..tape.tape import Tape
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
+from .remedies import advice
 
 FORMAT = "spillway-step-plan"
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
@@ -104,12 +103,12 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
     """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
     floor = floor_of(tape, row, unforeseen)
-    also = "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: {group.reason}"
-                   for group in stuck(tape))
+    also = tape.staying + "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
+                                  f"{group.reason}" for group in stuck(tape))
     best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
     if budget < floor.bytes:
         found = f"; the least memory in which a plan was found is {best:,} bytes" if best > floor.bytes else ""
-        raise SpillwayError(floor.sentence(budget) + found + also)
+        raise SpillwayError(floor.sentence(budget) + found + also + advice(tape, floor.at, _named(tape, row)))
     if row["status"] != "ok":
         raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
                           f"larger budget{also}", best)
@@ -187,13 +186,15 @@ def _end_sources(tape: Tape, actions: dict[int, str], moments: Moments) -> None:
 
 def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
     """Returns the floor that a row of `spillway plan` has."""
-    named = [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
     at = operator_of(row["floor_op"])
-    sizes = losses.whole_losses(tape) if "chunked_loss" not in tape.allowed else ()
-    logits = sum(s.size - losses.CHUNK for s in named if s.dtype == torch.float32 and s.size in sizes)
     return Floor(row["floor_bytes"] + unforeseen, tape.ops[at].place if at < len(tape.ops) else "the update", at, [
         ("parameters and others from before the step", row["floor_throughout_bytes"]),
-        *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in named)], logits)
+        *((f"{str(s.dtype).replace('torch.', '')}{list(s.shape)}", s.size) for s in _named(tape, row))])
+
+
+def _named(tape: Tape, row: dict[str, Any]) -> list[Storage]:
+    """Returns the largest storages that exist at the floor."""
+    return [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
 
 
 def document_of(plan: Plan) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def scaled(tape: Tape, was: Shapes, now: Shapes) -> Tape:
     made.operators = made.ops = [_scaled_op(op, made.storages, most) for op in tape.ops]
     made.used = _used(tape, made)
     made.movable = None
+    if was[:len(tape.inputs)] == tape.inputs:
+        made.inputs = now[:len(tape.inputs)]
     return made
 
 

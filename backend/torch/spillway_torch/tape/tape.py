@@ -61,6 +61,7 @@ class Op(Operator):
     seconds: float = 0.0
     used: int = 0  # bytes of the device while it ran; `scratch` of them neither existed before nor after
     host: float = 0.0  # seconds of the host since the operator before
+    replayed: bool = False  # a checkpoint of the program ran it again, in backward
     entries: int = 1  # operators since then that the recorder saw, with those that only made views
 
 
@@ -137,6 +138,9 @@ class Tape(Step):
         self.host_share = 1.0  # steps take the host this share of its recorded time
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host, in their order
         self.allowed: frozenset[str] = frozenset()  # what the program lets `fit` change
+        self.early: Optional[int] = None  # bytes of gradients that early updates would keep, where they could be made and are not
+        self.idle: set[int] = set()  # storages of gradients of parameters that no optimizer updates
+        self.staying = ""  # for messages: the optimizer's state that has to be on the device
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
     def lives(self) -> list[Storage]:

@@ -109,6 +109,7 @@ class TapeRecorder(Recorder):
         self.take = Take(self.tape)
         if self._model is not None:
             self.take.modules.add_root(self._model)
+            self._model = None
         self._watching.enter_context(self.take.modules.watched())
         self.hooks = Hooks(without_compilation(self._pack, self._unpack), self, stay)
         self.hooks.transforms = False
@@ -287,7 +288,7 @@ class TapeRecorder(Recorder):
                 facts.random and not self.device.same_random_state(drawn, after), layer, attributes=attributes,
                 results=[self._ref(v) if isinstance(v, torch.Tensor) and self.here(v) else None for v in listed],
                 fresh=fresh, written=written, reads=tuple(dict.fromkeys(operand.storage.number for operand in read)),
-                position=self._position, backward=backward)
+                position=self._position, backward=backward, replayed=backward and bool(take.modules.path()))
         if facts.allocates:
             op.once = f"{op.place} leaves it as the memory was"
         if communicates:
