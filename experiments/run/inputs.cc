@@ -35,11 +35,12 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
     case HostTimes::Kind::kPlain:
       break;
   }
-  if (!timed) return recorded > Duration() && host == HostTimes() ? recorded : host.per_operator;
   // An op keeps the recorded time if its number of operators is unknown or more than a million.
-  const double operators = op.FindAttribute("operators").value_or(-1);
+  const double operators = op.FindAttribute("operators").value_or(timed ? -1 : 1);
   if (operators < 0 || operators > 1e6) return recorded;
-  return std::min(recorded, host.per_operator * static_cast<int64_t>(operators));
+  const Duration assumed = host.per_operator * static_cast<int64_t>(operators);
+  if (timed) return std::min(recorded, assumed);
+  return recorded > Duration() && host == HostTimes() ? recorded : assumed;
 }
 
 std::string_view ModeName(bool training) { return training ? "training" : "inference"; }

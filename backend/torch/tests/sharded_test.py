@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from spillway_torch import NotRecordableError, pretend, record
+from spillway_torch.base.table import TAKEN_APART
 from spillway_torch.step.recorder import Recorder
 
 try:
@@ -246,6 +247,9 @@ class ShardedTest(unittest.TestCase):
         self.assertEqual(collectives(recorded), [("all_reduce", ranks, 4 * ROWS * 64), ("all_reduce", ranks, 8)])
         self.assertEqual({o.shape for op in recorded.operators if op.packet == "mm" for o in op.inputs},
                          {(ROWS, 64), (64, 64), (64, ROWS)})
+        found = [(op.packet, op.attributes["operators"]) for op in recorded.operators if "operators" in op.attributes]
+        self.assertEqual([packet for packet, _ in found[:7]], ["mm", "mm", "sum", "mm", "mm", "threshold_backward", "mm"])
+        self.assertEqual({(operators - 1) % TAKEN_APART for _, operators in found}, {0})
 
     def test_parts_of_shards(self):
         def make():

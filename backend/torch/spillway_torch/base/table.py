@@ -150,6 +150,10 @@ HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 # (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu): the position of `reduction`, which is 0 for no sum.
 SHRUNK_LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "soft_margin_loss": 2, "binary_cross_entropy": 3}
 
+# An operator on DTensors takes the host as long as so many others, for which it is assumed to take 7 us: the host of two H200 took 83 to 100
+# us for each (experiments/evidence/executor/blind, the cases of tensor parallelism).
+TAKEN_APART = 13
+
 # ---- torch.cuda ----
 
 # Functions of torch.cuda that do nothing on a pretended GPU.

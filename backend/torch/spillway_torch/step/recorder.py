@@ -207,12 +207,14 @@ class Recorder(TorchDispatchMode):
         self.in_place = False  # PyTorch's C++ code adds in place unless it sees a mode
         self.take: Take | None = None
         self.scratch = 0  # the scratch bytes of the last operator
+        self.taken_apart = 0  # operators on tensors of several processes, since the last operator
         self.lanes, self.works = Lanes(), Works()
         self.ledger.lane = lambda: self.lanes.current.lane
         self.ledger.clock = lambda: len(self.take.operators) if self.take is not None else -1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_taken_apart, types)):
+            self.taken_apart += self.take is not None
             return NotImplemented
         with torch._C.DisableTorchFunction():  # devices are those of PyTorch, not those that the program sees
             if self.in_place and func is aten.add.Tensor:
@@ -490,6 +492,9 @@ class Recorder(TorchDispatchMode):
         flags = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         path, phase, layer = self.take.place()
         lane, after = self.lanes.place(collective, (operand.storage.number for operand in (*read, *writes)))
+        if self.taken_apart and not self.target.real:
+            attributes = {**attributes, "operators": 1 + table.TAKEN_APART * self.taken_apart}
+        self.taken_apart = 0
         self.take.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
                                             flags.allow_tf32, lane=lane, after=after, collective=collective))
         if self.mark is not None:

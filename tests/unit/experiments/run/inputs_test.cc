@@ -98,7 +98,8 @@ TEST(HostTimesTest, OfARecordingWithTimes) {
   EXPECT_EQ(hosts("none"), std::pair(Duration(), Duration()));
 }
 
-// Each op of a recording without a GPU is an operator for which the host takes its time.
+// Each op of a recording without a GPU is an operator for which the host takes its time, unless its
+// attribute says that it is as long as several.
 TEST(HostTimesTest, OfARecordingWithoutAGpu) {
   Trace step = RecordedStep("");
   const auto host = [&step](const HostTimes& times) {
@@ -110,6 +111,9 @@ TEST(HostTimesTest, OfARecordingWithoutAGpu) {
   EXPECT_EQ(host({}), Duration::Microseconds(7));
   EXPECT_EQ(host({HostTimes::Kind::kPlain, Duration::Microseconds(2)}), Duration::Microseconds(2));
   EXPECT_EQ(host({HostTimes::Kind::kNone}), Duration());
+  step.ops[1].attributes = {{"operators", 14}};
+  EXPECT_EQ(host({}), Duration::Microseconds(98));
+  EXPECT_EQ(host({HostTimes::Kind::kPlain, Duration::Microseconds(2)}), Duration::Microseconds(28));
 }
 
 TEST(HostTimesTest, AreAssumedIfNoneWasMeasuredOrGiven) {
