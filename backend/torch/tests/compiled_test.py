@@ -442,6 +442,27 @@ class FitTest(unittest.TestCase):
         joint = fitted._graphs[0].joint
         self.assertFalse(is_dense(joint.nodes[joint.results[0]].meta["val"]))
 
+    def test_what_was_on_the_host_has_its_strides(self):
+        class Keep(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, *kept):
+                ctx.save_for_backward(*kept)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                found.extend(ctx.saved_tensors)
+                return gradient, *[None] * len(found)
+
+        found, kept = [], [torch.randn(6, 4).t(), torch.randn(8, 1040)[:, :1025], torch.randn(3, 1).expand(3, 5), torch.empty(0, 3),
+                           torch.randn(4, 2, 8)[1:, :, ::2], torch.randn(())]
+        with fitting._saved_on_host("cpu", []):
+            result = Keep.apply(torch.ones(1, requires_grad=True), *kept)
+        result.sum().backward()
+        self.assertEqual([t.stride() for t in found], [t.stride() for t in kept])
+        self.assertTrue(all(map(torch.equal, found, kept)))
+        self.assertTrue({t.untyped_storage()._cdata for t in found}.isdisjoint(t.untyped_storage()._cdata for t in kept))
+
     def test_a_value_that_is_not_saved_is_noticed(self):
         cut = Joint.cut
 

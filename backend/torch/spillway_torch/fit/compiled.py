@@ -603,17 +603,26 @@ def _no_autocast_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saved_on_host(device: str, given: Sequence[Any], wanted: Callable[[int], bool] = lambda _: True) -> Iterator[None]:
-    """Keeps on the host what autograd saves of a graph and is `wanted` there, by its bytes; not the inputs `given`, which stay anyway."""
+    """Keeps on the host what autograd saves of a graph and is `wanted` there, by its bytes; not the inputs `given`, which stay anyway.
+
+    It comes back with its strides, which compiled code relies on.
+    """
     inputs = {tensor.untyped_storage()._cdata for tensor in given if isinstance(tensor, torch.Tensor)}
 
     def pack(tensor: torch.Tensor) -> Any:
-        if tensor.device.type != device or tensor.untyped_storage()._cdata in inputs or not wanted(tensor.nbytes):
+        if (tensor.device.type != device or tensor.layout != torch.strided or tensor.untyped_storage()._cdata in inputs
+                or not wanted(tensor.nbytes)):
             return tensor
         with _disable_current_modes():
-            host = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=device == "cuda")
-            return host.copy_(tensor), tensor.device
+            count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+            there = torch.as_strided(tensor.detach(), (count,), (1,))
+            host = torch.empty(count, dtype=tensor.dtype, pin_memory=device == "cuda").copy_(there)
+            return host, tensor.device, tensor.shape, tensor.stride()
 
     def unpack(packed: Any) -> torch.Tensor:
-        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True, copy=True)
+        if isinstance(packed, torch.Tensor):
+            return packed
+        host, place, shape, stride = packed
+        return torch.as_strided(host.to(place, non_blocking=True, copy=True), shape, stride)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
