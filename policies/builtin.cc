@@ -1,6 +1,6 @@
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Each function is defined in the file of its policies, and adds them to the registry.
 using Register = void(PolicyRegistry& registry);
@@ -42,4 +42,4 @@ void RegisterBuiltinPolicies(PolicyRegistry& registry) {
   RegisterSavedTensors(registry);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -24,7 +24,7 @@
 #include "policies/registry.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr int64_t kStreams = 3;  // per group of a convolution
@@ -105,4 +105,4 @@ void RegisterCaffe(PolicyRegistry& registry) {
                MakeCaffePolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -36,7 +36,7 @@
 #include "policies/registry.h"
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class Treatment : uint8_t { kNone, kSwap, kRecompute };
@@ -466,4 +466,4 @@ void RegisterCapuchin(PolicyRegistry& registry) {
                MakeCapuchinPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

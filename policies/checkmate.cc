@@ -25,7 +25,7 @@
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 using Drops = std::vector<std::vector<TensorId>>;  // by op
@@ -277,4 +277,4 @@ void RegisterCheckmate(PolicyRegistry& registry) {
                MakeCheckmatePolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

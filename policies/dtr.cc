@@ -27,7 +27,7 @@
 #include "policies/kernels/kernel_choice.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class Heuristic : uint8_t { kDtr, kEq, kLocal, kMsps, kLru, kSize };
@@ -291,4 +291,4 @@ void RegisterDtr(PolicyRegistry& registry) {
                MakeDtrPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -7,7 +7,7 @@
 #include "policies/parts/streamed_parameters.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 class LivenessPolicy final : public Policy {
@@ -48,4 +48,4 @@ void RegisterLiveness(PolicyRegistry& registry) {
   registry.Add("liveness", "tensors freed after their last use, nothing moved", MakeLivenessPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -23,7 +23,7 @@
 #include "policies/kernels/kernel_choice.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The facts about the forward pass from which the budget is chosen.
@@ -187,4 +187,4 @@ void RegisterMxnet(PolicyRegistry& registry) {
       MakeMxnetPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -10,7 +10,7 @@
 #include "policies/parts/lifetimes.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 class NetworkWidePolicy final : public Policy {
@@ -43,4 +43,4 @@ void RegisterNetworkWide(PolicyRegistry& registry) {
       MakeNetworkWidePolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 void PolicyRegistry::Add(std::string name, std::string description, Factory factory,
                          PolicyTraits traits) {
@@ -49,4 +49,4 @@ std::vector<ParamInfo> PolicyRegistry::Parameters(std::string_view name) const {
   return params.declared();
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -16,7 +16,7 @@
 #include "traces/base/params.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The least memory in which a policy can run a trace, and the layer that needs it.
 struct LeastMemory {
@@ -89,6 +89,6 @@ class PolicyRegistry {
 // Adds all policies of this folder: builtin.cc is their list.
 void RegisterBuiltinPolicies(PolicyRegistry& registry);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_REGISTRY_H_

@@ -47,7 +47,7 @@
 #include "policies/parts/superneurons_steps.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class Cache : uint8_t { kNone, kLru, kBelady, kFifo };
@@ -278,4 +278,4 @@ void RegisterSuperNeurons(PolicyRegistry& registry) {
                MakeSuperNeuronsPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

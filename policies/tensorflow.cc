@@ -27,7 +27,7 @@
 #include "policies/kernels/kernel_choice.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr int kPasses = 25;
@@ -216,4 +216,4 @@ void RegisterTensorFlow(PolicyRegistry& registry) {
                MakeTensorFlowPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -18,7 +18,7 @@
 #include "policies/parts/lifetimes.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 class TorchPolicy final : public Policy {
@@ -51,4 +51,4 @@ void RegisterTorch(PolicyRegistry& registry) {
                MakeTorchPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -22,7 +22,7 @@
 #include "policies/registry.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class Mode : uint8_t { kReuse, kDivision };
@@ -119,4 +119,4 @@ void RegisterUcudnn(PolicyRegistry& registry) {
                MakeUcudnnPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

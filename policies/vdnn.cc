@@ -29,7 +29,7 @@
 #include "policies/registry.h"
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 class VdnnPolicy final : public Policy {
@@ -173,4 +173,4 @@ void RegisterVdnn(PolicyRegistry& registry) {
                MakeVdnnDynPolicy);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

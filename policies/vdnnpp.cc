@@ -36,7 +36,7 @@
 #include "policies/parts/vdnn_layers.h"
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class ReleaseTime : uint8_t { kEager, kLanded, kLazy };
@@ -261,4 +261,4 @@ void RegisterVdnnpp(PolicyRegistry& registry) {
                MakeVdnnppPolicy, {.memory_of = MemoryOf, .candidates = PlacementOrders()});
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

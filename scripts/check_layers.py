@@ -86,6 +86,12 @@ HIDDEN = r"boost/|simdjson|regex$"
 # Modules whose names several backends share, one in each.
 MIRRORED = {"copy_path", "kernels", "pooling"}
 
+# Folder -> the namespaces, inside spillway, of its files.
+SPACES = {"traces": ["traces"], "sim": ["sim"], "policies": ["policies"], "backend/common": ["backend"], "backend/cpu": ["cpu"],
+          "backend/cuda": ["cuda"], "experiments": ["lab", "cli"], "tests": ["testing", "fuzz"]}
+
+# Types of these have names of their own, though each library has its namespace: nothing hides what another library calls so.
+LIBRARY = r"spillway::(traces|sim|policies|backend|cpu|cuda|lab)\b"
 NAMESPACE = re.compile(r"namespace ([\w:]*) ?\{$|\}  // namespace")
 TYPE = re.compile(r"(?:struct|class|enum class|union) (\w+)(?: final)?(?: *:(?!:).*)?(?: \{.*)?$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -123,6 +129,7 @@ class Tree:
     def __init__(self, root: pathlib.Path):
         self.files = {}  # path -> [(line, quote, header)]
         self.types = {}  # (namespaces, name) -> [path:line]
+        self.misplaced = []  # a line for each namespace that is not its folder's
         for top in TOP:
             for path in sorted((root / top).rglob("*")):
                 if path.suffix not in SOURCES:
@@ -143,8 +150,11 @@ class Tree:
                 spaces.pop()
             elif space:
                 spaces.append(space[1])
+                homes = next((SPACES[folder] for folder in SPACES if path.startswith(folder + "/")), [])
+                if homes and path != "traces/base/namespaces.h" and re.match(r"spillway(?!::(%s)\b)" % "|".join(homes), space[1]):
+                    self.misplaced.append(f"{path}:{number}: {space[1]} is not spillway::{' or spillway::'.join(homes)}")
             elif kind and "" not in spaces and not path.startswith(("tests/fuzz/", "tests/out_of_tree/")):
-                self.types.setdefault((*spaces, kind[1]), []).append(f"{path}:{number}")
+                self.types.setdefault((*(re.sub(LIBRARY, "spillway", space) for space in spaces), kind[1]), []).append(f"{path}:{number}")
 
     def duplicates(self):
         """Types that two files define, and modules of the same name."""
@@ -226,7 +236,7 @@ class Tree:
 def main() -> int:
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
     tree = Tree(root)
-    found = [*tree.violations(), *tree.duplicates(), *(f"a circle of modules: {' '.join(c)}" for c in tree.circles())]
+    found = [*tree.violations(), *tree.misplaced, *tree.duplicates(), *(f"a circle of modules: {' '.join(c)}" for c in tree.circles())]
     for line in found:
         print(line)
     return 1 if found else 0

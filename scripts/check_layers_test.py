@@ -75,15 +75,20 @@ class CheckLayersTest(unittest.TestCase):
         self.assertIn("<simdjson.h> belongs in sources", self.planted("traces/base/json.h", "<simdjson.h>"))
 
     def test_two_types_of_one_name(self):
-        two = "namespace spillway {\nstruct Bounds {\n};\n}  // namespace spillway"
+        two = "namespace spillway::policies {\nstruct Bounds {\n};\n}  // namespace spillway::policies"
         self.assertRegex(self.with_line("policies/dtr.cc", two),
                          r"policies/dtr.cc:\d+: spillway::Bounds is defined in sim/core/report.h:\d+, too")
-        inner = "namespace spillway {\nnamespace {\nstruct Bounds {\n};\n}  // namespace\n}  // namespace spillway"
+        inner = "namespace spillway::policies {\nnamespace {\nstruct Bounds {\n};\n}  // namespace\n}  // namespace spillway::policies"
         self.assertEqual(self.with_line("policies/dtr.cc", inner), "")
 
     def test_two_modules_of_one_name(self):
         self.assertIn("sim/core/dtr: policies has a module of that name, too",
                       self.with_line("sim/core/dtr.cc", "namespace spillway {}"))
+
+    def test_a_namespace_of_another_library(self):
+        self.assertRegex(self.with_line("policies/dtr.cc", "namespace spillway::sim {\n}  // namespace spillway::sim"),
+                         r"policies/dtr.cc:\d+: spillway::sim is not spillway::policies")
+        self.assertIn("spillway is not spillway::lab or spillway::cli", self.with_line("experiments/run/inputs.cc", "namespace spillway {\n}  // namespace"))
 
     def test_no_rule(self):
         self.assertIn("sim/magic/ has no rule", self.planted("sim/magic/wand.h", '"traces/trace.h"'))

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Returns the prefixes of `name` that end before a dot and have a number at their end, the
@@ -63,4 +63,4 @@ std::vector<std::string> BlocksInOrder(const Trace& trace) {
   return order;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

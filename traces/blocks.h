@@ -9,7 +9,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Returns the name of each layer's block, by layer; empty for a layer that belongs to no block.
 //
@@ -27,6 +27,6 @@ std::vector<std::string> BlocksInOrder(const Trace& trace);
 // "transformer.h.0".
 std::string_view StemOf(std::string_view block);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BLOCKS_H_

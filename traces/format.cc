@@ -16,7 +16,7 @@
 #include "traces/name_table.h"
 #include "traces/validate.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
@@ -634,4 +634,4 @@ void WriteTrace(const Trace& trace, const std::filesystem::path& path) {
   WriteFile(path, FormatTrace(trace));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

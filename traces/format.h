@@ -13,7 +13,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Reads and validates a trace. Throws `InputError` for an unreadable or truncated file, bad JSON,
 // an unsupported version, a missing or unknown key, a wrong type, an unknown tensor name, and any
@@ -34,6 +34,6 @@ std::string FormatTrace(const Trace& trace);
 // the path cannot be written.
 void WriteTrace(const Trace& trace, const std::filesystem::path& path);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_FORMAT_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-namespace spillway {
+namespace spillway::traces {
 
 Liveness::Liveness(const Trace& trace)
     : roots_(trace.tensors.size()), offsets_(trace.tensors.size()) {
@@ -89,4 +89,4 @@ bool Alike(const Trace& trace, const Liveness& liveness, OpId one, OpId other) {
              liveness.Storages(one).end();
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

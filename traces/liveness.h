@@ -12,7 +12,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class Liveness {
  public:
@@ -61,6 +61,6 @@ class Liveness {
 // back to back, the second finds its code and part of its data in the caches.
 bool Alike(const Trace& trace, const Liveness& liveness, OpId one, OpId other);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LIVENESS_H_

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+namespace spillway::traces {
 
 class NameTable {
  public:
@@ -82,6 +82,6 @@ class NameTable {
   std::vector<std::string_view> names_;  // by index
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_NAME_TABLE_H_

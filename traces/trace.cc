@@ -15,7 +15,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/validate.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr std::array<std::string_view, 7> kTensorKindNames{
@@ -527,4 +527,4 @@ void Trace::Validate() const { Validator(*this, /*names_differ=*/false).Run(); }
 
 void ValidateAllButNames(const Trace& trace) { Validator(trace, /*names_differ=*/true).Run(); }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -20,7 +20,7 @@
 #include "traces/base/units.h"
 #include "traces/ops/op.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 enum class TensorKind : uint8_t {
   kInput,              // arrives from outside before the iteration: images, labels
@@ -209,6 +209,6 @@ std::string ArithmeticOf(const Trace& trace);
 // places: by op of that trace, where it or what stands for it is now.
 void MoveWaits(std::span<const OpId> places, Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_TRACE_H_

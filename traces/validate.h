@@ -3,7 +3,7 @@
 #ifndef SPILLWAY_TRACES_VALIDATE_H_
 #define SPILLWAY_TRACES_VALIDATE_H_
 
-namespace spillway {
+namespace spillway::traces {
 
 struct Trace;
 
@@ -11,6 +11,6 @@ struct Trace;
 // two tensors and no two ops have the same name.
 void ValidateAllButNames(const Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_VALIDATE_H_

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::backend {
 
 // Returns the bits of the nearest bfloat16, to even if there are two.
 inline uint16_t RoundToBfloat16(float value) {
@@ -16,6 +18,6 @@ inline uint16_t RoundToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-}  // namespace spillway
+}  // namespace spillway::backend
 
 #endif  // SPILLWAY_BACKEND_COMMON_BFLOAT16_H_

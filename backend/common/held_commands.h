@@ -17,7 +17,7 @@
 
 #include "sim/core/backend.h"
 
-namespace spillway {
+namespace spillway::backend {
 
 class HeldCommands {
  public:
@@ -90,6 +90,6 @@ class HeldCommands {
   std::array<uint32_t, kStreamCount> sequences_{};  // by stream: its latest command's number
 };
 
-}  // namespace spillway
+}  // namespace spillway::backend
 
 #endif  // SPILLWAY_BACKEND_COMMON_HELD_COMMANDS_H_

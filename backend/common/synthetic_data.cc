@@ -8,7 +8,7 @@
 #include "traces/base/counter_random.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::backend {
 namespace {
 
 // Returns a key that differs for each combination of seed, tensor and iteration.
@@ -102,4 +102,4 @@ void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first) 
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::backend

@@ -13,7 +13,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::backend {
 
 // Supplies real contents in place of synthetic data: writes the initial contents of the tensor and
 // returns true, or returns false if it has none.
@@ -67,6 +67,6 @@ void Fill(const SyntheticData& data, std::span<std::byte> bytes, int64_t first =
 // of another one.
 int64_t FirstElement(const Tensor& tensor);
 
-}  // namespace spillway
+}  // namespace spillway::backend
 
 #endif  // SPILLWAY_BACKEND_COMMON_SYNTHETIC_DATA_H_

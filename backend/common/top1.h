@@ -9,7 +9,9 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::backend {
 
 // Returns the class with the highest probability for each sample, the first such class if several
 // are equal. `probabilities` holds `classes` values per sample, one sample after the other.
@@ -24,6 +26,6 @@ inline std::vector<int64_t> Top1(std::span<const float> probabilities, int64_t c
   return top1;
 }
 
-}  // namespace spillway
+}  // namespace spillway::backend
 
 #endif  // SPILLWAY_BACKEND_COMMON_TOP1_H_

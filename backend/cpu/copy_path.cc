@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace spillway {
+namespace spillway::cpu {
 
 void CpuCopyPath::CopyOut(std::optional<TensorId>, std::span<const std::byte> device,
                           const Block& host) {
@@ -76,4 +76,4 @@ void CpuCompressedCopyPath::Forget(const Block& host) {
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::cpu

@@ -15,7 +15,7 @@
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 // A copy path that keeps all contents uncompressed in the region.
 class CpuCopyPath {
@@ -79,6 +79,6 @@ class CpuCompressedCopyPath final : public CpuCopyPath {
   mutable std::vector<std::byte> staging_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_COPY_PATH_H_

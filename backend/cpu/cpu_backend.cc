@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cpu {
 namespace {
 
 bool AnyOverlap(const std::vector<Block>& some, const std::vector<Block>& others) {
@@ -265,4 +265,4 @@ StreamTimes CpuBackend::TakeTimeline() {
   return std::exchange(times_, {});
 }
 
-}  // namespace spillway
+}  // namespace spillway::cpu

@@ -35,7 +35,7 @@
 #include "sim/core/page_table.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 struct CpuOptions {
   Bytes memory;                        // size of the device arena
@@ -138,6 +138,6 @@ class CpuBackend final : public Executor {
   std::vector<int64_t> top1_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_CPU_BACKEND_H_

@@ -7,9 +7,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
-namespace cpu {
-
+namespace spillway::cpu {
 int64_t Product(const Op& op, std::initializer_list<int64_t> factors) {
   constexpr int64_t kMost = int64_t{1} << 56;
   int64_t product = 1;
@@ -37,8 +35,6 @@ std::byte* TakeOperand(const Op& op, std::span<const std::span<std::byte>> opera
   return operands[*i].data();
 }
 
-}  // namespace cpu
-
 template <typename Scalar>
 void RunOp(const Op& op, std::span<const KernelRun> runs,
            std::span<const std::span<std::byte>> inputs,
@@ -47,7 +43,7 @@ void RunOp(const Op& op, std::span<const KernelRun> runs,
     RunStandIn(HashBytes(std::as_bytes(std::span(op.name)), seed), inputs, outputs);
     return;
   }
-  const cpu::Call<Scalar> call{op, runs, inputs, outputs, seed};
+  const Call<Scalar> call{op, runs, inputs, outputs, seed};
   RequireExecutable(op, "CPU");
   SPILLWAY_CHECK(RunProduct(call) || RunPooling(call) || RunNormalization(call) ||
                  RunSequence(call) || RunAttention(call) || RunPointwise(call) || RunUpdate(call));
@@ -60,4 +56,4 @@ template void RunOp<double>(const Op&, std::span<const KernelRun>,
                             std::span<const std::span<std::byte>>,
                             std::span<const std::span<std::byte>>, uint64_t);
 
-}  // namespace spillway
+}  // namespace spillway::cpu

@@ -28,7 +28,7 @@
 #include "sim/core/backend.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 // Runs all slots of one op.
 //
@@ -58,6 +58,6 @@ extern template void RunOp<double>(const Op&, std::span<const KernelRun>,
                                    std::span<const std::span<std::byte>>,
                                    std::span<const std::span<std::byte>>, uint64_t);
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_KERNELS_H_

@@ -10,7 +10,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 Region::Region(Bytes size) : size_(std::min(size, Bytes::GiB(1024))) {
   if (size_ <= Bytes(0)) return;
@@ -56,4 +56,4 @@ std::span<std::byte> Region::At(const Block& block) const {
   return {data_ + block.offset.count(), static_cast<size_t>(block.size.count())};
 }
 
-}  // namespace spillway
+}  // namespace spillway::cpu

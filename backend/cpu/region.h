@@ -14,7 +14,7 @@
 #include "sim/core/allocator.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 class Region {
  public:
@@ -48,6 +48,6 @@ inline bool Overlap(const Block& a, const Block& b) {
 // Sets all bits, which makes every float element a NaN.
 inline void Poison(std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); }
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_REGION_H_

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-namespace spillway {
+namespace spillway::cpu {
 namespace {
 
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15ull;
@@ -44,4 +44,4 @@ uint64_t RunStandIn(uint64_t seed, std::span<const std::span<std::byte>> inputs,
   return read;
 }
 
-}  // namespace spillway
+}  // namespace spillway::cpu

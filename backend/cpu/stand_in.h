@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-namespace spillway {
+namespace spillway::cpu {
 
 // Returns a hash of the bytes, which does not depend on their address.
 uint64_t HashBytes(std::span<const std::byte> bytes, uint64_t seed);
@@ -21,6 +21,6 @@ uint64_t HashBytes(std::span<const std::byte> bytes, uint64_t seed);
 uint64_t RunStandIn(uint64_t seed, std::span<const std::span<std::byte>> inputs,
                     std::span<const std::span<std::byte>> outputs);
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_STAND_IN_H_

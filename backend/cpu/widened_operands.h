@@ -13,7 +13,7 @@
 
 #include "backend/common/bfloat16.h"
 
-namespace spillway {
+namespace spillway::cpu {
 
 // Copies in float of the operands of one op that are stored in bfloat16. An operand that is both an
 // input and an output has one copy.
@@ -44,6 +44,6 @@ class WidenedOperands {
   std::map<std::byte*, std::vector<float>> copies_;  // by the place of the operand
 };
 
-}  // namespace spillway
+}  // namespace spillway::cpu
 
 #endif  // SPILLWAY_BACKEND_CPU_WIDENED_OPERANDS_H_

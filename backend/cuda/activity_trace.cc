@@ -4,7 +4,7 @@
 
 #ifndef SPILLWAY_HAS_CUPTI
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct ActivityTrace::Impl {};
 ActivityTrace::ActivityTrace() {
@@ -16,7 +16,7 @@ void ActivityTrace::BeginCommand(uint64_t) {}
 void ActivityTrace::EndCommand() {}
 std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() { return {}; }
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #else
 
@@ -32,7 +32,7 @@ std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() { return {}; }
 #include <mutex>
 #include <vector>
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr std::array kKinds = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
@@ -247,6 +247,6 @@ std::map<uint64_t, ActivityTrace::Interval> ActivityTrace::Stop() {
   return intervals;
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_HAS_CUPTI

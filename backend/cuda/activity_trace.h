@@ -13,7 +13,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class ActivityTrace {
  public:
@@ -45,6 +45,6 @@ class ActivityTrace {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_ACTIVITY_TRACE_H_

@@ -17,7 +17,7 @@
 #include "backend/cuda/cudnn_error.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // Backward of earlier versions is wrong for lengths that are not multiples of 128.
@@ -353,8 +353,8 @@ class AttentionGraph : public GraphBuilder {
   }
   Tensor KeyLike(TensorId id) { return InMemory(id, l_.keys, Layout::Strides(l_.keys), l_.type); }
   Tensor Transposed(TensorId id) {
-    return InMemory(id, spillway::Transposed(l_.keys),
-                    spillway::Transposed(Layout::Strides(l_.keys)), l_.type);
+    return InMemory(id, cuda::Transposed(l_.keys), cuda::Transposed(Layout::Strides(l_.keys)),
+                    l_.type);
   }
   Tensor Rows(TensorId id) {
     return InMemory(id, l_.rows, DenseStrides(l_.rows), CUDNN_DATA_FLOAT);
@@ -386,8 +386,8 @@ class AttentionGraph : public GraphBuilder {
   // Computes the gradient of keys or values: the transpose of `scores` times `queries`, added up
   // over the queries' heads that read one head of the keys.
   void KeyGradient(Tensor scores, Tensor queries, TensorId gradient) {
-    Tensor transposed = Virtual(spillway::Transposed(l_.scores),
-                                spillway::Transposed(DenseStrides(l_.scores)), l_.type);
+    Tensor transposed =
+        Virtual(cuda::Transposed(l_.scores), cuda::Transposed(DenseStrides(l_.scores)), l_.type);
     Reshape(scores, transposed);
     if (l_.shape.heads == l_.shape.kv_heads) {
       Product(transposed, queries, KeyLike(gradient));
@@ -596,4 +596,4 @@ void AttentionLibrary::Backward(const AttentionShape& shape, const std::byte* q,
                  workspace, activity);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -17,7 +17,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 enum class AttentionType : uint8_t { kBf16, kFp16 };
 
@@ -67,6 +67,6 @@ class AttentionLibrary {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_ATTENTION_LIBRARY_H_

@@ -2,7 +2,7 @@
 
 #include "backend/cuda/cuda_error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -82,4 +82,4 @@ void LaunchStamp(int64_t* start_and_end, cudaStream_t stream) {
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

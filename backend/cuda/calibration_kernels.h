@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Launches one thread that does nothing.
 void LaunchEmpty(cudaStream_t stream);
@@ -29,6 +29,6 @@ int64_t LaunchMultiplyAdd(float* sink, int blocks, cudaStream_t stream);
 // starts and to start_and_end[1] when it ends.
 void LaunchStamp(int64_t* start_and_end, cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CALIBRATION_KERNELS_H_

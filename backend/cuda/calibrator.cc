@@ -23,7 +23,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // Short copies and kernels are timed in groups that last about this long.
@@ -547,4 +547,4 @@ Measurements Calibrate(const CalibrateOptions& options) {
   return Calibrator(options).Run();
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

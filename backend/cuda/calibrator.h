@@ -16,7 +16,7 @@
 #include "sim/core/calibration.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Progress that is reported before each step. The view lives until the callback returns.
 struct CalibrateProgress {
@@ -48,6 +48,6 @@ Machine DescribeGpu(int device);
 // too slow to keep the device busy.
 Measurements Calibrate(const CalibrateOptions& options);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CALIBRATOR_H_

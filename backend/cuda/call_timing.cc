@@ -18,7 +18,7 @@
 #include "backend/cuda/stream.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr Duration kHostTime = Duration::Milliseconds(500);  // limit for a slow call's repeats
@@ -280,4 +280,4 @@ std::vector<LibraryCallTiming> TimeLibraryCalls(int repeats) {
   return timings;
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -13,7 +13,7 @@
 #include "sim/core/calibration.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The least number of repeats of a measurement.
 inline constexpr int kLeastRepeats = 5;
@@ -41,6 +41,6 @@ std::vector<PageTiming> TimePageMemory(Bytes largest, int repeats);
 // that needs at most 256 MiB of workspace.
 std::vector<LibraryCallTiming> TimeLibraryCalls(int repeats);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CALL_TIMING_H_

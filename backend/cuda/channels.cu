@@ -3,7 +3,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // One block sums a channel, which keeps the order of the sum.
@@ -268,4 +268,4 @@ void MoveRunningStatistics(const ChannelShape& shape, const float* mean, const f
       stream);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

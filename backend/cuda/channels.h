@@ -15,7 +15,7 @@
 #include "backend/cuda/elements.h"
 #include "backend/cuda/sequence_kernels.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct ChannelShape {
   int64_t batch = 0, channels = 0;
@@ -61,6 +61,6 @@ void MoveRunningStatistics(const ChannelShape& shape, const float* mean, const f
                            float* running_mean, float* running_var, float epsilon, float momentum,
                            cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CHANNELS_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr std::array<std::string_view, 3> kStepNames{"fwd", "bwd_data", "bwd_filter"};
@@ -66,4 +66,4 @@ ConvStep ParseConvStep(std::string_view slot_name) {
 
 std::string_view Name(ConvStep step) { return kStepNames[static_cast<size_t>(step)]; }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -11,7 +11,7 @@
 #include <span>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The library call behind a convolution slot.
 enum class ConvStep : uint8_t { kForward, kBackwardData, kBackwardFilter };
@@ -34,6 +34,6 @@ const ConvAlgorithm& FindConvAlgorithm(ConvStep step, std::string_view name);
 ConvStep ParseConvStep(std::string_view slot_name);
 std::string_view Name(ConvStep step);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CONV_ALGORITHM_H_

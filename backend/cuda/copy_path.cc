@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 std::byte* CudaCopyPath::Pinned(Bytes offset, Bytes size) const {
   SPILLWAY_CHECK(pinned_ != nullptr && offset + size <= pinned_->size());
@@ -55,4 +55,4 @@ void CudaCompressedCopyPath::Read(const Block& host, std::span<std::byte> bytes)
   store_.Holds(host) ? store_.Read(host, bytes) : CudaCopyPath::Read(host, bytes);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

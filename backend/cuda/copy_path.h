@@ -19,7 +19,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/executor.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // A copy path that keeps all contents in pinned memory, at the offsets of the host pool.
 class CudaCopyPath {
@@ -78,6 +78,6 @@ class CudaCompressedCopyPath final : public CudaCopyPath {
   Bytes placed_;                      // bytes of pinned memory in use
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_COPY_PATH_H_

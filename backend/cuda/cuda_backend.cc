@@ -33,7 +33,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // Returns the i-th element. Elements are created at their first use and kept for later iterations.
@@ -687,4 +687,4 @@ std::string CudaMachine::gpu() const { return impl_->properties.name; }
 std::string CudaMachine::cudnn() const { return DnnLibrary::Version(); }
 Bytes CudaMachine::free_memory() const { return FreeDeviceMemory(); }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

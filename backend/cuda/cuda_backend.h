@@ -27,7 +27,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns one line for each other GPU of this machine, which says how copies reach it: "GPU 1,
 // NVIDIA H200: reached directly". Throws `EnvironmentError` if there is no GPU with number
@@ -113,6 +113,6 @@ class CudaMachine {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_CUDA_BACKEND_H_

@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // Returns true for codes whose cause is the machine rather than the program.
@@ -81,4 +81,4 @@ void RequireDevice(int device) {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The work that a call belongs to, for messages. Messages leave out empty fields.
 struct Activity {
@@ -38,12 +38,12 @@ void CheckCublas(cublasStatus_t code, const char* call, const Activity& activity
 // number `device`.
 void RequireDevice(int device);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 // Runs a call and checks its code. The optional second argument is the `Activity`.
 #define SPILLWAY_CUDA_CALL(call, ...) \
-  ::spillway::CheckCuda((call), #call __VA_OPT__(, ) __VA_ARGS__)
+  ::spillway::cuda::CheckCuda((call), #call __VA_OPT__(, ) __VA_ARGS__)
 #define SPILLWAY_CUBLAS_CALL(call, ...) \
-  ::spillway::CheckCublas((call), #call __VA_OPT__(, ) __VA_ARGS__)
+  ::spillway::cuda::CheckCublas((call), #call __VA_OPT__(, ) __VA_ARGS__)
 
 #endif  // SPILLWAY_BACKEND_CUDA_CUDA_ERROR_H_

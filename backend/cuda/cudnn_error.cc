@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace spillway {
+namespace spillway::cuda {
 
 bool IsEnvironment(cudnnStatus_t code) {
   return code == CUDNN_STATUS_NOT_INITIALIZED || code == CUDNN_STATUS_LICENSE_ERROR ||
@@ -38,4 +38,4 @@ void CheckCudnn(cudnnStatus_t code, const char* call, const Activity& activity) 
                     activity);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

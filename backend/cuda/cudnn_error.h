@@ -9,7 +9,7 @@
 
 #include "backend/cuda/cuda_error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns true for the codes by which cuDNN declines a request, as opposed to failing.
 bool IsDeclined(cudnnStatus_t code);
@@ -26,10 +26,10 @@ std::string CudnnVersion();
 // Throws if `code` is not success. `call` is the text of the call.
 void CheckCudnn(cudnnStatus_t code, const char* call, const Activity& activity = {});
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 // Runs a call and checks its code. The optional second argument is the `Activity`.
 #define SPILLWAY_CUDNN_CALL(call, ...) \
-  ::spillway::CheckCudnn((call), #call __VA_OPT__(, ) __VA_ARGS__)
+  ::spillway::cuda::CheckCudnn((call), #call __VA_OPT__(, ) __VA_ARGS__)
 
 #endif  // SPILLWAY_BACKEND_CUDA_CUDNN_ERROR_H_

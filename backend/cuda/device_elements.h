@@ -12,7 +12,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 inline constexpr int kThreads = 256;
 
@@ -181,6 +181,6 @@ __device__ float BlockReduce(float value) {
   return WarpReduce<Operation>(lane < warps ? shared[lane] : Operation::kNeutral);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_DEVICE_ELEMENTS_H_

@@ -5,7 +5,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 DeviceBuffer::DeviceBuffer(Bytes size) {
   std::optional<DeviceBuffer> buffer = TryAllocate(size);
@@ -62,4 +62,4 @@ PinnedBuffer::~PinnedBuffer() {
   if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

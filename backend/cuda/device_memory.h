@@ -11,7 +11,7 @@
 #include "traces/base/units.h"
 #include "traces/ops/data_type.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The bytes [data, data + size) of device memory. Does not own them. `type` is that of the elements
 // of an operand.
@@ -68,6 +68,6 @@ class PinnedBuffer {
   Bytes size_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_DEVICE_MEMORY_H_

@@ -12,7 +12,7 @@
 #include "backend/cuda/device_elements.h"
 #include "backend/cuda/sequence_kernels.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns the number of threads of a block that has `columns` elements of a row to work on.
 inline unsigned RowThreads(int64_t columns, int64_t most) {
@@ -123,6 +123,6 @@ void WithTeam(int64_t columns, bool wide, const Run& run) {
   with(block, std::integral_constant<int, kMostNormFeatures / (4 * kThreads)>());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_DEVICE_ROWS_H_

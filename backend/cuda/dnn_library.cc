@@ -11,7 +11,7 @@
 // The v7-style interface is deprecated in cuDNN 9 but still complete.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // The numbers in conv_algorithm.cc are the values of this header's enumerators.
@@ -277,4 +277,4 @@ void DnnLibrary::BatchNormBackward(const BatchNormGeometry& shape, const float* 
                       activity);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -19,7 +19,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct ConvDescription {
   int batch = 0;
@@ -106,6 +106,6 @@ class DnnLibrary {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_DNN_LIBRARY_H_

@@ -9,7 +9,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns the driver's function `name` with the interface of CUDA `version` (11020 is 11.2). Before
 // CUDA 12.5, `version` has no effect. Throws `EnvironmentError` if the driver has no such function.
@@ -29,6 +29,6 @@ Function DriverEntry(const char* name, [[maybe_unused]] unsigned int version = 1
   return reinterpret_cast<Function>(function);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_DRIVER_ENTRY_H_

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Device code may call the constexpr functions. Arrays of float convert to arrays of elements.
 struct ConstElements {
@@ -35,6 +35,6 @@ struct Elements {
   Elements operator+(int64_t count) const { return {bytes() + Size(count), bf16}; }
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_ELEMENTS_H_

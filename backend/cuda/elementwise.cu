@@ -7,7 +7,7 @@
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 struct FillUniformFunction {
@@ -375,4 +375,4 @@ void Spin(int64_t nanoseconds, cudaStream_t stream) {
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -16,7 +16,7 @@
 
 #include "backend/cuda/elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Fill `out` with `centre` plus `RandomFloat`, or with `RandomLabel`, of
 // traces/base/counter_random.h. The number of the first element is `first` in `FillUniform` and 0
@@ -79,6 +79,6 @@ void Compare(ConstElements a, ConstElements b, int64_t count, Comparison* result
 // timed.
 void Spin(int64_t nanoseconds, cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_ELEMENTWISE_H_

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/device_rows.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 __global__ void EmbedKernel(const int32_t* tokens, ConstElements table, Elements y,
@@ -183,4 +183,4 @@ void Rotate(ConstElements x, Elements y, bool backward, bool accumulate, int64_t
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

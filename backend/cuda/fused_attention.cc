@@ -5,7 +5,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 using enum Role;
@@ -93,4 +93,4 @@ void FusedAttention::Run(const Op& op, const SlotLaunch& launch, const Operands&
                    write(kDx3, keys), workspace, activity);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

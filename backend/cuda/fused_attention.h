@@ -14,7 +14,7 @@
 #include "backend/cuda/slot_operands.h"
 #include "backend/cuda/spare_workspace.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class FusedAttention {
  public:
@@ -36,6 +36,6 @@ class FusedAttention {
   cudaStream_t stream_ = nullptr;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_FUSED_ATTENTION_H_

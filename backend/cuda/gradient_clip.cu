@@ -2,7 +2,7 @@
 
 #include "backend/cuda/device_elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr int64_t kLeastShare = int64_t{1} << 14;  // elements that keep a block busy
@@ -72,4 +72,4 @@ void ClipGradient(ConstElements in, const float* square_sum, float max_norm, Ele
   ForEach(count, {in, out}, /*wide=*/true, ClipFunction{in, square_sum, max_norm, out}, stream);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -5,7 +5,7 @@
 
 #include "backend/cuda/sequence_kernels.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Sets `sum` to the sum of the squares of the elements, or adds it if `accumulate`.
 void SumSquares(ConstElements in, int64_t count, float* sum, bool accumulate,
@@ -16,6 +16,6 @@ void SumSquares(ConstElements in, int64_t count, float* sum, bool accumulate,
 void ClipGradient(ConstElements in, const float* square_sum, float max_norm, Elements out,
                   int64_t count, cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_GRADIENT_CLIP_H_

@@ -10,7 +10,7 @@
 #include "backend/cuda/driver_entry.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // The interface of CUDA 11.7. In earlier ones, the driver supports cuStreamWaitValue32 only if
@@ -201,7 +201,7 @@ void CudaHostStore::Finish() {
 void CudaHostStore::Read(const Block& host, std::span<std::byte> bytes) const {
   ZeroValueCodec codec({compression_.fraction, 1});
   std::vector<std::byte> buffer(SizeOf(compression_.piece));
-  spillway::Decompress(stored_.at(host.offset)->pieces, codec, buffer, bytes);
+  sim::Decompress(stored_.at(host.offset)->pieces, codec, buffer, bytes);
 }
 
 std::vector<StoredContents> CudaHostStore::stored() const {
@@ -211,4 +211,4 @@ std::vector<StoredContents> CudaHostStore::stored() const {
   return contents;
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

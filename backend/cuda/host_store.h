@@ -31,7 +31,7 @@
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class CudaHostStore {
  public:
@@ -133,6 +133,6 @@ class CudaHostStore {
   Lane out_, in_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_HOST_STORE_H_

@@ -19,7 +19,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr int64_t kElementSize = sizeof(float);
@@ -622,4 +622,4 @@ void CudaKernels::Launch(const Op& op, const SlotLaunch& launch, CUstream_st* st
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -35,7 +35,7 @@
 
 struct CUstream_st;  // a cudaStream_t is a CUstream_st*
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct KernelOptions {
   std::string math = "fp32";  // "fp32" (fused multiply-add, no TF32) or "tf32"
@@ -71,6 +71,6 @@ class CudaKernels {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_KERNELS_H_

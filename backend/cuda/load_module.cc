@@ -7,7 +7,7 @@
 #include "backend/cuda/module.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 const CudaModule& Cuda() {
 #ifdef SPILLWAY_CUDA_MODULE
@@ -25,4 +25,4 @@ const CudaModule& Cuda() {
 #endif
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -13,7 +13,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // A cuBLASLt object that is destroyed with its owner.
@@ -388,4 +388,4 @@ void MatmulLibrary::Multiply(const MatmulShape& shape, std::string_view name, fl
   loop(loop, 0, a, b, beta, c);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

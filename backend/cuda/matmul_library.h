@@ -19,7 +19,7 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/device_memory.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The types of a product. Sums are kept in fp32.
 enum class MatmulType : uint8_t {
@@ -115,6 +115,6 @@ class MatmulLibrary {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_MATMUL_LIBRARY_H_

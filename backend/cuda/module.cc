@@ -2,13 +2,13 @@
 
 #include "backend/cuda/module.h"
 
-constinit const spillway::CudaModule spillway_cuda_module = {
-    spillway::DescribeCudaDevice,
-    spillway::DescribePeers,
-    spillway::DescribeGpu,
-    spillway::Record,
-    spillway::Calibrate,
-    [](const spillway::CudaMachine::Options& options) {
-      return std::make_shared<spillway::CudaMachine>(options);
+constinit const spillway::cuda::CudaModule spillway_cuda_module = {
+    spillway::cuda::DescribeCudaDevice,
+    spillway::cuda::DescribePeers,
+    spillway::cuda::DescribeGpu,
+    spillway::cuda::Record,
+    spillway::cuda::Calibrate,
+    [](const spillway::cuda::CudaMachine::Options& options) {
+      return std::make_shared<spillway::cuda::CudaMachine>(options);
     },
 };

@@ -10,7 +10,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/recorder.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Pointers to functions of this folder's headers. `open` creates a `CudaMachine`.
 struct CudaModule {
@@ -27,9 +27,9 @@ struct CudaModule {
 // needs cannot be loaded.
 const CudaModule& Cuda();
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 // The symbol by which the program finds the module's functions.
-extern "C" const spillway::CudaModule spillway_cuda_module;
+extern "C" const spillway::cuda::CudaModule spillway_cuda_module;
 
 #endif  // SPILLWAY_BACKEND_CUDA_MODULE_H_

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/device_rows.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 struct NormForwardCall {
@@ -186,4 +186,4 @@ void NormalizeBackward(ConstElements x, ConstElements weight, ConstElements dy, 
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -10,7 +10,7 @@
 #include "backend/cuda/driver_entry.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // More than the total of all stitched addresses of a run. Reserved addresses cost nothing.
@@ -136,4 +136,4 @@ std::byte* PageMemory::At(const Block& block) const {
   return reinterpret_cast<std::byte*>(base_ + static_cast<CUdeviceptr>(block.offset.count()));
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

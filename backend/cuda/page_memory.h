@@ -12,7 +12,7 @@
 #include "sim/core/allocator.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class PageMemory {
  public:
@@ -50,6 +50,6 @@ class PageMemory {
   std::map<Bytes, Bytes> mapped_;      // sizes of all mapped pages, by offset
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_PAGE_MEMORY_H_

@@ -5,7 +5,7 @@
 #include "backend/cuda/device_memory.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // Makes `device` the current device, and `back` again when it is destroyed.
@@ -94,4 +94,4 @@ void PeerMemory::Read(const Block& block, std::span<std::byte> bytes) const {
   SPILLWAY_CUDA_CALL(cudaMemcpy(bytes.data(), At(contents), bytes.size(), cudaMemcpyDefault));
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -14,7 +14,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns true if `device` can reach the memory of `peer` directly; otherwise copies are staged
 // through the host. Throws `EnvironmentError` if either GPU does not exist.
@@ -46,6 +46,6 @@ class PeerMemory {
   std::byte* data_ = nullptr;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_PEER_MEMORY_H_

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/cuda_error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -189,4 +189,4 @@ void AveragePoolBackward(const PoolShape& shape, ConstElements dy, Elements dx, 
   PoolBackward<false>(shape, {}, {}, dy, dx, accumulate, stream);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -16,7 +16,7 @@
 
 #include "backend/cuda/elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct PoolShape {
   int64_t planes = 0;  // samples times channels
@@ -34,6 +34,6 @@ void AveragePool(const PoolShape& shape, ConstElements x, Elements y, cudaStream
 void AveragePoolBackward(const PoolShape& shape, ConstElements dy, Elements dx, bool accumulate,
                          cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_POOLING_H_

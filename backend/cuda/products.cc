@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 using enum Role;
 
@@ -270,4 +270,4 @@ void Products::Run(const Op& op, const SlotLaunch& launch, const Operands& opera
              ParameterScale(op, launch, kDbias), scratch, stream_);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -12,7 +12,7 @@
 #include "backend/cuda/slot_operands.h"
 #include "backend/cuda/spare_workspace.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // If an operand or the result of a product is bfloat16, operands of float32 are converted first.
 // The copies lie in the workspace.
@@ -46,6 +46,6 @@ class Products {
   cudaStream_t stream_ = nullptr;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_PRODUCTS_H_

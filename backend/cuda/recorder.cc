@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr double kFp32Tolerance = 1e-3;
@@ -471,4 +471,4 @@ std::string DescribeCudaDevice(int device) {
                      properties.major, properties.minor);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

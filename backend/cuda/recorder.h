@@ -21,7 +21,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Progress that is reported before each entry with an empty note, and for each remark on an entry,
 // such as a dropped algorithm and the reason. The views live until the callback returns.
@@ -69,6 +69,6 @@ CostTable Record(const Trace& trace, const RecordOptions& options);
 // there is no usable GPU with number `device`.
 std::string DescribeCudaDevice(int device = 0);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_RECORDER_H_

@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 RunMemory::RunMemory(Backing backing, Bytes size)
     : backing_(backing), arena_(backing == Backing::kArena ? size : Bytes(0)) {
@@ -57,4 +57,4 @@ void RunMemory::OnDriverCall(const DriverCall& call) {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

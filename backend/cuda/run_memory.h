@@ -11,7 +11,7 @@
 #include "backend/cuda/page_memory.h"
 #include "sim/core/allocator.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class RunMemory {
  public:
@@ -34,6 +34,6 @@ class RunMemory {
   std::optional<PageMemory> pages_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_RUN_MEMORY_H_

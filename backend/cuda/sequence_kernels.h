@@ -14,7 +14,7 @@
 
 #include "backend/cuda/elements.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // A gradient is written as out = alpha * gradient + beta * out.
 struct GradientScale {
@@ -120,6 +120,6 @@ inline constexpr size_t kMostAdamParameters = 8;
 // REQUIRES: parameters.size() <= kMostAdamParameters.
 void Adam(const AdamParameter* parameters, size_t count, const AdamRule& rule, cudaStream_t stream);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_SEQUENCE_KERNELS_H_

@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 using enum Role;
@@ -253,4 +253,4 @@ bool RunSequence(const SequenceCall& call) {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -8,7 +8,7 @@
 #include "backend/cuda/slot_launch.h"
 #include "backend/cuda/slot_operands.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 struct SequenceCall {
   const Op& op;
@@ -21,6 +21,6 @@ struct SequenceCall {
 // Enqueues the op and returns true, or returns false if its type does not belong here.
 bool RunSequence(const SequenceCall& call);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_SEQUENCE_OPS_H_

@@ -14,7 +14,7 @@
 #include "traces/base/units.h"
 #include "traces/ops/data_type.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The types of the elements of an op's operands, in the order of op.inputs and op.outputs. Operands
 // that a list lacks are float32.
@@ -43,6 +43,6 @@ struct SlotLaunch {
   DeviceRange workspace;  // at least `Candidate::workspace`
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_SLOT_LAUNCH_H_

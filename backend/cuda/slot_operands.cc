@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 bool IsBf16(const Op& op, DataType type) {
   if (type == DataType::kBfloat16) return true;
@@ -66,4 +66,4 @@ GradientScale ParameterScale(const Op& op, const SlotLaunch& launch, Role gradie
   return {1, adds ? 1.0f : 0.0f};
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

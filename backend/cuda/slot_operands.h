@@ -15,7 +15,7 @@
 #include "backend/cuda/slot_launch.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // Returns true iff the elements are bfloat16. Throws `InputError` that names the op if they are
 // neither that nor float32.
@@ -77,6 +77,6 @@ std::vector<int64_t> ParameterSizes(const Op& op, const SlotLaunch& launch);
 // Returns how the launch writes the gradient of a parameter, which is outputs[output].
 GradientScale ParameterScale(const Op& op, const SlotLaunch& launch, Role gradient);
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_SLOT_OPERANDS_H_

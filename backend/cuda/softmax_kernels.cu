@@ -5,7 +5,7 @@
 
 #include "backend/cuda/device_rows.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 // The most columns of a row whose softmax a warp keeps in registers.
@@ -256,4 +256,4 @@ void SoftmaxCrossEntropyBackward(ConstElements y, const int32_t* labels, Element
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

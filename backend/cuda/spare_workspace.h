@@ -6,7 +6,7 @@
 
 #include "backend/cuda/device_memory.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 class SpareWorkspace {
  public:
@@ -25,6 +25,6 @@ class SpareWorkspace {
   DeviceBuffer buffer_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_SPARE_WORKSPACE_H_

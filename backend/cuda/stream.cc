@@ -15,7 +15,7 @@
 #define SPILLWAY_VERSION "development"
 #endif
 
-namespace spillway {
+namespace spillway::cuda {
 
 CudaStream::CudaStream() {
   SPILLWAY_CUDA_CALL(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -97,4 +97,4 @@ std::string DateNow() {
 
 std::string ToolVersion() { return "spillway " SPILLWAY_VERSION; }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -11,7 +11,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::cuda {
 
 // The longest time for which a measurement holds a stream by `Spin` while the host enqueues.
 inline constexpr Duration kLongestSpin = Duration::Milliseconds(20);
@@ -89,6 +89,6 @@ std::string DateNow();
 // Returns for example "spillway 0.1.0".
 std::string ToolVersion();
 
-}  // namespace spillway
+}  // namespace spillway::cuda
 
 #endif  // SPILLWAY_BACKEND_CUDA_STREAM_H_

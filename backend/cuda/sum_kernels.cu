@@ -4,7 +4,7 @@
 
 #include "backend/cuda/device_rows.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 constexpr int64_t kSumBlocks = 132 * 8;  // more blocks are not needed to keep an H100 busy
@@ -116,4 +116,4 @@ void AddBias(Elements y, ConstElements bias, int64_t rows, int64_t columns, cuda
   ForEach(rows * columns, {y, bias}, columns % 8 == 0, AddBiasFunction{y, bias, columns}, stream);
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/device_rows.h"
 
-namespace spillway {
+namespace spillway::cuda {
 namespace {
 
 struct AdamCall {
@@ -78,4 +78,4 @@ void Adam(const AdamParameter* parameters, size_t count, const AdamRule& rule,
   SPILLWAY_CUDA_CALL(cudaGetLastError());
 }
 
-}  // namespace spillway
+}  // namespace spillway::cuda

@@ -7,7 +7,7 @@
 
 #include "sim/alloc/make_allocator.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Frees a random live block and allocates a block of a random size, like a network with tensors of
@@ -55,4 +55,4 @@ BENCHMARK_CAPTURE(BM_AllocateFree, stitched, "stitched")->Arg(1000);
 BENCHMARK_CAPTURE(BM_AllocateFree, native, "native")->Arg(1000);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -11,7 +11,7 @@
 
 #include "sim/compression/zero_value.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr size_t kBytes = size_t{128} << 20;  // larger than the caches
@@ -104,4 +104,4 @@ const bool registered = [] {
 }();
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

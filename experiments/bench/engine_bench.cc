@@ -9,7 +9,7 @@
 #include "sim/engine/schedule.h"
 #include "sim/runtime/hazard_map.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Simulates kernels with a copy in each direction. Every kernel waits for the copies of the
@@ -55,4 +55,4 @@ void BM_HazardMap(benchmark::State& state) {
 BENCHMARK(BM_HazardMap)->Arg(100)->Arg(10000);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -9,7 +9,7 @@
 #include "traces/base/text_stream.h"
 #include "traces/import/kineto.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns a profile of `operators` operators, each with a launch, a kernel, an allocation and
@@ -49,4 +49,4 @@ void BM_ReadKineto(benchmark::State& state) {
 BENCHMARK(BM_ReadKineto)->Arg(0)->Arg(10)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 class Kernels {
@@ -69,4 +69,4 @@ void BM_DivideResNet50Exactly(benchmark::State& state) { Divide(state, DivideExa
 BENCHMARK(BM_DivideResNet50Exactly)->Arg(1272)->Arg(2544)->Arg(5088)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -6,7 +6,7 @@
 
 #include "sim/cost/operator_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns a trace of products of `count` sizes, `repeats` times each.
@@ -47,4 +47,4 @@ void BM_TimeStepByTable(benchmark::State& state) {
 BENCHMARK(BM_TimeStepByTable)->Arg(100)->Arg(1000);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

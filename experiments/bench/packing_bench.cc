@@ -21,7 +21,7 @@
 #include "sim/packing/packing.h"
 #include "tests/testing/tight.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using packing::ExactParams;
@@ -151,4 +151,4 @@ BENCHMARK(BM_PackMany)
     ->Unit(benchmark::kSecond);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -9,7 +9,7 @@
 #include "experiments/tools/replay/replay.h"
 #include "sim/alloc/make_allocator.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // A log of `events` events with about 1,000 live blocks. Each walk draws the events anew, so that
@@ -65,4 +65,4 @@ BENCHMARK_CAPTURE(BM_ReplayLog, best_fit, "best-fit")
 BENCHMARK_CAPTURE(BM_ReplayLog, pytorch, "pytorch")->Arg(10'000'000)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The inputs of a run, created once.
@@ -169,4 +169,4 @@ BENCHMARK(BM_PlanEqualLayers)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

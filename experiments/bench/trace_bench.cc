@@ -8,7 +8,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 void BM_ParseTrace(benchmark::State& state, const char* network) {
@@ -72,4 +72,4 @@ void BM_Liveness(benchmark::State& state) {
 BENCHMARK(BM_Liveness);
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab

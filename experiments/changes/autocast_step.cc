@@ -13,7 +13,7 @@
 #include "policies/recorded/pytorch_plans.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Products that are no op types of their own.
@@ -442,4 +442,4 @@ std::optional<Trace> UnderAutocast(const Trace& trace, const Device& device, con
   return Autocast(trace, device, cost).Build();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -10,7 +10,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the step whose forward runs under `torch.autocast("cuda", torch.bfloat16)`, by PyTorch's
 // lists of operators ("Automatic Mixed Precision", CUDA Ops that Autocast to float16 and to
@@ -30,6 +30,6 @@ namespace spillway {
 std::optional<Trace> UnderAutocast(const Trace& trace, const Device& device, const CostModel& cost,
                                    std::string& why_not);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_AUTOCAST_STEP_H_

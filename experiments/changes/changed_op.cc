@@ -8,7 +8,7 @@
 
 #include "policies/recorded/pytorch_plans.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 int64_t Elements(const Tensor& tensor) {
   return std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies());
@@ -85,4 +85,4 @@ void HalvedWork::ScaleTime(const Op& whole, Op& half) const {
       Duration::Picoseconds(std::llround(measured * wanted / std::max(1.0, time(cost_, half))));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -12,7 +12,7 @@
 #include "sim/cost/roofline.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the number of elements of the tensor.
 int64_t Elements(const Tensor& tensor);
@@ -61,6 +61,6 @@ class HalvedWork {
   const Bandwidth dram_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_

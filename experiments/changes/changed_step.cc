@@ -12,7 +12,7 @@
 #include "experiments/changes/changed_op.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 bool IsPersistent(TensorKind kind) {
@@ -647,4 +647,4 @@ std::optional<Trace> BuiltElsewhere(const Trace& trace) {
   return any ? std::optional(std::move(built)) : std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns a step that computes `whole` in passes of forward and backward over micro-batches, each
 // of which is that of `part`, and one update. Each pass but the first adds its gradients to those
@@ -78,6 +78,6 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
 std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost,
                                                    bool early);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_

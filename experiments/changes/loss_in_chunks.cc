@@ -13,7 +13,7 @@
 #include "policies/recorded/pytorch_plans.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 class ChunkedLoss {
@@ -280,4 +280,4 @@ std::optional<Trace> WithLossInChunks(const Trace& trace, const Device& device, 
   return ChunkedLoss(trace, device, chunks).Build();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

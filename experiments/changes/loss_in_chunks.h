@@ -9,7 +9,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the step that splits the rows which the product of the logits reads into `chunks` parts,
 // and computes logits, loss and the gradients of both for one part after the other, as the option
@@ -21,6 +21,6 @@ namespace spillway {
 // else. REQUIRES: the trace has a recording, and 1 < chunks.
 std::optional<Trace> WithLossInChunks(const Trace& trace, const Device& device, int64_t chunks);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_LOSS_IN_CHUNKS_H_

@@ -18,7 +18,7 @@
 #include "traces/lowering/preset.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 bool Stays(TensorKind kind) {
@@ -511,4 +511,4 @@ BatchTrace AtBatch(const std::shared_ptr<const Trace>& trace,
   return made(ScaledToBatch(*trace, batch), BatchSource::kScaled);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -13,7 +13,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns true iff the traces are recordings of the same ops on the same device. If their networks
 // have different names, they also have to train parameters of the same shapes.
@@ -90,6 +90,6 @@ class StepFamily {
   int64_t at_one_ = 0, at_other_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_OTHER_BATCH_H_

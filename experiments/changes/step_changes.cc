@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Step = std::shared_ptr<const Trace>;
@@ -98,4 +98,4 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
   return step;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

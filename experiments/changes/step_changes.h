@@ -12,7 +12,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct StepChanges {
   enum class Numbers : uint8_t {
@@ -51,6 +51,6 @@ std::shared_ptr<const Trace> Changed(
     std::shared_ptr<const Trace> step, const StepChanges& changes, const Device& device,
     const std::function<CostedStep(std::shared_ptr<const Trace>)>& costed);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_STEP_CHANGES_H_

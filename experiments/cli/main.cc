@@ -105,15 +105,15 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (const auto worker = spillway::Worker::OfThisProcess()) {
+  if (const auto worker = spillway::lab::Worker::OfThisProcess()) {
     spillway::cli::Interrupts interrupts;
-    spillway::CommandResults results;
+    spillway::lab::CommandResults results;
     spillway::cli::Session session(arguments, interrupts, &results);
     results.exit_code = spillway::cli::RunSession(session);
     worker->Reply(results);
   }
-  spillway::IsolatePlugins();
-  spillway::NameCrashes();
+  spillway::lab::IsolatePlugins();
+  spillway::policies::NameCrashes();
   spillway::cli::Interrupts interrupts;
   spillway::cli::Session session(arguments, interrupts);
   return spillway::cli::RunSession(session);

@@ -39,7 +39,7 @@ constexpr std::string_view kSource =
 
 namespace {
 
-using namespace spillway;
+using namespace spillway::policies;
 
 class @class@ final : public Policy {
  public:
@@ -107,7 +107,7 @@ constexpr PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
 }  // namespace
 
 // The function that `spillway` looks for in a plugin.
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
 )";
 
 constexpr std::string_view kBuild = R"(cmake_minimum_required(VERSION 3.25)

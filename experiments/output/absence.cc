@@ -12,7 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 bool IsTaken(PlacementKind kind) {
@@ -180,4 +180,4 @@ Columns<Absence> AbsenceColumns(const Trace& trace, const Report& report) {
   };
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

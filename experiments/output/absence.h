@@ -17,7 +17,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The way in which a storage comes back to the device.
 enum class WayBack : uint8_t {
@@ -58,6 +58,6 @@ std::string FormatAbsences(const Trace& trace, const Report& report,
 // Returns the columns of absences in JSON. REQUIRES: trace and report outlive the columns.
 Columns<Absence> AbsenceColumns(const Trace& trace, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_ABSENCE_H_

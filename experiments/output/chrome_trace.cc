@@ -15,7 +15,7 @@
 #include "traces/base/error.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr int kProcess = 1;
@@ -101,16 +101,16 @@ class Writer {
       const Interval& interval = entry.interval;
       const bool kernel = entry.kind == CommandKind::kKernel;
       const Op& op = trace_.op(entry.op);
-      const std::string name = kernel ? op.name
-                                      : fmt::format("{} {}", spillway::Name(reasons_[i]),
-                                                    trace_.tensor(entry.tensor).name);
+      const std::string name =
+          kernel ? op.name
+                 : fmt::format("{} {}", lab::Name(reasons_[i]), trace_.tensor(entry.tensor).name);
       Add("X", kernel ? (entry.recompute ? "kernel,recompute" : "kernel") : "copy", name,
           interval.start, entry.event.stream, [&](JsonWriter& json) {
             json.Key("dur").PutJson(Microseconds(interval.end - interval.start));
             json.Key("args").BeginObject().Put("op", Index(entry.op));
             if (kernel) {
-              json.Put("layer", trace_.layer(op.layer).name).Put("type", spillway::Name(op.type));
-              json.Put("phase", spillway::Name(op.phase));
+              json.Put("layer", trace_.layer(op.layer).name).Put("type", traces::Name(op.type));
+              json.Put("phase", traces::Name(op.phase));
               json.Put("algorithms", Algorithms(entry.op, next_decision));
               json.Put("flops", op.flops()).Put("workspace_bytes", entry.size);
             } else {
@@ -123,7 +123,7 @@ class Writer {
             json.Put("alone_us", entry.nominal.milliseconds() * 1e3);
             if (const auto stall = stalls_.find(i); stall != stalls_.end()) {
               json.Put("stall_us", stall->second.length.milliseconds() * 1e3);
-              json.Put("stall_cause", spillway::Name(stall->second.cause));
+              json.Put("stall_cause", lab::Name(stall->second.cause));
               json.Put("waited_for", stall->second.waited_for);
             }
             json.EndObject();
@@ -260,4 +260,4 @@ std::string FormatChromeTrace(const Trace& trace, const Report& report, const Co
   return Writer(trace, report, cost).Write(origin);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

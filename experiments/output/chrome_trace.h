@@ -18,7 +18,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The origin of a trace file, which the file names.
 struct ChromeTraceOrigin {
@@ -45,6 +45,6 @@ std::vector<Stream> StreamsOf(const Report& report);
 // Returns a name of the stream for people: "h2d (copies to the device)".
 std::string StreamName(Stream stream, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_CHROME_TRACE_H_

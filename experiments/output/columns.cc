@@ -7,7 +7,7 @@
 
 #include "traces/base/csv.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 template <typename... Visits>
@@ -125,4 +125,4 @@ std::string FormatTable(std::vector<std::vector<std::string>> cells, size_t widt
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -27,7 +27,7 @@
 #include "traces/base/json_writer.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A JSON value on one line, which only JSON documents show. CSV leaves its column out.
 struct Nested {
@@ -213,6 +213,6 @@ std::string FormatTable(const Columns<T>& columns, std::span<const std::string_v
   return FormatTable(std::move(cells), width);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_COLUMNS_H_

@@ -11,7 +11,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-decisions";
@@ -126,4 +126,4 @@ KernelPlan FixedKernels::ChooseKernels(PolicyContext& context, OpId id) {
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -19,7 +19,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns a JSON document with the keys format ("spillway-decisions"), version, workload, decisions
 // and placements. experiments/schemas/decisions.json describes it. Equal logs give equal bytes.
@@ -54,6 +54,6 @@ class FixedKernels final : public Policy {
   const KernelRecords records_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_DECISIONS_H_

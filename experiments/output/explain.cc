@@ -12,7 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 StallCause CauseOf(const Wait& wait) {
@@ -591,4 +591,4 @@ std::string FormatExplanationJson(const Trace& trace, const Report& report, cons
   return json.EndObject().Take();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -20,7 +20,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The reason of a copy: a verb of the policy (offload, prefetch), a fetch by the runtime, or an
 // input that arrives during the iteration.
@@ -94,6 +94,6 @@ std::string FormatExplanationJson(const Trace& trace, const Report& report, cons
                                   const std::vector<StallExplanation>& stalls,
                                   const std::vector<Absence>& absences);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_EXPLAIN_H_

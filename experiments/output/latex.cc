@@ -5,7 +5,7 @@
 #include <cctype>
 #include <iterator>
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns the LaTeX of a character that does not stand for itself, or an empty text.
@@ -115,4 +115,4 @@ std::string FormatLatex(const TextTable& table) {
   return text + "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n";
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -8,7 +8,7 @@
 
 #include "experiments/output/text_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns LaTeX that prints the text in any font encoding, with a space in place of each control
 // character. Brackets and asterisks, which commands take as arguments, are in braces.
@@ -22,6 +22,6 @@ std::string LatexLabel(std::string_view title);
 // numbers to the right.
 std::string FormatLatex(const TextTable& table);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_LATEX_H_

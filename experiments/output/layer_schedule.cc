@@ -6,7 +6,7 @@
 #include "experiments/output/memory_timeline.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 class Schedules {
@@ -112,4 +112,4 @@ std::string FormatScheduleCsv(const Trace& trace, const Report& report) {
   return FormatCsv(columns, ScheduleOf(trace, report));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -11,7 +11,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The summary of one layer.
 struct LayerSchedule {
@@ -32,6 +32,6 @@ std::vector<LayerSchedule> ScheduleOf(const Trace& trace, const Report& report);
 // Returns the schedule as CSV (RFC 4180), with a line for each layer.
 std::string FormatScheduleCsv(const Trace& trace, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_LAYER_SCHEDULE_H_

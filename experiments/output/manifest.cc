@@ -18,7 +18,7 @@
 #include "traces/base/sha256.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr std::string_view kSchema = "spillway.manifest/v1";
@@ -199,4 +199,4 @@ std::optional<std::string> HashInput(const ManifestInput& input) {
   return Sha256(ReadFile(path));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 
 struct InputFile;
 struct LoadedCase;
@@ -82,6 +82,6 @@ Manifest ParseManifest(std::string_view text, const std::string& origin);
 // Throws `InputError` if the file exists and cannot be read.
 std::optional<std::string> HashInput(const ManifestInput& input);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_MANIFEST_H_

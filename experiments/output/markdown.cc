@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 
 std::string EscapeMarkdown(std::string_view text) {
   constexpr std::string_view kSpecial = "\\`*_<>[]|~&$";
@@ -47,4 +47,4 @@ std::string FormatMarkdown(const TextTable& table) {
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

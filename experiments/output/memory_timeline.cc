@@ -5,7 +5,7 @@
 #include "experiments/output/columns.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 std::vector<Duration> PlacementTimes(const Report& report) {
   SPILLWAY_CHECK(report.fits());
@@ -88,4 +88,4 @@ std::string FormatMemoryCsv(const Trace& trace, const Report& report) {
   return FormatCsv(columns, MemoryTimeline(report));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

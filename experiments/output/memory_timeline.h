@@ -14,7 +14,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The bytes held from `time` until the next sample.
 struct MemorySample {
@@ -48,6 +48,6 @@ std::vector<MemorySample> MemoryTimeline(const Report& report);
 // a reserved block. `change_bytes` is the size of the block. Times are exact to the picosecond.
 std::string FormatMemoryCsv(const Trace& trace, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_MEMORY_TIMELINE_H_

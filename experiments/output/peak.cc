@@ -10,7 +10,7 @@
 #include "traces/blocks.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Finds the layer that each holder at the peak belongs to.
@@ -216,4 +216,4 @@ Columns<PeakSum> PeakSumColumns() {
   };
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

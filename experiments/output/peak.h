@@ -10,7 +10,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A tensor or workspace that is on the device at the peak.
 struct PeakHolder {
@@ -61,6 +61,6 @@ std::string FormatPeak(const MemoryPeak& peak, size_t most);
 Columns<PeakHolder> PeakColumns();
 Columns<PeakSum> PeakSumColumns();
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_PEAK_H_

@@ -11,7 +11,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // A number that orders values, and the kind of values that it can be compared with.
@@ -187,4 +187,4 @@ TextTable FormatPivot(const ValueTable& table, const Pivot& pivot) {
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

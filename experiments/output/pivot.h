@@ -9,7 +9,7 @@
 #include "experiments/output/text_table.h"
 #include "experiments/output/value_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct Pivot {
   std::vector<std::string> rows;       // the columns that say in which row a value stands
@@ -26,6 +26,6 @@ void CheckPivot(const ValueTable& table, const Pivot& pivot);
 // row is empty. Throws `UsageError` if two rows fall into one cell. REQUIRES: there are rows.
 TextTable FormatPivot(const ValueTable& table, const Pivot& pivot);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_PIVOT_H_

@@ -3,7 +3,7 @@
 #include <limits>
 #include <tuple>
 
-namespace spillway {
+namespace spillway::lab {
 
 std::string Standing::Cell() const {
   if (failed) return "failed";
@@ -19,4 +19,4 @@ bool Standing::IsAbove(const Standing& other) const {
   return key(*this) < key(other);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

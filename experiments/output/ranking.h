@@ -16,7 +16,7 @@
 #include "experiments/output/columns.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The place of a result among others.
 struct Standing {
@@ -84,6 +84,6 @@ std::string FormatRanked(Columns<T> columns, std::span<const std::string_view> n
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_RANKING_H_

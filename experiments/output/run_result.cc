@@ -12,7 +12,7 @@
 #include "policies/plan/bound.h"
 #include "policies/recorded/saved_tensors.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Each returns the part of a result that has members of the given type.
@@ -586,4 +586,4 @@ std::string FormatCompression(std::span<const RunResult> results, size_t width) 
   return FormatTable(ResultColumns(), kShown, compressing, width);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -20,7 +20,7 @@
 #include "experiments/run/run.h"
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The case of a row, with the values that its names stand for.
 struct RowCase {
@@ -152,6 +152,6 @@ std::string FormatPools(std::span<const RunResult> results, size_t width = 0);
 // Returns an empty text if no run compresses.
 std::string FormatCompression(std::span<const RunResult> results, size_t width = 0);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_RUN_RESULT_H_

@@ -8,7 +8,7 @@
 #include "traces/base/error.h"
 #include "traces/logs/pickle_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The number of items in a batch of a list, as in Python's pickler. The viewer passes a batch as
@@ -179,4 +179,4 @@ std::string FormatSnapshot(const Trace& trace, const Report& report) {
   return SnapshotWriter(trace, report).Write();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

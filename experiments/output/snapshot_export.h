@@ -13,7 +13,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns a pickle (protocol 4) with the keys segments, device_traces and external_annotations of
 // `torch.cuda.memory._dump_snapshot`. It has no allocator_settings, because these are settings of
@@ -21,6 +21,6 @@ namespace spillway {
 // REQUIRES: the logs are complete (`report.fits()`) and belong to `trace`.
 std::string FormatSnapshot(const Trace& trace, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_SNAPSHOT_EXPORT_H_

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::lab {
 
 // Returns the text with a capital first letter, if it is one of ASCII.
 inline std::string Capitalized(std::string_view text) {
@@ -40,6 +42,6 @@ struct TextTable {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_TEXT_TABLE_H_

@@ -10,7 +10,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The columns that say which case a row is of. A column stands before the columns that follow from
@@ -189,4 +189,4 @@ TextTable ChooseColumns(const ValueTable& table, const std::vector<std::string>&
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -16,12 +16,12 @@
 #include "experiments/output/columns.h"
 #include "experiments/output/text_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct ValueTable {
   struct Column {
     std::string name;
-    std::string unit;    // as in `spillway::Column`
+    std::string unit;    // as in `Column`
     bool usual = false;  // true if people read it unless they choose columns
   };
 
@@ -90,6 +90,6 @@ std::vector<std::string> NotesOn(const ValueTable& table);
 // REQUIRES: there are rows.
 TextTable ChooseColumns(const ValueTable& table, const std::vector<std::string>& names);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_VALUE_TABLE_H_

@@ -5,7 +5,7 @@
 #include "experiments/output/latex.h"
 #include "experiments/output/markdown.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 std::string FormatPlain(const TextTable& table, size_t width) {
@@ -41,4 +41,4 @@ void CheckView(const View& view, const ValueTable& table) {
   if (view.pivot) CheckPivot(table, *view.pivot);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

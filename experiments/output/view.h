@@ -15,7 +15,7 @@
 #include "experiments/output/pivot.h"
 #include "experiments/output/value_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Documents for programs have all columns; tables for people have those that were chosen.
 enum class Format : uint8_t { kTable, kCsv, kJson, kMarkdown, kLatex };
@@ -53,6 +53,6 @@ std::string FormatAs(const View& view, const Columns<T>& columns, Items<T> items
   return FormatView(view, ValueTableOf(columns, items, usual), schema);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_VIEW_H_

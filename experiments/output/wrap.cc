@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace spillway {
+namespace spillway::lab {
 
 std::string Wrapped(std::string_view text, size_t width, size_t indent) {
   std::string wrapped;
@@ -30,4 +30,4 @@ std::string CutAt(size_t width, std::string line) {
   return line;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::lab {
 
 // The width of sentences where no terminal says another.
 inline constexpr size_t kTextWidth = 80;
@@ -21,6 +23,6 @@ std::string Wrapped(std::string_view text, size_t width = kTextWidth, size_t ind
 // no limit.
 std::string CutAt(size_t width, std::string line);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_OUTPUT_WRAP_H_

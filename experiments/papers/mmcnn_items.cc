@@ -21,7 +21,7 @@
 #include "traces/base/units.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr double kElement = 4;  // fp32
@@ -276,4 +276,4 @@ std::vector<PaperTable> MmcnnTables(const PaperValues&) {
   return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

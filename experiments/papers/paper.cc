@@ -11,7 +11,7 @@
 #include "experiments/run/run.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns the text in lower case, without the ignored characters.
@@ -190,4 +190,4 @@ std::optional<PaperRow> RowOf(const PaperTable& table, const PaperColumn& column
   return filled && (!column.accepts || column.accepts(row)) ? std::optional(row) : std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -24,7 +24,7 @@
 #include "sim/core/report.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 using Computed = std::optional<double>;
 
@@ -197,6 +197,6 @@ std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed);
 std::vector<PaperTable> UcudnnTables(const PaperValues& printed);
 std::vector<PaperTable> MmcnnTables(const PaperValues& printed);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_PAPERS_PAPER_H_

@@ -1,6 +1,6 @@
 #include "experiments/papers/paper.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 const std::vector<Paper>& Papers() {
   static const std::vector<Paper> papers{
@@ -10,4 +10,4 @@ const std::vector<Paper>& Papers() {
   return papers;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

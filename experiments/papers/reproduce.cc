@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // --- Requests -----------------------------------------------------------------------------------
@@ -300,4 +300,4 @@ Columns<PaperTotal> TotalColumns() {
   };
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

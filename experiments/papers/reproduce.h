@@ -17,7 +17,7 @@
 #include "experiments/output/columns.h"
 #include "experiments/papers/paper.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct PaperItem {
   PaperValue value;
@@ -85,6 +85,6 @@ std::vector<PaperTotal> TotalsOf(const std::vector<Reproduction>& results);
 
 Columns<PaperTotal> TotalColumns();
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_PAPERS_REPRODUCE_H_

@@ -12,7 +12,7 @@
 #include "traces/liveness.h"
 #include "traces/lowering/graph.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using namespace superneurons;
@@ -363,4 +363,4 @@ std::vector<PaperTable> SuperNeuronsTables(const PaperValues& printed) {
   return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

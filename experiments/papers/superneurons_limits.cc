@@ -16,7 +16,7 @@
 #include "experiments/run/device_specification.h"
 #include "experiments/tools/limit/limit.h"
 
-namespace spillway::superneurons {
+namespace spillway::lab::superneurons {
 namespace {
 
 // Returns the largest depth in layers or the largest batch that fits; 0 if none does.
@@ -97,4 +97,4 @@ std::vector<PaperTable> LimitTables(const PaperValues& printed) {
   return tables;
 }
 
-}  // namespace spillway::superneurons
+}  // namespace spillway::lab::superneurons

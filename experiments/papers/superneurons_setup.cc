@@ -4,7 +4,7 @@
 
 #include "policies/parts/superneurons_steps.h"
 
-namespace spillway::superneurons {
+namespace spillway::lab::superneurons {
 
 PaperNames Names(int64_t alexnet, int64_t others) {
   return {{{"AlexNet", "alexnet-227", alexnet},
@@ -64,4 +64,4 @@ Bytes NetworkMemory(const Trace& trace) {
   return bytes;
 }
 
-}  // namespace spillway::superneurons
+}  // namespace spillway::lab::superneurons

@@ -14,7 +14,7 @@
 
 #include "experiments/papers/paper.h"
 
-namespace spillway::superneurons {
+namespace spillway::lab::superneurons {
 
 inline constexpr std::string_view kPaper = "superneurons";  // the paper, its policy and preset
 inline constexpr const char* kGpu = "k40c";
@@ -70,6 +70,6 @@ std::vector<PaperTable> SpeedTables(const PaperValues& printed);
 // Returns Tables 4 and 5: the limits of five frameworks.
 std::vector<PaperTable> LimitTables(const PaperValues& printed);
 
-}  // namespace spillway::superneurons
+}  // namespace spillway::lab::superneurons
 
 #endif  // SPILLWAY_EXPERIMENTS_PAPERS_SUPERNEURONS_SETUP_H_

@@ -15,7 +15,7 @@
 #include "policies/parts/superneurons_steps.h"
 #include "traces/liveness.h"
 
-namespace spillway::superneurons {
+namespace spillway::lab::superneurons {
 namespace {
 
 // --- Runs ---------------------------------------------------------------------------------------
@@ -342,4 +342,4 @@ std::vector<PaperTable> SpeedTables(const PaperValues& printed) {
   return tables;
 }
 
-}  // namespace spillway::superneurons
+}  // namespace spillway::lab::superneurons

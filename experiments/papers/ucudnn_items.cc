@@ -18,7 +18,7 @@
 #include "sim/cost/conv_workspace.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr const char* kGpu = "p100";
@@ -306,4 +306,4 @@ std::vector<PaperTable> UcudnnTables(const PaperValues&) {
   return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -16,7 +16,7 @@
 #include "experiments/papers/vdnn_setup.h"
 #include "traces/base/error.h"
 
-namespace spillway::vdnn {
+namespace spillway::lab::vdnn {
 namespace {
 
 struct Mode {
@@ -451,4 +451,4 @@ std::vector<PaperTable> Figures() {
   return tables;
 }
 
-}  // namespace spillway::vdnn
+}  // namespace spillway::lab::vdnn

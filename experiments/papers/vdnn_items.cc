@@ -5,7 +5,7 @@
 #include "experiments/papers/vdnn_setup.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 std::vector<PaperTable> VdnnTables(const PaperValues&) {
   PaperTable table{"Text",
@@ -38,4 +38,4 @@ std::vector<PaperTable> VdnnTables(const PaperValues&) {
   return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

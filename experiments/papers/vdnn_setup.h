@@ -8,7 +8,7 @@
 #include "experiments/papers/paper.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway::vdnn {
+namespace spillway::lab::vdnn {
 
 // The paper's VGG-16 is configuration E, the zoo's vgg19.
 inline PaperNames Names() {
@@ -29,6 +29,6 @@ inline double InUnits(Bytes bytes) { return bytes.mib() / 1000; }
 // Returns the tables of the figures and of the text's claims.
 std::vector<PaperTable> Figures();
 
-}  // namespace spillway::vdnn
+}  // namespace spillway::lab::vdnn
 
 #endif  // SPILLWAY_EXPERIMENTS_PAPERS_VDNN_SETUP_H_

@@ -8,7 +8,7 @@
 
 #include "experiments/papers/vdnnpp_setup.h"
 
-namespace spillway::vdnnpp {
+namespace spillway::lab::vdnnpp {
 namespace {
 
 // The percentage of words that are not zero, by layer. With these densities the authors'
@@ -180,4 +180,4 @@ std::vector<PaperTable> CompressionTables(const PaperValues& printed) {
   return tables;
 }
 
-}  // namespace spillway::vdnnpp
+}  // namespace spillway::lab::vdnnpp

@@ -23,7 +23,7 @@
 #include "traces/lowering/graph.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using namespace vdnnpp;
@@ -465,4 +465,4 @@ std::vector<PaperTable> VdnnppTables(const PaperValues& printed) {
   return tables;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -4,7 +4,7 @@
 
 #include <map>
 
-namespace spillway::vdnnpp {
+namespace spillway::lab::vdnnpp {
 namespace {
 
 // The convolution algorithms whose workspaces the totals of Tables II and V contain. The paper does
@@ -104,4 +104,4 @@ Report EagerRun(const Inputs& inputs, const Mode& mode, std::string_view order,
   return ReportOf(CountedRun(inputs, mode), mode.Eager(order, hint));
 }
 
-}  // namespace spillway::vdnnpp
+}  // namespace spillway::lab::vdnnpp

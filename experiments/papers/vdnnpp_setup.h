@@ -12,7 +12,7 @@
 
 #include "experiments/papers/paper.h"
 
-namespace spillway::vdnnpp {
+namespace spillway::lab::vdnnpp {
 
 inline constexpr const char* kLargeGpu = "gtx_1080ti";
 inline constexpr const char* kSmallGpu = "gtx_970";
@@ -50,6 +50,6 @@ std::array<double, 2> CompressionCpu(const Inputs& inputs);
 // Returns Fig. 10 and the savings of compression.
 std::vector<PaperTable> CompressionTables(const PaperValues& printed);
 
-}  // namespace spillway::vdnnpp
+}  // namespace spillway::lab::vdnnpp
 
 #endif  // SPILLWAY_EXPERIMENTS_PAPERS_VDNNPP_SETUP_H_

@@ -6,7 +6,7 @@
 #include "traces/base/error.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // For a thousand blocks that are hard to place on one core, quick takes less than half a second,
@@ -83,4 +83,4 @@ std::vector<AllocatorInfo> AllocatorChoices() {
   return infos;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "experiments/run/prepared.h"
 #include "sim/alloc/make_allocator.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 class AllocatorChoice {
  public:
@@ -54,6 +54,6 @@ class AllocatorChoice {
 // Returns all allocators, then `planned` and `auto`, in the order of lists for people.
 std::vector<AllocatorInfo> AllocatorChoices();
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_ALLOCATOR_CHOICE_H_

@@ -15,7 +15,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 class Archive {
  public:
@@ -90,6 +90,6 @@ class Archive {
   size_t at_ = 0;  // where reading goes on
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_ARCHIVE_H_

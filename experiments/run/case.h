@@ -16,7 +16,7 @@
 #include "experiments/run/prepared.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The time that PyTorch's host code takes for one operator without a profiler. With the profiler
 // recording shapes and memory, it takes three to eight times as long. The value was chosen on the
@@ -84,6 +84,6 @@ inline bool IsTraceFile(std::string_view workload) {
   return workload.ends_with(".json") || workload.ends_with(".zst");
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_CASE_H_

@@ -7,7 +7,7 @@
 #include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Kind = CaseKey::Kind;
@@ -145,4 +145,4 @@ std::string Quoted(const std::string& text) {
   return quoted + "'";
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -13,7 +13,7 @@
 
 #include "experiments/run/case.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // One key of a case: its name, its documentation, and how to read and write its value.
 struct CaseKey {
@@ -52,6 +52,6 @@ std::string CommandOf(const Case& asked, const std::vector<std::string>& policie
 // Returns `text` quoted so that a shell reads it as one word.
 std::string Quoted(const std::string& text);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_CASE_KEYS_H_

@@ -11,7 +11,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr Bytes kMaxDensitiesFile = Bytes::MiB(16);
@@ -277,4 +277,4 @@ void CompressionSummary::Measured(std::vector<StoredContents> contents, Bytes pe
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

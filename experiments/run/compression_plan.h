@@ -24,7 +24,7 @@
 #include "traces/base/params.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Densities by the name of a tensor, each in [0, 1].
 using Densities = std::map<std::string, double>;
@@ -124,6 +124,6 @@ CompressionSummary Summarize(const CompressionPlan& plan, const HostCompression&
 // can read.
 std::string FormatDensities(const Trace& trace, const std::vector<StoredContents>& stored);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_COMPRESSION_PLAN_H_

@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 namespace fs = std::filesystem;
 
@@ -243,4 +243,4 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
   return loaded;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -17,7 +17,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the table that "auto" finds for the workload on the device; nullopt if no recorded table
 // covers the trace.
@@ -86,6 +86,6 @@ std::filesystem::path RecordedTablePath(const std::string& device, const Trace& 
 // several in an iteration.
 int64_t BatchOfKernels(const Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_COST_SOURCE_H_

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <system_error>
 
-namespace spillway {
+namespace spillway::lab {
 
 namespace fs = std::filesystem;
 
@@ -49,4 +49,4 @@ std::optional<fs::path> FindDataFile(const fs::path& relative) {
   return std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

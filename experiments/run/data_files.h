@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the directory that this program is installed under, or nullopt if it runs from a build
 // tree.
@@ -33,6 +33,6 @@ struct InputFile {
   std::string name;    // path as given, path below a data directory, or NETWORK:BATCH
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_DATA_FILES_H_

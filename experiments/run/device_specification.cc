@@ -11,7 +11,7 @@
 #include "experiments/run/other_links.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 namespace fs = std::filesystem;
 
@@ -218,4 +218,4 @@ std::optional<Device> DeviceOf(const std::string& gpu) {
   return std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -11,7 +11,7 @@
 #include "sim/core/device.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the names of the devices that come with the program, sorted.
 std::vector<std::string> DeviceNames();
@@ -45,6 +45,6 @@ std::optional<Device> DeviceOf(const std::string& gpu);
 // measured on an H200.
 inline constexpr Bytes kOutsideAllocator = Bytes::MiB(760);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_DEVICE_SPECIFICATION_H_

@@ -10,7 +10,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Throws `InputError` if the trace has tensors or products of a type that the CPU backend does not
@@ -116,4 +116,4 @@ BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& 
   return {make, true};
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -11,7 +11,7 @@
 #include "experiments/run/given_contents.h"
 #include "experiments/run/run.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Options of a run on the CPU.
 struct CpuRun {
@@ -40,6 +40,6 @@ BackendFactory CpuFactory(const CpuRun& options = {});
 // left than the footprint says. REQUIRES: the run has a footprint and a number of iterations.
 BackendFactory CudaFactory(std::shared_ptr<CudaMachine> machine, const CudaRun& options);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_EXECUTE_H_

@@ -12,7 +12,7 @@
 #include "traces/base/json.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 bool IsWeight(const Tensor& tensor) {
@@ -203,4 +203,4 @@ std::string FormatWeights(const Trace& trace, std::string_view contents) {
   return FormatSafetensors(tensors);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -13,7 +13,7 @@
 #include "traces/base/safetensors.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The paths of the files. An empty path means that no such file is given.
 struct GivenFiles {
@@ -65,6 +65,6 @@ class GivenContents {
 // REQUIRES: `contents` are those of `Execution::weights`.
 std::string FormatWeights(const Trace& trace, std::string_view contents);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_GIVEN_CONTENTS_H_

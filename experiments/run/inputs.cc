@@ -20,7 +20,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // `timed` is true if the recording has times of the GPU. The host's times of another one were
@@ -243,4 +243,4 @@ std::shared_ptr<Lazy<Inputs>> InputCache::Of(const Case& asked) {
   return inputs_;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

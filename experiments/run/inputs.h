@@ -22,7 +22,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the trace with the host's time of each recorded op replaced according to `host`; each op
 // of a recording without a GPU counts as one operator. Ops without a recording do not change.
@@ -130,6 +130,6 @@ class InputCache {
   std::shared_ptr<Lazy<Inputs>> inputs_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_INPUTS_H_

@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 std::atomic<bool> isolating = false;
@@ -92,4 +92,4 @@ void CheckPolicy(const Case& asked) {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

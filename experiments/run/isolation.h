@@ -14,7 +14,7 @@
 #include "experiments/run/prepared.h"
 #include "experiments/run/worker.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The verb that runs a case for another process of the program: `case WORKLOAD OPTION...`, with
 // `ArgumentsOf`, has `SaveOutcome` as its text. Without a workload it only makes the policy.
@@ -46,6 +46,6 @@ std::string SaveOutcome(const Outcome& outcome, const std::shared_ptr<const Trac
 // Returns the outcome whose bytes these are. `given` is equal to the trace that they were made for.
 Outcome LoadOutcome(std::string bytes, const std::shared_ptr<const Trace>& given);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_ISOLATION_H_

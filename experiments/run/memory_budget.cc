@@ -14,7 +14,7 @@
 #include "policies/registry.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Budget = std::variant<Bytes, MemoryBudget::Percentage, PolicyChoice>;
@@ -102,4 +102,4 @@ std::optional<Bytes> NeededMemory(const Draft& run) {
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -12,7 +12,7 @@
 #include "sim/core/report.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `MemoryBudget` is the amount of device memory that a run may use.
 class MemoryBudget {
@@ -52,6 +52,6 @@ Draft Ideal(const Draft& run);
 // run fits. Returns nullopt if a pool outside the device is too small.
 std::optional<Bytes> NeededMemory(const Draft& run);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_MEMORY_BUDGET_H_

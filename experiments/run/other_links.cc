@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // A cost model with the copy times of the given links and all other times of another model.
@@ -67,4 +67,4 @@ Draft WithSlowerLinks(Draft run, double share) {
   return WithCostOfLinks(std::move(run));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

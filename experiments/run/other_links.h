@@ -8,7 +8,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 inline constexpr Bandwidth kFastestLink{1'000'000'000'000'000'000};
 // Returns `rate * factor`, but at least `Device::kLeastBandwidth` and at most `kFastestLink`.
@@ -22,6 +22,6 @@ Draft WithLink(Draft run, Direction direction, Bandwidth rate);
 // on both directions together.
 Draft WithSlowerLinks(Draft run, double share);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_OTHER_LINKS_H_

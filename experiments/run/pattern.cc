@@ -12,7 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr uint64_t kMostAlternatives = 1'000'000;
@@ -177,4 +177,4 @@ std::string Patterns::at(uint64_t i) const {
   return patterns_[p].at(i);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the values of the texts in their order, with braces as they are. Throws `UsageError` if
 // there is nothing before, between or after commas. An empty text is an empty value.
@@ -69,6 +69,6 @@ class Patterns {
   uint64_t size_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_PATTERN_H_

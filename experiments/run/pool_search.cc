@@ -2,7 +2,7 @@
 
 #include "sim/alloc/make_allocator.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 std::optional<Bytes> SearchPool(Bytes start,
                                 const std::function<std::optional<Bytes>(Bytes size)>& lacking) {
@@ -30,4 +30,4 @@ std::optional<Bytes> SearchPool(const AllocationLog& log, const std::string& all
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "sim/packing/allocation_log.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the first size from `start` on that serves all requests. `lacking` tries a size. It
 // returns 0 bytes if the size is enough, otherwise the positive number of bytes that the failed
@@ -29,6 +29,6 @@ std::optional<Bytes> SearchPool(Bytes start,
 std::optional<Bytes> SearchPool(const AllocationLog& log, const std::string& allocator,
                                 Bytes alignment, Bytes start);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_POOL_SEARCH_H_

@@ -18,7 +18,7 @@
 #include "sim/packing/allocation_log.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The largest number of times that a run is planned until its plan fits.
@@ -47,7 +47,7 @@ struct Plans {
 
 Plans PlansFor(Draft recorded, const PackingOptions& options) {
   Bytes memory;
-  std::optional<spillway::Planned> arena;
+  std::optional<sim::Planned> arena;
   std::optional<RecordingAllocator> recorder;
   recorded.arena = recorded.arena.RecordedBy([&](Bytes capacity, Bytes alignment) {
     memory = capacity;
@@ -311,4 +311,4 @@ void Verify(const std::string& whose, const Outcome& outcome) {
                                 violations.size(), fmt::join(violations, "\n  ")));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

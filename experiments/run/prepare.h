@@ -14,7 +14,7 @@
 #include "experiments/run/run.h"
 #include "sim/alloc/planned.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A function that makes one choice that the case leaves open, by trial runs. Throws the errors of
 // `Run`.
@@ -75,6 +75,6 @@ std::optional<Bytes> FindNeededMemory(Case asked, const Inputs& inputs, Bytes la
 // begins with `whose`: "policy 'vdnn-all'".
 void Verify(const std::string& whose, const Outcome& outcome);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_PREPARE_H_

@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 PolicyChoice::PolicyChoice(std::string_view specification)
     : name_(specification),
@@ -41,13 +41,13 @@ Arena::Arena(std::string_view allocator)
 
 Arena Arena::Unplanned(std::string name) {
   return {std::move(name), [](Bytes capacity, Bytes alignment) {
-            return std::make_unique<spillway::Planned>(capacity, alignment);
+            return std::make_unique<sim::Planned>(capacity, alignment);
           }};
 }
 
 Arena Arena::Planned(std::string name, std::shared_ptr<const AllocationPlan> plan) {
   Arena arena(std::move(name), [plan](Bytes, Bytes alignment) {
-    return std::make_unique<spillway::Planned>(plan, alignment);
+    return std::make_unique<sim::Planned>(plan, alignment);
   });
   arena.plan_ = std::move(plan);
   arena.for_trials_ = std::make_shared<const Arena>(Unplanned(arena.name_));
@@ -76,4 +76,4 @@ Duration Execution::typical_iteration() const {
   return *middle;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -28,7 +28,7 @@
 #include "sim/runtime/parts.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 class BackendFactories;
 struct Case;
@@ -191,6 +191,6 @@ struct Outcome {
   PolicyChoice policy = "liveness";  // the policy that ran: for `auto`, the candidate it chose
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_PREPARED_H_

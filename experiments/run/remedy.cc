@@ -13,7 +13,7 @@
 #include "sim/core/forwarding_policy_context.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // A context that may ignore fences, and that may refuse to move one storage off the device.
@@ -160,4 +160,4 @@ std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft) {
   return fastest && slowest ? std::optional<HostRange>({*fastest, *slowest}) : std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

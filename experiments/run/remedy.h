@@ -16,7 +16,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 enum class RemedyKind : uint8_t {
   kStartEarlier,  // the copy of `tensor` in `direction` starts at the launch of `op`
@@ -57,6 +57,6 @@ struct HostRange {
 // given, or if the run does not fit.
 std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_REMEDY_H_

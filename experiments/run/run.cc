@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/base/sha256.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The largest depth of trial runs that are nested in one another.
@@ -260,4 +260,4 @@ Outcome Predict(const Draft& run, int iterations) {
   return RunOnce(prediction, {});
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -19,7 +19,7 @@
 #include "sim/core/compression.h"
 #include "sim/core/executor.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The parts of a run that its backend is made from. They outlive the backend.
 struct BackendRequest {
@@ -76,6 +76,6 @@ Outcome Predict(const Draft& run, int iterations = 0);
 // nullopt if the policy leaves the trace alone. Throws as `Run`.
 std::optional<Trace> RewrittenTrace(const Draft& run);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_RUN_H_

@@ -20,7 +20,7 @@
 #include "policies/plugin/crash.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The environment variable that makes a process a worker: the file of the shared memory, the
@@ -198,4 +198,4 @@ void Worker::Reply(const CommandResults& results) const {
   ::_exit(whole ? 0 : 1);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -16,7 +16,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A file with its contents.
 struct OutputFile {
@@ -61,6 +61,6 @@ class Worker {
   Page* page_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_WORKER_H_

@@ -16,7 +16,7 @@
 #include "traces/base/params.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr std::pair<const char*, HostTimes> kHostTimes[] = {
@@ -271,4 +271,4 @@ std::vector<std::string> Alternatives(std::string_view values) {
   return alternatives;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -15,7 +15,7 @@
 
 #include "experiments/run/case.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct WorkloadOption {
   const char* name;     // "clip-norm"
@@ -50,6 +50,6 @@ std::string WorkloadText(const Case& asked);
 // Returns the values that bars separate in the text: "sgd|adam".
 std::vector<std::string> Alternatives(std::string_view values);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_RUN_WORKLOAD_TEXT_H_

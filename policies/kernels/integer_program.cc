@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-namespace spillway {
+namespace spillway::policies {
 
 std::vector<double> SolveByCbc(const IntegerProgram& program, std::optional<int64_t> nodes) {
   static std::mutex one_at_a_time;
@@ -33,6 +33,6 @@ std::vector<double> SolveByCbc(const IntegerProgram& program, std::optional<int6
   return {values, values + program.costs.size()};
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::policies {
 
 // An integer program: variables of the least cost, each at least 0 and some declared to be
 // integers. Each row bounds a weighted sum of the variables. The matrix is stored by variable.
@@ -27,6 +27,6 @@ struct IntegerProgram {
 std::vector<double> SolveByCbc(const IntegerProgram& program,
                                std::optional<int64_t> nodes = std::nullopt);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_KERNELS_INTEGER_PROGRAM_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Calls `use` with each kernel of a plan for the op.
@@ -124,4 +124,4 @@ Duration TimeOf(const KernelPlan& plan, const PolicyContext& context, OpId op) {
   return time;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -11,7 +11,7 @@
 #include "sim/core/policy.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 enum class KernelChoice : uint8_t {
   kPerformance,  // the fastest, whatever workspace it needs
@@ -64,6 +64,6 @@ KernelChooser ReadKernelChooser(Params& params);
 Bytes WorkspaceOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
 Duration TimeOf(const KernelPlan& plan, const PolicyContext& context, OpId op);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_KERNELS_KERNEL_CHOICE_H_

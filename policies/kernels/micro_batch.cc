@@ -12,7 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The kernels of one batch.
@@ -165,4 +165,4 @@ KernelFronts FrontsOf(const Trace& trace, const CostModel& cost, DivisionFronts&
   return found;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

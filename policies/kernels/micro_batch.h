@@ -20,7 +20,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The sizes into which a mini-batch may be divided (u-cuDNN, section III-D). Only sizes that the
 // cost model has kernels for are used.
@@ -89,6 +89,6 @@ struct KernelFronts {
 };
 KernelFronts FrontsOf(const Trace& trace, const CostModel& cost, DivisionFronts& divisions);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_KERNELS_MICRO_BATCH_H_

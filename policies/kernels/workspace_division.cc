@@ -10,7 +10,7 @@
 #include "policies/kernels/integer_program.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 Bytes Sum(std::span<const Front> fronts, const std::vector<size_t>& choice) {
@@ -222,4 +222,4 @@ SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total) {
 
 #endif
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -13,7 +13,7 @@
 #include "policies/kernels/micro_batch.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The index of the chosen division in the front of each kernel. nullopt if not even the smallest
 // workspaces fit in the limit.
@@ -29,6 +29,6 @@ SegmentChoice DivideExactly(std::span<const Front> fronts, Bytes total);
 // finds nothing, or exceeds the total by a rounding.
 SegmentChoice DivideByIlp(std::span<const Front> fronts, Bytes total);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_KERNELS_WORKSPACE_DIVISION_H_

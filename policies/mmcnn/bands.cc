@@ -12,7 +12,7 @@
 #include "policies/mmcnn/slice_ops.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The largest band takes this part of the limit. The rest is for the bands that an op reads, the
@@ -508,4 +508,4 @@ Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment, Terms te
   return BandDivider(trace, limit, alignment, terms).Run();
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -20,7 +20,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the least memory that an op needs however finely it is divided by rows: the rows of an
 // input map that its filter covers at once. Returns nullopt for an op that cannot be divided by
@@ -38,6 +38,6 @@ enum class Terms : uint8_t { kAll, kOfOneOutput };
 // of training, or of more than one sample, is returned as it is.
 Trace DivideIntoBands(const Trace& trace, Bytes limit, Bytes alignment, Terms terms = Terms::kAll);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_MMCNN_BANDS_H_

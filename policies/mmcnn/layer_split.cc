@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Writes the divided trace op by op. Tensors keep their numbers, and new tensors follow them.
@@ -222,4 +222,4 @@ DividedInference DivideForMmcnn(const Trace& undivided, Bytes limit, Bytes align
   return divided;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

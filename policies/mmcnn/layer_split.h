@@ -15,7 +15,7 @@
 #include "policies/registry.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the least memory that the device must have when all parameters are outside between the
 // ops that use them. Each op is divided as finely as it can be, or not divided if `divide` is
@@ -45,6 +45,6 @@ struct MmcnnRule {
 DividedInference DivideForMmcnn(const Trace& trace, Bytes limit, Bytes alignment,
                                 const MmcnnRule& rule = {});
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_MMCNN_LAYER_SPLIT_H_

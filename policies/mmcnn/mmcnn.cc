@@ -29,7 +29,7 @@
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 struct MmcnnOptions {
@@ -246,4 +246,4 @@ void RegisterMmcnn(PolicyRegistry& registry) {
                MakeInferenceVdnnPolicy, {.for_inference = true});
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

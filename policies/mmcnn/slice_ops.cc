@@ -4,7 +4,7 @@
 
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // If an operand does not begin at a multiple of this many bytes, cuDNN runs kernels that are
@@ -122,4 +122,4 @@ Slot ForwardSlot(const Trace& trace, const Op& op) {
   return slot;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

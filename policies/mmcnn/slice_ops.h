@@ -13,7 +13,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The names of the attributes that hold the channels of an op which can run in slices of its output
 // channels.
@@ -75,6 +75,6 @@ void SetAttribute(Op& op, std::string_view name, int64_t value);
 // bytes.
 Slot ForwardSlot(const Trace& trace, const Op& op);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_MMCNN_SLICE_OPS_H_

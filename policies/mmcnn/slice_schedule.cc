@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 int64_t PartsWithin(double bytes, double limit) {
@@ -53,4 +53,4 @@ std::vector<MmcnnStep> ScheduleMmcnn(std::span<const MmcnnLayer> layers, double 
   return steps;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -15,7 +15,9 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::policies {
 
 struct MmcnnLayer {
   double maps = 0;  // bytes of its feature maps: input and output, or only one if it works in place
@@ -35,6 +37,6 @@ struct MmcnnStep {
 std::vector<MmcnnStep> ScheduleMmcnn(std::span<const MmcnnLayer> layers, double limit,
                                      int64_t most_parts = 5);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_MMCNN_SLICE_SCHEDULE_H_

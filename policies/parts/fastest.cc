@@ -6,7 +6,7 @@
 #include "sim/core/report.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr int kStep = 10;  // percent
@@ -47,4 +47,4 @@ Fastest ChooseFastest(const Trace& trace, const Device& device, const TrialRun& 
   return fastest;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -12,7 +12,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The candidates, by index. The first of two equally fast candidates is preferred.
 struct Candidates {
@@ -34,6 +34,6 @@ struct Fastest {
 Fastest ChooseFastest(const Trace& trace, const Device& device, const TrialRun& trial,
                       const Candidates& candidates);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_FASTEST_H_

@@ -9,7 +9,7 @@
 
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class ForwardingPolicy : public Policy {
  public:
@@ -42,6 +42,6 @@ class ForwardingPolicy : public Policy {
   std::unique_ptr<Policy> chosen_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_FORWARDING_POLICY_H_

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace spillway {
+namespace spillway::policies {
 
 void InParallel(size_t count, const std::function<void(size_t)>& work) {
   std::vector<std::exception_ptr> failures(count);
@@ -31,4 +31,4 @@ void InParallel(size_t count, const std::function<void(size_t)>& work) {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

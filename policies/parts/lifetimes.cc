@@ -4,7 +4,7 @@
 
 #include "policies/kernels/kernel_choice.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& storages,
                                                    const Liveness& liveness) {
@@ -52,4 +52,4 @@ void ReserveUpFront(PolicyContext& context, Policy& policy, bool one_size) {
   context.ReserveWorkspace(workspace);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -9,7 +9,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the storages by colour, such that no two lifetimes of one colour overlap and the colours
 // are as few as possible: each interval, in the order of their starts, takes the first colour that
@@ -22,6 +22,6 @@ std::vector<std::vector<TensorId>> ColourLifetimes(const std::vector<TensorId>& 
 // gradients is as large as the largest gradient.
 void ReserveUpFront(PolicyContext& context, Policy& policy, bool one_size);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_LIFETIMES_H_

@@ -12,7 +12,7 @@
 
 #include "policies/kernels/integer_program.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // In percent of the budget. If no rounding fits, the relaxation gets `kStep` less, as long as it
@@ -362,4 +362,4 @@ std::optional<Retention> Rematerialize([[maybe_unused]] const RematerializationP
   return best;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -17,7 +17,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 struct RematerializedUnit {
   Duration time;
@@ -54,6 +54,6 @@ std::optional<RematerializationCost> CostOf(const RematerializationProblem& prob
 std::optional<Retention> Rematerialize(const RematerializationProblem& problem, Bytes budget,
                                        int64_t nodes);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_REMATERIALIZATION_H_

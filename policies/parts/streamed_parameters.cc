@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The number of ops with streamed parameters for which parameters are prefetched.
@@ -49,4 +49,4 @@ StreamedParameters ReadStreamedParameters(Params& params) {
       "outside, prefetched"));
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

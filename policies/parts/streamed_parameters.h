@@ -12,7 +12,7 @@
 #include "sim/core/policy.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class StreamedParameters {
  public:
@@ -35,6 +35,6 @@ class StreamedParameters {
 // Declares the parameter "parameters" with the values inside and outside.
 StreamedParameters ReadStreamedParameters(Params& params);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_STREAMED_PARAMETERS_H_

@@ -4,7 +4,7 @@
 
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Returns true if output `i` of the op is a layer's result: no statistic of the batch and no loss.
@@ -203,4 +203,4 @@ std::optional<OpId> SuperNeuronsSteps::NextNeed(TensorId storage, OpId op) const
   return next == ops.end() ? std::nullopt : std::optional(*next);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -17,7 +17,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The outputs that may be offloaded.
 enum class SuperNeuronsOffload : uint8_t {
@@ -99,6 +99,6 @@ std::vector<bool> SuperNeuronsCounted(const Trace& trace);
 // the op works in place, both tensors of the storage are counted (released code; section 3.4).
 Bytes SuperNeuronsLayerPeak(const Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_SUPERNEURONS_STEPS_H_

@@ -4,7 +4,7 @@
 
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Returns true if the set has the inputs of the op's layer. `ordinal` is the number of convolutions
@@ -48,7 +48,7 @@ std::vector<Params::Values> PlacementOrders() {
 }
 
 void VdnnLayers::Plan(const Trace& trace, const Liveness& liveness, OffloadSet set) {
-  for (const spillway::Layer& layer : trace.layers) {
+  for (const traces::Layer& layer : trace.layers) {
     layers_.push_back({.is_conv = RowOf(layer.type).convolves,
                        .is_step = RowOf(layer.type).group != LayerGroup::kInPlace});
   }
@@ -104,4 +104,4 @@ bool VdnnLayers::Prefetch(PolicyContext& context, Layer& layer) {
   return issued;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -17,7 +17,7 @@
 #include "sim/core/policy.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 enum class OffloadSet : uint8_t {
   kNone,
@@ -77,6 +77,6 @@ class VdnnLayers {
   std::vector<bool> leaves_;  // by tensor
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PARTS_VDNN_LAYERS_H_

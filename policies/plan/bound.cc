@@ -16,7 +16,7 @@
 #include <coin/Clp_C_Interface.h>
 #endif
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The most ops for which a linear program is solved.
@@ -326,4 +326,4 @@ bool JointBoundHolds(const Trace& trace, Bytes alignment, const Report& report) 
   return whole && report.pools.size() == 1 && report.bounds.layer == LayerBound(trace, alignment);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -21,7 +21,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the bound on the time of an iteration in `memory`. Without Clp, it is the time of the
 // fastest kernels that fit, back to back. The result has no meaning if nothing fits in `memory`.
@@ -30,6 +30,6 @@ Duration JointBound(const Trace& trace, const CostModel& cost, Bytes memory);
 // Returns true if the report is of a run for which the bound of the trace holds.
 bool JointBoundHolds(const Trace& trace, Bytes alignment, const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_BOUND_H_

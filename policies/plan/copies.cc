@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Ops are compared with this many ops on either side: with the next ones first, and then with the
@@ -95,4 +95,4 @@ Copies FindCopies(const Trace& trace, const Liveness& liveness,
   return copies;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

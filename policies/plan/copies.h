@@ -15,7 +15,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 struct Copies {
   // True iff at least four fifths of the storages have seven or more copies. If not, each storage
@@ -30,6 +30,6 @@ struct Copies {
 // Returns the copies among all ops and among these storages. REQUIRES: each storage is used.
 Copies FindCopies(const Trace& trace, const Liveness& liveness, std::span<const TensorId> storages);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_COPIES_H_

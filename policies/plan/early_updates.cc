@@ -6,7 +6,7 @@
 
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 Trace WithEarlyUpdates(const Trace& trace) {
   const Liveness liveness(trace);
@@ -50,4 +50,4 @@ Trace WithEarlyUpdates(const Trace& trace) {
   return early;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

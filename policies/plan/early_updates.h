@@ -7,7 +7,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the trace with each update moved behind the last op of another phase that uses one of the
 // update's storages. Ops with the same place keep their order. A
@@ -15,6 +15,6 @@ namespace spillway {
 // use if that comes later now.
 Trace WithEarlyUpdates(const Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_EARLY_UPDATES_H_

@@ -4,7 +4,7 @@
 #include <functional>
 #include <tuple>
 
-namespace spillway {
+namespace spillway::policies {
 JointFacts::JointFacts(const PolicyContext& context)
     : trace_(&context.trace()),
       alignment_(context.device().alignment),
@@ -90,4 +90,4 @@ std::optional<Duration> JointFacts::RecomputeTime(TensorId storage) const {
   return written ? std::optional(time) : std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

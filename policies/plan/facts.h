@@ -16,7 +16,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns true for the kinds of tensors that no plan moves.
 inline bool StaysOnDevice(TensorKind kind) {
@@ -104,6 +104,6 @@ class FactsProbe final : public Policy {
   std::shared_ptr<const JointFacts> facts;
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_FACTS_H_

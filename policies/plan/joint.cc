@@ -32,7 +32,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The named efforts, in trials. A trial of ResNet-50 takes about a millisecond on two cores.
@@ -327,4 +327,4 @@ void RegisterJoint(PolicyRegistry& registry) {
                MakePlanPolicy, {.tried_by_default = false});
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -13,7 +13,7 @@
 #include "traces/base/sha256.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-plan";
@@ -328,4 +328,4 @@ JointPlan ParsePlan(std::string_view text, const std::string& origin, const Join
   return PlanReader(document, facts).Read();
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -14,7 +14,7 @@
 #include "sim/core/policy.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 enum class Fate : uint8_t {
   kKeep,     // stays on the device
@@ -72,6 +72,6 @@ bool HasEarlyUpdates(std::string_view text, const std::string& origin);
 // slot and the batch.
 JointPlan ParsePlan(std::string_view text, const std::string& origin, const JointFacts& facts);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_PLAN_H_

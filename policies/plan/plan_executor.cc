@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The copy back of a storage that was given up starts this long before it has to.
@@ -174,4 +174,4 @@ bool PlanExecutor::RecomputedSooner(TensorId storage, OpId at) {
   return sooner;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -17,7 +17,7 @@
 #include "policies/plan/plan.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class PlanExecutor final : public Policy {
  public:
@@ -77,6 +77,6 @@ class PlanExecutor final : public Policy {
                            // storage that may leave, unless an op in `issued_` names it
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_PLAN_EXECUTOR_H_

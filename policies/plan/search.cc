@@ -11,7 +11,7 @@
 
 #include "policies/plan/starting_grid.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The share by which the walk, at its begin, may step to a slower plan.
@@ -215,4 +215,4 @@ std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, con
   return Search(trials).Run(memory, in_core);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -10,7 +10,7 @@
 
 #include "policies/plan/trials.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the best plan found that fits in the memory, or nullopt if none does. The search ends
 // early when it has a plan that takes no longer than `in_core`. The result does not depend on the
@@ -18,6 +18,6 @@ namespace spillway {
 std::optional<JointPlan> SearchPlan(std::shared_ptr<const JointFacts> facts, const TrialRun& trial,
                                     Bytes memory, Duration in_core, const SearchOptions& options);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_SEARCH_H_

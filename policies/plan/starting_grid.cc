@@ -7,7 +7,7 @@
 #include <queue>
 #include <utility>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr int kEvictSteps = 12;
@@ -195,4 +195,4 @@ std::vector<Scored> TryGrid(Trials& trials, std::span<const TensorId> choices,
   return {points[0], *fastest};
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

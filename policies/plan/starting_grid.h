@@ -10,7 +10,7 @@
 
 #include "policies/plan/trials.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Returns the best point of the grid, and also the best one in less memory if that is faster. The
 // points are `keep`, a plan that keeps all storages, with other fates for some of the `choices`,
@@ -19,6 +19,6 @@ namespace spillway {
 std::vector<Scored> TryGrid(Trials& trials, std::span<const TensorId> choices,
                             const JointPlan& keep, Duration in_core);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_STARTING_GRID_H_

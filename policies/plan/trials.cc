@@ -8,7 +8,7 @@
 #include "policies/parts/in_parallel.h"
 #include "policies/plan/plan_executor.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // A prefetch is planned to start this long before it has to.
@@ -243,4 +243,4 @@ void Trials::MakeTrial(Scored& scored) const {
   scored.fragmentation = judged->report.metrics.fragmentation();
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

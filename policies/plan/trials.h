@@ -18,7 +18,7 @@
 #include "sim/core/policy.h"
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 struct SearchOptions {
   int64_t trials = 1000;
@@ -109,6 +109,6 @@ class Trials {
   std::optional<std::vector<Scored>> known_{std::in_place};  // with `drops`, but dropped nothing
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLAN_TRIALS_H_

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <memory>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr std::array kCrashes{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -105,4 +105,4 @@ std::string NameOfSignal(int signal) {
   return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

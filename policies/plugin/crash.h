@@ -9,7 +9,7 @@
 
 #include <string>
 
-namespace spillway {
+namespace spillway::policies {
 
 // The hook that a policy entered last, as texts that end with a zero. Texts that are too long are
 // cut off.
@@ -51,6 +51,6 @@ void KeepHookRecord(HookRecord* record);
 // Returns the name of a signal, "SIGSEGV"; "signal 62" if it has no name.
 std::string NameOfSignal(int signal);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_CRASH_H_

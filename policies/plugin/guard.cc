@@ -9,7 +9,7 @@
 #include "sim/core/forwarding_policy_context.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The context of a guarded policy. It checks ids, and remembers the exception by which the runtime
@@ -230,4 +230,4 @@ std::string GuardedPolicy::During(const PolicyContext& context) const {
   return fmt::format(" at op {}", context.trace().op(current_.back()).name);
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

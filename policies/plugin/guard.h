@@ -22,7 +22,7 @@
 
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class GuardedPolicy final : public Policy {
  public:
@@ -61,6 +61,6 @@ class GuardedPolicy final : public Policy {
 // exception that code of a policy has thrown.
 [[noreturn]] void RethrowAsOwn(const std::string& where);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_GUARD_H_

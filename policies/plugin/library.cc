@@ -10,7 +10,7 @@
 #include "policies/plugin/guard.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // Removes the text up to the next colon, and the colon, and returns that text without the colon.
@@ -122,4 +122,4 @@ const std::shared_ptr<const Plugin>& PolicyLibrary::Load(const std::string& path
   return plugin;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -23,7 +23,7 @@
 #include "policies/registry.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The parts of a specification. A part that is not given is empty.
 struct PolicySpec {
@@ -71,6 +71,6 @@ class PolicyLibrary {
   std::map<std::string, std::shared_ptr<const Plugin>> plugins_;  // by path as given
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_LIBRARY_H_

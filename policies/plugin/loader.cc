@@ -15,7 +15,7 @@
 #include "policies/plugin/plugin.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr const char* kEntryPoint = "SpillwayPolicyPlugin";
@@ -144,4 +144,4 @@ Plugin::Plugin(const std::string& path) : path_(path) {
 
 Plugin::~Plugin() = default;
 
-}  // namespace spillway
+}  // namespace spillway::policies

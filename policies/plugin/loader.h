@@ -17,7 +17,7 @@
 
 #include "policies/registry.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class Plugin {
  public:
@@ -43,6 +43,6 @@ class Plugin {
   PolicyRegistry registry_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_LOADER_H_

@@ -5,13 +5,13 @@
 //   #include "policies/registry.h"
 //
 //   namespace {
-//   void RegisterPolicies(spillway::PolicyRegistry& registry) {
+//   void RegisterPolicies(spillway::policies::PolicyRegistry& registry) {
 //     registry.Add("my-policy", "a description in one sentence", MakeMyPolicy);
 //   }
-//   constexpr spillway::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
+//   constexpr spillway::policies::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
 //   }  // namespace
 //
-//   const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+//   const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
 //
 // C++ objects cross the boundary, so both sides must agree on their layout. This header fills in
 // `api_version` and `build_tag`. The loader compares them with its own before it calls anything
@@ -26,13 +26,13 @@
 
 #include "traces/base/version.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 class PolicyRegistry;
 
 // The number of incompatible changes so far to the headers that a plugin compiles against:
 // `Policy`, `PolicyContext`, `Params`, `PolicyRegistry` and everything that these include.
-inline constexpr uint32_t kPluginApiVersion = 26;
+inline constexpr uint32_t kPluginApiVersion = 27;
 
 #define SPILLWAY_TEXT_OF_VALUE(value) #value
 #define SPILLWAY_TEXT_OF(macro) SPILLWAY_TEXT_OF_VALUE(macro)
@@ -75,11 +75,12 @@ struct PolicyPlugin {
   void (*register_policies)(PolicyRegistry&) = nullptr;
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 // Returns the plugin's descriptor, which lives as long as the plugin is loaded. The plugin defines
 // this function, never Spillway. The declaration gives the definition its C name and keeps it
 // visible where a plugin is compiled with hidden symbols.
-extern "C" [[gnu::visibility("default")]] const spillway::PolicyPlugin* SpillwayPolicyPlugin();
+extern "C" [[gnu::visibility("default")]] const spillway::policies::PolicyPlugin*
+SpillwayPolicyPlugin();
 
 #endif  // SPILLWAY_POLICIES_PLUGIN_PLUGIN_H_

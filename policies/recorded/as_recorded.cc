@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 Trace HeldAsRecorded(Trace trace) {
   const Liveness liveness(trace);
@@ -48,4 +48,4 @@ void RegisterAsRecorded(PolicyRegistry& registry) {
                MakeAsRecordedPolicy, {.for_recordings = true});
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -10,7 +10,7 @@
 #include "traces/liveness.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The use of one storage in forward and backward.
@@ -98,4 +98,4 @@ SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count, Recomputed r
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -9,7 +9,7 @@
 #include "policies/recorded/saved_tensors.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // `torch.autograd.graph.save_on_cpu` around forward: each operator copies each tensor that it saves
 // to the host, parameters included. Unless the trace has `Trace::saved`, a tensor of forward that
@@ -32,6 +32,6 @@ SavedTensorsPlan CheckpointBlocks(const Trace& trace, size_t count,
 // Returns true iff `Recomputed::kCheapOps` leaves the op out.
 bool IsCostly(const Op& op);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_PYTORCH_PLANS_H_

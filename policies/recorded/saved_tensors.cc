@@ -11,7 +11,7 @@
 #include "traces/base/json.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-saved-tensors";
@@ -391,4 +391,4 @@ Bytes CopiedByOps(const Trace& trace, Direction direction) {
   return copied;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

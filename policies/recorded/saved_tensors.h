@@ -18,7 +18,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 enum class SavedFate : uint8_t { kSave, kRecompute, kOffload };
 
@@ -50,6 +50,6 @@ Trace ApplySavedTensors(const Trace& trace, const SavedTensorsPlan& plan, const 
 // The logs of a run do not count them, because these copies are ops.
 Bytes CopiedByOps(const Trace& trace, Direction direction);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_SAVED_TENSORS_H_

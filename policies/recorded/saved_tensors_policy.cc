@@ -15,7 +15,7 @@
 #include "traces/base/file.h"
 #include "traces/blocks.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 enum class PlanKind : uint8_t { kList, kCheckpoint, kSelective, kSaveOnCpu };
@@ -101,4 +101,4 @@ void RegisterSavedTensors(PolicyRegistry& registry) {
                MakeSavedTensorsPolicy, {.tried_by_default = false, .for_recordings = true});
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

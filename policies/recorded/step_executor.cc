@@ -6,7 +6,7 @@
 #include "policies/parts/forwarding_policy.h"
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 class CarriedOutPolicy final : public ForwardingPolicy {
@@ -107,4 +107,4 @@ std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy) {
   return std::make_unique<CarriedOutPolicy>(std::move(policy));
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

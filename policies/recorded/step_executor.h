@@ -16,7 +16,7 @@
 #include "policies/recorded/step_plan.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // Follows a plan. A step that does not fit under it runs out of memory.
 class StepExecutor final : public Policy {
@@ -51,6 +51,6 @@ class StepExecutor final : public Policy {
 // the given one throws `PolicyError`.
 std::unique_ptr<Policy> CarriedOut(std::unique_ptr<Policy> policy);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_STEP_EXECUTOR_H_

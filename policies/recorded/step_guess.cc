@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // What a guess takes a copy for when the link is full.
@@ -240,4 +240,4 @@ void FitFates(const StepMemory& memory, const GuessPrices& prices, int64_t budge
   fitting.Fill();
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

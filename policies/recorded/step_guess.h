@@ -11,7 +11,7 @@
 
 #include "policies/recorded/step_memory.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // A guess takes a copy for the part `copy` of its time, because copies run beside ops, until all
 // copies to the host take the part `link` of the step. From then on it takes a copy for many times
@@ -35,6 +35,6 @@ inline constexpr size_t kNoMovable = std::numeric_limits<size_t>::max();
 void FitFates(const StepMemory& memory, const GuessPrices& prices, int64_t budget, size_t locked,
               StepDraft& draft);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_STEP_GUESS_H_

@@ -7,7 +7,7 @@
 
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr size_t kLongestChain = 100;  // storages
@@ -264,4 +264,4 @@ std::vector<int64_t> StepMemory::RecomputedBefore(const StepFates& fates) const 
   return bytes;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -16,7 +16,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 enum class StepFate : uint8_t { kKeep, kOffload, kEvict };
 using StepFates = std::vector<StepFate>;   // by index in `StepMemory::movables`
@@ -128,6 +128,6 @@ class StepMemory {
   StepProfile fixed_;                         // what no plan moves
 };
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_STEP_MEMORY_H_

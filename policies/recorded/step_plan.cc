@@ -10,7 +10,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-step-plan";
@@ -317,4 +317,4 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -15,7 +15,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 // The places of a recorded step at which storages can move, and the storages that backward reads.
 class StepPlaces {
@@ -113,6 +113,6 @@ std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepP
 StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const Trace& trace,
                        const StepPlaces& places);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_

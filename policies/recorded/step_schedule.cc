@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // A prefetch is planned to end this long before it has to.
@@ -325,4 +325,4 @@ StepPlan SchedulePlan(const StepMemory& memory, const StepDraft& draft, int64_t 
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -15,7 +15,7 @@
 #include "policies/recorded/step_memory.h"
 #include "policies/recorded/step_schedule.h"
 
-namespace spillway {
+namespace spillway::policies {
 namespace {
 
 // The number of rungs between the floor and the memory of the step as it is: fewer for long steps,
@@ -283,4 +283,4 @@ std::vector<StepRung> SearchSteps(const Trace& trace, const CostModel& cost,
   return rungs;
 }
 
-}  // namespace spillway
+}  // namespace spillway::policies

@@ -15,7 +15,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::policies {
 
 struct StepRung {
   Bytes memory;
@@ -38,6 +38,6 @@ std::vector<StepRung> SearchSteps(const Trace& trace, const CostModel& cost,
                                   const StepPlaces& places, const TrialRun& trial,
                                   const StepSearchOptions& options);
 
-}  // namespace spillway
+}  // namespace spillway::policies
 
 #endif  // SPILLWAY_POLICIES_RECORDED_STEP_SEARCH_H_

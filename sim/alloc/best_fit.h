@@ -9,7 +9,7 @@
 #include "sim/alloc/pool/chunk_arena.h"
 #include "sim/alloc/pool/size_bins.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class BestFit final : public ChunkArena<SizeBins> {
  public:
@@ -17,6 +17,6 @@ class BestFit final : public ChunkArena<SizeBins> {
   std::string_view Name() const override { return "best-fit"; }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_BEST_FIT_H_

@@ -14,7 +14,7 @@
 #include "sim/alloc/pool/chunk_arena.h"
 #include "sim/alloc/pool/size_bins.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class Cnmem final : public ChunkArena<SizeBins> {
  public:
@@ -48,6 +48,6 @@ class Cnmem final : public ChunkArena<SizeBins> {
   std::vector<DriverCall> calls_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_CNMEM_H_

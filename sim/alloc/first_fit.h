@@ -9,7 +9,7 @@
 #include "sim/alloc/pool/chunk_arena.h"
 #include "sim/alloc/pool/free_block.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct LowestFirst : AddressOrder {
   template <typename Cut>
@@ -31,6 +31,6 @@ class FirstFit final : public ChunkArena<LowestFirst> {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_FIRST_FIT_H_

@@ -13,7 +13,7 @@
 #include "sim/alloc/pool/free_block.h"
 #include "sim/alloc/pool/size_bins.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class HighEndBlocks {
  public:
@@ -79,6 +79,6 @@ class HighEnd final : public ChunkArena<HighEndBlocks> {
   Bytes LargestFree(Hint hint) const override { return free_.Largest(hint); }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_HIGH_END_H_

@@ -18,7 +18,7 @@
 #include "sim/alloc/stitched.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr int64_t kMostDivisions = int64_t{1} << 20;
@@ -236,4 +236,4 @@ std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specificatio
   return MakeAllocator(ParseSpecification("allocator", specification), capacity, granularity);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -13,7 +13,7 @@
 #include "sim/core/replayable_allocator.h"
 #include "traces/base/params.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct AllocatorInfo {
   std::string name;
@@ -34,6 +34,6 @@ std::unique_ptr<ReplayableAllocator> MakeAllocator(const Specification& specific
 std::unique_ptr<ReplayableAllocator> MakeAllocator(std::string_view specification, Bytes capacity,
                                                    Bytes granularity);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_MAKE_ALLOCATOR_H_

@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // This many addresses never run out before memory does.
@@ -66,4 +66,4 @@ MemoryStats Native::Stats() const {
   return {requested_, allocated_, reserved_, largest};
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

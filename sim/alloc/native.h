@@ -14,7 +14,7 @@
 #include "sim/alloc/shared_pages.h"
 #include "sim/core/replayable_allocator.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class Native final : public ReplayableAllocator {
  public:
@@ -43,6 +43,6 @@ class Native final : public ReplayableAllocator {
   Bytes requested_, allocated_, reserved_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_NATIVE_H_

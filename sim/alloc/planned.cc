@@ -8,7 +8,7 @@
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // A block in the order of requests: its size, and the number of requests from its own until it is
@@ -199,4 +199,4 @@ bool Planned::IsFree(Bytes offset, Bytes size) const {
          (after == live_.begin() || std::prev(after)->second.end <= offset);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

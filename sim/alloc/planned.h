@@ -23,7 +23,7 @@
 #include "sim/packing/allocation_log.h"
 #include "sim/packing/packing.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct AllocationPlan {
   // Entry i belongs to request i. After the last request, the requests from `repeat` on come again,
@@ -94,6 +94,6 @@ class Planned final : public ReplayableAllocator {
   Bytes requested_, allocated_, reserved_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_PLANNED_H_

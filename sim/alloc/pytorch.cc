@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr Bytes kGranule(512);
@@ -472,4 +472,4 @@ MemoryStats PyTorch::Stats() const {
   return {requested_, allocated_, reserved_, largest};
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

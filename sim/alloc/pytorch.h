@@ -55,7 +55,7 @@
 #include "sim/alloc/pool/size_bins.h"
 #include "sim/core/replayable_allocator.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class PyTorch final : public ReplayableAllocator {
  public:
@@ -188,6 +188,6 @@ class PyTorch final : public ReplayableAllocator {
   Bytes requested_, allocated_, reserved_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_PYTORCH_H_

@@ -9,7 +9,7 @@
 #include "sim/packing/allocation_log.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class RecordingAllocator final : public ForwardingAllocator {
  public:
@@ -35,6 +35,6 @@ class RecordingAllocator final : public ForwardingAllocator {
   std::map<Bytes, uint32_t> live_;  // by offset
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_RECORDING_ALLOCATOR_H_

@@ -13,7 +13,7 @@
 #include "sim/alloc/best_fit.h"
 #include "traces/base/chunked_set.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class SharedPages {
  public:
@@ -101,6 +101,6 @@ class SharedPages {
   ChunkedSet<Room, LowerPage, LargestOf> rooms_;  // one for each page
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_SHARED_PAGES_H_

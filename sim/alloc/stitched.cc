@@ -5,7 +5,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The most addresses that stand for their own page: more memory than any device has, and few enough
@@ -167,4 +167,4 @@ MemoryStats Stitched::Stats() const {
   return {requested_, allocated_, Reserved(), largest};
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -27,7 +27,7 @@
 #include "sim/core/replayable_allocator.h"
 #include "traces/base/chunked_set.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class Stitched final : public ReplayableAllocator {
  public:
@@ -86,6 +86,6 @@ class Stitched final : public ReplayableAllocator {
   Bytes requested_, allocated_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_STITCHED_H_

@@ -10,7 +10,7 @@
 #define SPILLWAY_X86 1
 #endif
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -414,4 +414,4 @@ void FenceStreams() {
 #endif
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+namespace spillway::sim {
 
 // The instructions that the inner loops use. All paths give the same bytes.
 enum class CodecPath : uint8_t { kScalar, kAvx2, kAvx512 };
@@ -63,6 +63,6 @@ const CodecKernels& KernelsOf(CodecPath path);
 // Orders writes past the caches before all later writes.
 void FenceStreams();
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COMPRESSION_CODEC_LOOPS_H_

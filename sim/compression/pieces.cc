@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace spillway {
+namespace spillway::sim {
 
 StoredContents Describe(TensorId storage, const CompressedPieces& pieces) {
   StoredContents contents;
@@ -32,4 +32,4 @@ void Decompress(const CompressedPieces& pieces, ZeroValueCodec& codec, std::span
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -10,7 +10,7 @@
 #include "sim/compression/zero_value.h"
 #include "sim/core/executor.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 using CompressedPieces = std::vector<CompressedData>;
 
@@ -22,6 +22,6 @@ StoredContents Describe(TensorId storage, const CompressedPieces& pieces);
 void Decompress(const CompressedPieces& pieces, ZeroValueCodec& codec, std::span<std::byte> buffer,
                 std::span<std::byte> out);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COMPRESSION_PIECES_H_

@@ -4,7 +4,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 Workers::Workers(int threads) {
   SPILLWAY_CHECK(threads >= 1);
@@ -62,4 +62,4 @@ void Workers::Work() {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

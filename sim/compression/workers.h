@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace spillway {
+namespace spillway::sim {
 
 class Workers {
  public:
@@ -42,6 +42,6 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COMPRESSION_WORKERS_H_

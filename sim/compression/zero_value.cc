@@ -12,7 +12,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr size_t kLine = 64;  // chunks are padded to a multiple of this
@@ -315,4 +315,4 @@ void ZeroValueCodec::DecompressPart(const CompressedData& data, const Compressed
   if (stream) FenceStreams();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -23,7 +23,7 @@
 #include "sim/compression/workers.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 inline constexpr size_t kChunkWords = 4096;
 inline constexpr size_t kChunkBytes = 4 * kChunkWords;
@@ -136,6 +136,6 @@ class ZeroValueCodec {
   Workers workers_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COMPRESSION_ZERO_VALUE_H_

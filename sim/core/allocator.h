@@ -16,7 +16,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The half-open range [offset, offset + size) of an arena.
 struct Block {
@@ -114,6 +114,6 @@ class Allocator {
   virtual Backing backing() const { return Backing::kArena; }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_ALLOCATOR_H_

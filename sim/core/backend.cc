@@ -1,6 +1,6 @@
 #include "sim/core/backend.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 std::string_view Name(Stream stream) {
   constexpr std::array<std::string_view, kStreamCount> kNames{
@@ -8,4 +8,4 @@ std::string_view Name(Stream stream) {
   return kNames[Index(stream)];
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -20,7 +20,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A queue of commands. There is one stream for the kernels of lane 0, two for the copies of each
 // pool outside the device, one per direction, and one for the kernels of each other lane. Of the
@@ -161,6 +161,6 @@ class Backend {
   virtual void OnArrive(TensorId, const Block&, PoolId) {}
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_BACKEND_H_

@@ -13,7 +13,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The repeats of one measurement. A measurement with 0 repeats was not made.
 struct Timing {
@@ -152,6 +152,6 @@ struct Measurements {
   bool operator==(const Measurements&) const = default;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_CALIBRATION_H_

@@ -10,7 +10,7 @@
 
 #include "sim/core/page_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // A version of a tensor's contents: the op that wrote it last, or kInitial for contents from before
@@ -372,4 +372,4 @@ std::vector<std::string> Check(const Trace& trace, const Report& report, size_t 
   return Checker(trace, report, limit).Run();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

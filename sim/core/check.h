@@ -14,7 +14,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Returns the violations found, one sentence each and at most `limit`; empty if the report is sound
 // or does not fit. It checks:
@@ -25,6 +25,6 @@ namespace spillway {
 // - Commands of one stream do not overlap in time.
 std::vector<std::string> Check(const Trace& trace, const Report& report, size_t limit = 10);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_CHECK_H_

@@ -18,7 +18,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct HostCompression {
   std::vector<bool> kept;       // by tensor: true if the storage is kept compressed
@@ -52,6 +52,6 @@ struct CompressionTimes {
   Duration contents;              // while copies to the device waited for decompressed contents
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_COMPRESSION_H_

@@ -2,7 +2,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 uint32_t LeastWorkspace(std::span<const Kernel> kernels) {
   SPILLWAY_CHECK(!kernels.empty());
@@ -20,4 +20,4 @@ uint32_t FastestWithin(std::span<const Kernel> kernels, Bytes limit) {
   return LeastWorkspace(kernels);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

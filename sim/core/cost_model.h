@@ -15,7 +15,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The longest iteration that can be simulated, eleven days. The sum of an iteration's kernel times,
 // taking the slowest kernel of each slot, must not exceed this limit, nor must the sum of its
@@ -72,6 +72,6 @@ uint32_t LeastWorkspace(std::span<const Kernel> kernels);
 // returns `LeastWorkspace(kernels)`.
 uint32_t FastestWithin(std::span<const Kernel> kernels, Bytes limit);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_COST_MODEL_H_

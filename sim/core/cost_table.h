@@ -9,7 +9,7 @@
 
 #include "sim/core/cost_model.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // One measured way to execute a slot. `kernel.time` is the median over the repeats.
 struct RecordedKernel {
@@ -54,6 +54,6 @@ struct CostTable {
   bool operator==(const CostTable&) const = default;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_COST_TABLE_H_

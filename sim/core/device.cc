@@ -15,7 +15,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr Bytes kMaxDeviceFile = Bytes::MiB(1);
@@ -482,4 +482,4 @@ Device ParseDevice(std::string_view contents, const std::string& origin) {
   return device;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

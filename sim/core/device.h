@@ -21,7 +21,7 @@
 #include "traces/ops/data_type.h"
 #include "traces/ops/op_type.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // One direction of the interconnect: a transfer of n bytes alone takes latency + n / bandwidth.
 struct Link {
@@ -225,6 +225,6 @@ Device ReadDevice(const std::string& path);
 // Parses the text of a device file like `ReadDevice`; `origin` stands for the path.
 Device ParseDevice(std::string_view text, const std::string& origin);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_DEVICE_H_

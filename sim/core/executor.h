@@ -11,7 +11,7 @@
 
 #include "sim/core/backend.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The size of one storage in the host's compressed store when it was last compressed.
 struct StoredContents {
@@ -45,6 +45,6 @@ class Executor : public Backend {
   virtual Bytes stored_peak() const { return Bytes(0); }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_EXECUTOR_H_

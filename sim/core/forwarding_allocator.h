@@ -6,7 +6,7 @@
 
 #include "sim/core/allocator.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class ForwardingAllocator : public Allocator {
  public:
@@ -29,6 +29,6 @@ class ForwardingAllocator : public Allocator {
   Allocator& allocator_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_FORWARDING_ALLOCATOR_H_

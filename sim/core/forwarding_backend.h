@@ -6,7 +6,7 @@
 
 #include "sim/core/backend.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class ForwardingBackend : public Backend {
  public:
@@ -39,6 +39,6 @@ class ForwardingBackend : public Backend {
   Backend& backend_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_FORWARDING_BACKEND_H_

@@ -6,7 +6,7 @@
 
 #include "sim/core/policy.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class ForwardingPolicyContext : public PolicyContext {
  public:
@@ -44,6 +44,6 @@ class ForwardingPolicyContext : public PolicyContext {
   PolicyContext& context_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_FORWARDING_POLICY_CONTEXT_H_

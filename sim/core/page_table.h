@@ -13,7 +13,7 @@
 
 #include "sim/core/allocator.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class PageTable {
  public:
@@ -64,6 +64,6 @@ class PageTable {
   std::map<Bytes, Mapping> mapped_;  // by first address; the ranges do not overlap
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_PAGE_TABLE_H_

@@ -2,10 +2,10 @@
 
 #include "sim/core/report.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 Report TrialRun::operator()(Policy& policy, Bytes memory, const TrialOptions& options) const {
   return run_(policy, memory, options);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -39,7 +39,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct Report;
 class Policy;
@@ -219,6 +219,6 @@ class Policy {
   virtual std::string ExportPlan() const { return {}; }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_POLICY_H_

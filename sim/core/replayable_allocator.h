@@ -12,7 +12,7 @@
 
 #include "sim/core/allocator.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A driver segment that an allocator holds before the first request, with its live blocks by
 // offset; the blocks do not overlap. For an expandable segment, one `HeldSegment` is a run of
@@ -62,6 +62,6 @@ class ReplayableAllocator : public Allocator {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_REPLAYABLE_ALLOCATOR_H_

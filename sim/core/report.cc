@@ -8,7 +8,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The bytes in use in one arena, computed from the placement log.
@@ -242,4 +242,4 @@ Metrics ComputeMetrics(const Report& report) {
   return metrics;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

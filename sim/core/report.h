@@ -19,7 +19,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Stands in a log entry that belongs to no tensor, for example a workspace.
 inline constexpr TensorId kNoTensor{0xffffffff};
@@ -221,6 +221,6 @@ Bytes MemoryAt(double percent, Bytes floor, Bytes peak, Bytes alignment);
 // Returns the metrics of a run's logs. REQUIRES: the logs are complete (`report.fits()`).
 Metrics ComputeMetrics(const Report& report);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_REPORT_H_

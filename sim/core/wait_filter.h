@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::sim {
 
 template <size_t kQueues>
 class WaitFilter {
@@ -48,6 +50,6 @@ class WaitFilter {
   std::array<std::array<uint32_t, kQueues>, kQueues> known_{};  // by waiting and awaited queue
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_CORE_WAIT_FILTER_H_

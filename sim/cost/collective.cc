@@ -8,7 +8,7 @@
 #include "sim/core/cost_model.h"
 #include "sim/cost/kernel_time.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr int64_t kMostRanks = int64_t{1} << 24;
@@ -63,4 +63,4 @@ Duration CollectiveTime(const Cluster& cluster, const Op& op) {
   return cluster.start + TimeOfSeconds(seconds);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

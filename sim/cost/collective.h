@@ -13,7 +13,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Returns the time of a collective, with the links to itself. The first word of the signature of
 // its slot is its kind, such as `all_gather`; an unknown one sends all bytes once. REQUIRES:
@@ -21,6 +21,6 @@ namespace spillway {
 // out of range.
 Duration CollectiveTime(const Cluster& cluster, const Op& op);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_COLLECTIVE_H_

@@ -8,7 +8,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr int64_t kMaxExtent = int64_t{1} << 31;
@@ -211,4 +211,4 @@ std::optional<Bytes> ConvWorkspace9(const Op& op, std::string_view slot, std::st
                (gathers ? CopiesOfOperands(conv, batch) + kAlignment : 0));
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

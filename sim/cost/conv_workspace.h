@@ -13,7 +13,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Returns an attribute that counts something: `IntAttribute` in [1, 2^31]. Throws `InputError` that
 // names op, attribute and value.
@@ -89,6 +89,6 @@ std::optional<Bytes> ConvWorkspace9(const Op& op, std::string_view slot, std::st
 // are few output channels.
 bool GemmLoops(const ConvShape& conv);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_CONV_WORKSPACE_H_

@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 std::vector<int64_t> DeterministicCostModel::Batches(const Op& op, size_t slot) const {
   std::vector<int64_t> batches = model_->Batches(op, slot);
@@ -45,4 +45,4 @@ std::string DeterministicCostModel::Provenance() const {
   return model_->Provenance() + ", deterministic kernels only";
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -14,7 +14,7 @@
 
 #include "sim/core/cost_model.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Serves the kernels of another model, in the same order, except the kernels whose `deterministic`
 // is false. `Kernels` throws `InputError` if no kernel is left. Safe to use from several threads.
@@ -37,6 +37,6 @@ class DeterministicCostModel final : public CostModel {
   mutable std::map<const Kernel*, std::vector<Kernel>> kept_;  // by the model's first kernel
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_DETERMINISTIC_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // Returns the point at `x` of the line through (x0, y0) and (x1, y1), rounded up, at least 0.
@@ -72,4 +72,4 @@ std::optional<CostTable> Interpolate(const BatchTable& below, const BatchTable& 
   return table;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

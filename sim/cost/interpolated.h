@@ -20,7 +20,7 @@
 #include "sim/core/device.h"
 #include "sim/cost/table_cost.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A table and the batch for which it was recorded.
 struct BatchTable {
@@ -61,6 +61,6 @@ class InterpolatedCostModel final : public CostModel {
   const std::string note_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_INTERPOLATED_H_

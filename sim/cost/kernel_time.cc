@@ -9,7 +9,7 @@
 #include "sim/cost/conv_workspace.h"
 #include "sim/cost/sequence_time.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The waste of a matrix product in each dimension, and the time to start it.
@@ -254,4 +254,4 @@ Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t
   return TimeOfSeconds(std::max(operations / rate, bytes / Dram(device)) + start);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

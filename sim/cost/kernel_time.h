@@ -22,7 +22,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Converts seconds. The result is at least 0 and at most half of `Duration::Max()`, for every
 // input.
@@ -39,6 +39,6 @@ Duration ConvTime(const Device& device, const Op& op, const Slot& slot, std::str
 // device without the two.
 Duration PlainTime(const Device& device, const Op& op, const Slot& slot, int64_t batch);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_KERNEL_TIME_H_

@@ -12,7 +12,7 @@
 
 #include "sim/cost/kernel_time.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The number of measured ops whose weighted mean counts.
@@ -205,4 +205,4 @@ Trace OperatorTable::Timed(Trace trace) const {
   return trace;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -21,7 +21,7 @@
 #include "sim/cost/roofline.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class OperatorTable {
  public:
@@ -60,6 +60,6 @@ class OperatorTable {
   mutable std::map<std::string, QuadraticFit> trends_;  // by kind
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_OPERATOR_TABLE_H_

@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The weight of the squares of factors against the squares of errors, in the sum that is minimised.
@@ -73,4 +73,4 @@ double QuadraticFit::operator()(const Point& point) const {
   return sum;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::sim {
 
 class QuadraticFit {
  public:
@@ -38,6 +40,6 @@ class QuadraticFit {
   bool squares_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_QUADRATIC_FIT_H_

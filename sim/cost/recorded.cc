@@ -8,7 +8,7 @@
 #include "sim/cost/collective.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 bool IsOne(const Device& device, const std::string& gpu) {
@@ -84,4 +84,4 @@ Duration RecordedCostModel::CopyTime(Direction direction, Bytes size) const {
   return here_.CopyTime(direction, size);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

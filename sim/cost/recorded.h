@@ -21,7 +21,7 @@
 #include "sim/cost/roofline.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class RecordedCostModel final : public CostModel {
  public:
@@ -47,6 +47,6 @@ class RecordedCostModel final : public CostModel {
   mutable std::map<std::pair<Duration, Bytes>, Kernel> known_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_RECORDED_H_

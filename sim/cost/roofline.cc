@@ -11,7 +11,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The first major version of cuDNN with the kernels that kernel_time.h describes, and the first one
@@ -133,4 +133,4 @@ std::string RooflineCostModel::Provenance() const {
   return fmt::format("analytic (roofline of {})", device_.description);
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

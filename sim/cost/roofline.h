@@ -25,7 +25,7 @@
 #include "sim/core/device.h"
 #include "sim/cost/conv_workspace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class RooflineCostModel final : public CostModel {
  public:
@@ -56,6 +56,6 @@ class RooflineCostModel final : public CostModel {
   mutable std::map<Key, std::vector<Kernel>> known_;  // node-based, so the spans stay valid
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_ROOFLINE_H_

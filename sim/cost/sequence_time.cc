@@ -7,7 +7,7 @@
 #include "sim/cost/conv_workspace.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The waste of a product in each dimension, on units for matrices and without.
@@ -237,4 +237,4 @@ std::optional<double> SequenceSeconds(const Device& device, const Op& op, const 
   return bytes / ((bf16 ? pass->bf16 : pass->fp32) * Dram(device)) + pass->start;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -25,7 +25,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Returns the key of `Device::efficiency` for the products of an op, or for its fused attention.
 // Returns an empty string for an op without either.
@@ -36,6 +36,6 @@ std::string SequenceKey(const Device& device, const Op& op, const Slot& slot);
 std::optional<double> SequenceSeconds(const Device& device, const Op& op, const Slot& slot,
                                       int64_t batch);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_SEQUENCE_TIME_H_

@@ -14,7 +14,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-cost-table";
@@ -272,4 +272,4 @@ std::string TableCostModel::Provenance() const {
                      provenance_.math, rest_ ? ", and the roofline for other slices" : "");
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

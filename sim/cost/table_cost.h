@@ -21,7 +21,7 @@
 #include "sim/core/device.h"
 #include "sim/cost/roofline.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Reads a table, which may be compressed with Zstandard. Entries are sorted by signature and batch,
 // kernels by time, workspace and name, whatever their order in the file. Throws `InputError` whose
@@ -71,12 +71,12 @@ class TableCostModel final : public CostModel {
 
   // By signature and batch. Only the batches of one signature are iterated.
   std::unordered_map<std::string, std::map<int64_t, std::vector<Kernel>>> kernels_;
-  ::spillway::Provenance provenance_;  // the first table's provenance
+  sim::Provenance provenance_;  // the first table's provenance
   std::optional<RooflineCostModel> rest_;
   Link h2d_;
   Link d2h_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_TABLE_COST_H_

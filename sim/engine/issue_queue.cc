@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // A `Duration` can still hold the end of commands issued after this time.
@@ -72,4 +72,4 @@ StreamTimes IssueQueue::TakeTimes() {
   return streams;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -20,7 +20,7 @@
 #include "sim/core/device.h"
 #include "sim/engine/schedule.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class IssueQueue {
  public:
@@ -119,6 +119,6 @@ class IssueQueue {
   std::array<std::vector<Run>, kStreamCount> runs_;  // only with `splits`
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ENGINE_ISSUE_QUEUE_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // Raises the rates of the streams together until `capacity` is used up or all are satisfied; ties
@@ -88,4 +88,4 @@ Speeds Links::Share(const Rates& demand, int64_t beside_copy) const {
   return speeds;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

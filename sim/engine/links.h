@@ -16,7 +16,7 @@
 #include "sim/core/backend.h"
 #include "sim/core/device.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Bytes per second by stream: DRAM traffic of a kernel, link traffic of a copy. The rate of an idle
 // stream is 0.
@@ -54,6 +54,6 @@ class Links {
   int64_t dram_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ENGINE_LINKS_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // The state of playing one program; all state is per lane.
@@ -156,4 +156,4 @@ LaneTimes RunSchedule(const Program& program, const Links& links) {
   return Player(program, links).Run();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -16,7 +16,7 @@
 #include "sim/core/backend.h"
 #include "sim/engine/links.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A queue of commands: a stream of the backend, or the threads of the host that compress or
 // decompress. The threads move nothing over the links.
@@ -63,6 +63,6 @@ struct Program {
 // the command that waits.
 LaneTimes RunSchedule(const Program& program, const Links& links);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ENGINE_SCHEDULE_H_

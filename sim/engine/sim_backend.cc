@@ -6,7 +6,7 @@
 
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 std::unique_ptr<SimCopyPath> MakeCopyPath(const Device& device, const CostModel& cost,
@@ -115,4 +115,4 @@ StreamTimes SimBackend::TakeTimeline() {
   return queue_.TakeTimes();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

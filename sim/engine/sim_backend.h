@@ -19,7 +19,7 @@
 #include "sim/engine/issue_queue.h"
 #include "sim/engine/sim_copy_path.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The charges that apply to some runs only.
 struct SimCharges {
@@ -69,6 +69,6 @@ class SimBackend final : public Backend {
   CompressionTimes compression_times_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ENGINE_SIM_BACKEND_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace spillway {
+namespace spillway::sim {
 
 Event SimCopyPath::Copy(PoolId pool, Direction direction, const Block&, Bytes size,
                         std::span<const Wait> waits) {
@@ -123,4 +123,4 @@ CompressionTimes SimCompressedCopyPath::TakeTimes() {
   return std::exchange(times_, {});
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

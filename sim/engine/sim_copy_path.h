@@ -15,7 +15,7 @@
 #include "sim/core/device.h"
 #include "sim/engine/issue_queue.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A copy path without compression.
 class SimCopyPath {
@@ -71,6 +71,6 @@ class SimCompressedCopyPath final : public SimCopyPath {
   CompressionTimes times_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ENGINE_SIM_COPY_PATH_H_

@@ -5,7 +5,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 uint32_t AllocationLog::Allocate(Bytes size, Hint hint) {
   const auto block = static_cast<uint32_t>(sizes_.size());
@@ -76,4 +76,4 @@ std::optional<ReplayFailure> Replay(const AllocationLog& log, Allocator& allocat
   return std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

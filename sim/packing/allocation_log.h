@@ -14,7 +14,7 @@
 #include "sim/core/report.h"
 #include "sim/packing/packing.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The request for a block, or its end. Blocks are numbered from 0 in the order of their requests.
 struct AllocationStep {
@@ -65,6 +65,6 @@ struct ReplayFailure {
 // Afterwards, or after a failure, live blocks stay in the allocator.
 std::optional<ReplayFailure> Replay(const AllocationLog& log, Allocator& allocator);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_PACKING_ALLOCATION_LOG_H_

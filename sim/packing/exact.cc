@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 namespace {
 
 constexpr int64_t kAttempt = 200'000;           // least number of steps
@@ -337,4 +337,4 @@ Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
   return ExactSearch(compressed, height - 1, params, steps).Run();
 }
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing

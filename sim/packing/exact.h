@@ -8,7 +8,7 @@
 
 #include "sim/packing/problem.h"
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 
 // The most blocks of a search; the recursion is as deep as their number.
 inline constexpr size_t kLargestExact = 5000;
@@ -34,6 +34,6 @@ struct ExactParams {
 Solution SearchExactly(const Problem& problem, int64_t height, int64_t& steps,
                        const ExactParams& params = {});
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing
 
 #endif  // SPILLWAY_SIM_PACKING_EXACT_H_

@@ -11,7 +11,7 @@
 
 #include "sim/packing/time_sweep.h"
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 namespace {
 
 constexpr int64_t kLarge = 2500;         // a block is large from this fraction of the bound on
@@ -367,4 +367,4 @@ Solution NeighbourhoodSearch::Run(int64_t height, int64_t& steps) {
                Gap::kTightest, steps, fixed);
 }
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing

@@ -24,7 +24,7 @@
 
 #include "sim/packing/problem.h"
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 
 class NeighbourhoodSearch {
  public:
@@ -51,6 +51,6 @@ class NeighbourhoodSearch {
   std::mt19937 random_;
 };
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing
 
 #endif  // SPILLWAY_SIM_PACKING_NEIGHBOURHOOD_H_

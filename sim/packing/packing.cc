@@ -11,7 +11,7 @@
 #include "sim/packing/problem.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace packing {
 namespace {
 
@@ -197,4 +197,4 @@ Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& opti
   return packing;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -16,7 +16,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A block that is live in the half-open range [begin, end) of steps.
 struct LiveInterval {
@@ -53,6 +53,6 @@ struct PackingOptions {
 Packing Pack(std::span<const LiveInterval> intervals, const PackingOptions& options = {},
              const std::vector<std::vector<Bytes>>& placements = {});
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_PACKING_PACKING_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 
 Problem Restrict(const Problem& problem, const Order& blocks) {
   Problem some;
@@ -204,4 +204,4 @@ std::vector<Order> Orders(const Problem& problem) {
   return orders;
 }
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing

@@ -11,7 +11,9 @@
 #include <numeric>
 #include <vector>
 
-namespace spillway::packing {
+#include "traces/base/namespaces.h"
+
+namespace spillway::sim::packing {
 
 using Order = std::vector<uint32_t>;
 
@@ -80,6 +82,6 @@ Order OrderBy(const Problem& problem, Key key) {
 // Returns the orders that the heuristics try: largest first by several measures, and by time.
 std::vector<Order> Orders(const Problem& problem);
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing
 
 #endif  // SPILLWAY_SIM_PACKING_PROBLEM_H_

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 namespace {
 
 constexpr double kGap = 3;  // the additional cost if a block does not fill its gap
@@ -101,4 +101,4 @@ int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block&
   return best;
 }
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing

@@ -17,7 +17,7 @@
 
 #include "sim/packing/problem.h"
 
-namespace spillway::packing {
+namespace spillway::sim::packing {
 
 // The random parameters of a sweep.
 struct SweepRule {
@@ -59,6 +59,6 @@ struct Placed {
 int64_t BestGap(std::span<const Placed* const> met, int64_t height, const Block& block,
                 bool forward, const SweepRule& rule, std::mt19937& random);
 
-}  // namespace spillway::packing
+}  // namespace spillway::sim::packing
 
 #endif  // SPILLWAY_SIM_PACKING_TIME_SWEEP_H_

@@ -8,7 +8,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 void CheckedPlan::Take(OpId op_id, KernelPlan plan) {
   time_ = Duration();
@@ -68,4 +68,4 @@ bool CheckedPlan::IsWarm(const Taken& next) const {
          (last_.op == next.op || Alike(trace_, liveness_, last_.op, next.op));
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -13,7 +13,7 @@
 #include "sim/runtime/op_facts.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class CheckedPlan {
  public:
@@ -56,6 +56,6 @@ class CheckedPlan {
   Taken last_;  // the run before; its kernel is null at the start of an iteration
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_CHECKED_PLAN_H_

@@ -8,7 +8,7 @@
 #include "sim/core/cost_model.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 void CommandLog::BeginIteration() {
   timeline_.Begin();
@@ -66,4 +66,4 @@ bool CommandLog::EndIteration(StreamTimes times) {
   return same;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

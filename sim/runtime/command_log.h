@@ -14,7 +14,7 @@
 #include "sim/runtime/hazard_map.h"
 #include "sim/runtime/repeated_log.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class CommandLog {
  public:
@@ -64,6 +64,6 @@ class CommandLog {
   StreamTimes times_;  // the last iteration's times
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_COMMAND_LOG_H_

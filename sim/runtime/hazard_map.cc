@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace spillway {
+namespace spillway::sim {
 
 void HazardMap::Leave(const Block& block, const WaitSet& touched) {
   if (block.size > Bytes(0)) ranges_.Insert({block.offset, block.end(), touched});
@@ -39,4 +39,4 @@ WaitSet HazardMap::Take(const Block& block) {
   return inherited;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

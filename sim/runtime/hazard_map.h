@@ -16,7 +16,7 @@
 #include "sim/core/backend.h"
 #include "traces/base/chunked_set.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A set of events, reduced to the newest event of each stream. Streams are FIFO, so waiting for the
 // newest events means waiting for all events.
@@ -84,6 +84,6 @@ class HazardMap {
   ChunkedSet<Range, BeginsBefore> ranges_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_HAZARD_MAP_H_

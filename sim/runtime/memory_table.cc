@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 MemoryTable::MemoryTable(const RuntimeParts& parts, const Liveness& liveness,
                          const CommandLog& commands, Report& report, Callbacks callbacks)
@@ -367,4 +367,4 @@ void MemoryTable::LogPlacement(PlacementKind kind, TensorId id, Bytes requested,
                       requested, block, allocator.Reserved()});
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -25,7 +25,7 @@
 #include "sim/runtime/repeated_log.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 inline bool OnDevice(Residency residency) {
   return residency == Residency::kDevice || residency == Residency::kBoth;
@@ -198,6 +198,6 @@ class MemoryTable {
   size_t driver_calls_ = 0;  // number of the arena's calls that the backend knows of
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_MEMORY_TABLE_H_

@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 bool Names(std::span<const Touched> operands, TensorId id) {
@@ -75,4 +75,4 @@ OpTable::OpTable(const Trace& trace, const Liveness& liveness, const CostModel& 
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -14,7 +14,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // A range of bytes that an op reads or writes (touches) in a storage.
 struct Touched {
@@ -81,6 +81,6 @@ class OpTable {
   std::vector<std::span<const Kernel>> kernels_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_OP_FACTS_H_

@@ -4,7 +4,7 @@
 
 #include "sim/runtime/pins.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 void OperandPlacer::Place(OpId op) {
   overwrites_ = false;
@@ -83,4 +83,4 @@ bool OperandPlacer::MakeWritable(TensorId id, bool must) {
   return true;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -18,7 +18,7 @@
 #include "sim/runtime/op_facts.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class OperandPlacer {
  public:
@@ -62,6 +62,6 @@ class OperandPlacer {
   std::vector<TensorId> placed_;  // by one attempt; kept between ops to save allocations
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_OPERAND_PLACER_H_

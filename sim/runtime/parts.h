@@ -13,7 +13,7 @@
 #include "sim/core/report.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct RuntimeOptions {
   // The run ends when two iterations in a row agree in decisions, placements and times, or after
@@ -37,6 +37,6 @@ struct RuntimeParts {
   Policy* policy = nullptr;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_PARTS_H_

@@ -8,7 +8,7 @@
 
 #include "sim/runtime/memory_table.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 template <int kPins>
 class PinScope {
@@ -36,6 +36,6 @@ using ScopedPins = PinScope<1>;
 // Removes one pin of each storage for a while, on behalf of the owner of the pin.
 using ScopedUnpins = PinScope<-1>;
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_PINS_H_

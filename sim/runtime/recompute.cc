@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 bool Names(const std::vector<TensorId>& list, TensorId storage, const Liveness& liveness) {
@@ -75,4 +75,4 @@ std::optional<std::vector<OpId>> RecomputePlanner::Plan(TensorId storage, OpId a
   return ops;
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

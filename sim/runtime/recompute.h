@@ -22,7 +22,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The planner reuses its working memory between calls, so only one thread may use it at a time.
 class RecomputePlanner {
@@ -92,6 +92,6 @@ class Evictions {
   std::vector<Bound> bounds_;  // ascending in both
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_RECOMPUTE_H_

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace spillway {
+namespace spillway::sim {
 
 // Entries are compared as they are overwritten, so no second copy is needed. The vector outlives
 // the log.
@@ -52,6 +52,6 @@ class RepeatedLog {
   bool same_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_REPEATED_LOG_H_

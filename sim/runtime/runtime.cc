@@ -21,7 +21,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 class Runtime final : public PolicyContext {
@@ -682,4 +682,4 @@ Report Run(const RuntimeParts& parts, const TraceFacts& facts, const RuntimeOpti
   return Runtime(parts, facts, options).Run();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

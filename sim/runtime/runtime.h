@@ -12,7 +12,7 @@
 #include "sim/core/report.h"
 #include "sim/runtime/parts.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Runs the trace to its steady state. If the workload does not fit, the report has `out_of_memory`
 // set. Throws `PolicyError` if the policy breaks its contract, and `InputError` if the cost model
@@ -23,6 +23,6 @@ namespace spillway {
 // the blocks that the placement log ends with stay where they are.
 Report Run(const RuntimeParts& parts, const RuntimeOptions& options = {});
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_RUNTIME_H_

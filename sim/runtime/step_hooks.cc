@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-namespace spillway {
+namespace spillway::sim {
 
 StepHookTable::StepHookTable(const Trace& trace, const Liveness& liveness)
     : hooks_(trace.hooks ? &*trace.hooks : nullptr) {
@@ -50,4 +50,4 @@ StepHookTable::StepHookTable(const Trace& trace, const Liveness& liveness)
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

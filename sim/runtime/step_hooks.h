@@ -14,7 +14,7 @@
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class StepHookTable {
  public:
@@ -44,6 +44,6 @@ class StepHookTable {
   std::vector<TensorId> held_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_STEP_HOOKS_H_

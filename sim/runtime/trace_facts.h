@@ -10,7 +10,7 @@
 #include "sim/runtime/step_hooks.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct TraceFacts {
   // Throws like the constructor of `OpTable`. The arguments outlive the facts.
@@ -26,6 +26,6 @@ struct TraceFacts {
 // of `parts`.
 Report Run(const RuntimeParts& parts, const TraceFacts& facts, const RuntimeOptions& options);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_RUNTIME_TRACE_FACTS_H_

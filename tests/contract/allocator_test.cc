@@ -17,7 +17,7 @@
 #include "tests/testing/lookup.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -500,4 +500,4 @@ TEST_P(AllocatorModel, AgreesWithTheDefinition) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

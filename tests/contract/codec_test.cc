@@ -15,7 +15,7 @@
 #include "sim/compression/zero_value.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Data = std::vector<std::byte>;
@@ -212,4 +212,4 @@ TEST_P(CodecContract, NoticesEveryBitThatHasChangedInMemory) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

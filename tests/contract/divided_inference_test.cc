@@ -31,7 +31,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -219,7 +219,7 @@ TEST_F(DividedInference, ChannelsAreDividedWhereRowsAreNotEnough) {
   const auto whole = static_cast<TensorId>(image - trace.tensors.begin());
   const Bytes least = LeastMmcnnMemory(trace, device_.alignment).size;
   EXPECT_LT(least, image->size);
-  const spillway::DividedInference divided = DivideForMmcnn(trace, least, device_.alignment);
+  const policies::DividedInference divided = DivideForMmcnn(trace, least, device_.alignment);
   divided.trace.Validate();
   EXPECT_EQ(std::ranges::count_if(divided.trace.tensors,
                                   [&](const Tensor& tensor) { return tensor.part_of == whole; }),
@@ -325,7 +325,7 @@ TEST_F(DividedInference, SlicesAreThoseOfAlgorithm1) {
   // conv: maps 32 KiB, parameters 9280 B. 8 KiB are free, so the weights come in two parts, fetched
   // from the start. fc: maps 16 KiB and 40 B, parameters 163880 B. 24536 B are free, so the weights
   // would need seven parts, more than five.
-  const spillway::DividedInference divided = DivideForMmcnn(trace, Bytes::KiB(40), Bytes(1));
+  const policies::DividedInference divided = DivideForMmcnn(trace, Bytes::KiB(40), Bytes(1));
   // Two rows of fc's weights have 32776 B, which do not fit.
   std::vector<std::string> names;
   for (const Op& op : divided.trace.ops) names.push_back(op.name);
@@ -417,4 +417,4 @@ TEST_F(DividedInference, AMistakeByOneChannelOrRowChangesBits) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -168,7 +168,7 @@ TEST_P(ExecutionContract, SameBitsDecisionsAndPlacements) {
   PoolUse beside;  // the sum over all pools except the host's
   for (const double factor : {1.0, 1.2, 1.5, 2.0, 4.0, 50.0}) {
     const Bytes memory(static_cast<int64_t>(static_cast<double>(bound.count()) * factor));
-    spillway::Case asked;
+    lab::Case asked;
     asked.allocator = GetParam().allocator;
     Draft named = SetupFor(memory);
     named.arena = asked.allocator.Undecided();
@@ -255,4 +255,4 @@ TEST(MicroBatchTest, AnyDivisionOfTheBatchGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

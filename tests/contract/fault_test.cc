@@ -31,7 +31,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -93,7 +93,7 @@ class Rig {
     options.iterations = 2;
     Result result;
     try {
-      result.report = spillway::Run(parts, options);
+      result.report = sim::Run(parts, options);
     } catch (const EnvironmentError& error) {
       result.error = error.what();
     }
@@ -262,4 +262,4 @@ TEST(FaultTest, APrefetchWithoutABlockSaysFalse) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

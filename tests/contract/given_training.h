@@ -25,7 +25,7 @@
 #include "traces/base/counter_random.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 
 inline bool IsWeight(const Tensor& tensor) {
   return (tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState) &&
@@ -141,6 +141,6 @@ class GivenTraining : public ::testing::Test {
   PolicyRegistry registry_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_CONTRACT_GIVEN_TRAINING_H_

@@ -20,7 +20,7 @@
 #include "tests/testing/files.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 bool WholeZoo() { return std::getenv("SPILLWAY_WHOLE_ZOO") != nullptr; }
@@ -103,7 +103,7 @@ TEST(JointOnRecordings, TakesLittleLongerThanInCore) {
     }
   }
   for (const auto& [workload, memory, policy, most] : cases) {
-    const Inputs inputs(spillway::Case{workload});
+    const Inputs inputs(lab::Case{workload});
     const double in_core = IterationOf(inputs, "unlimited", "liveness")->milliseconds();
     const auto joint = IterationOf(inputs, memory, policy);
     ASSERT_TRUE(joint) << workload << " in " << memory;
@@ -123,4 +123,4 @@ TEST(JointOnPytorch, PlansAreJudgedByTheirSteadyIterations) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

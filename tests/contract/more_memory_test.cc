@@ -19,7 +19,7 @@
 #include "tests/testing/lookup.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 struct Case {
@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(All, MoreMemoryTest, ::testing::ValuesIn(Cases()), [](c
 });
 
 TEST_P(MoreMemoryTest, IsNoSlower) {
-  spillway::Case asked{GetParam().workload};
+  lab::Case asked{GetParam().workload};
   asked.device = GetParam().device;
   const Inputs inputs(asked);
   for (const char* policy : {"vdnnpp", "vdnn-dyn:adopt=fastest"}) {
@@ -73,4 +73,4 @@ TEST_P(MoreMemoryTest, IsNoSlower) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

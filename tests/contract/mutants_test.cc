@@ -25,7 +25,7 @@
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -84,7 +84,7 @@ class Mutants : public ::testing::Test {
     parts.policy = &policy;
     RuntimeOptions options;
     options.iterations = 3;
-    return spillway::Run(parts, options);
+    return sim::Run(parts, options);
   }
 
   // Executes on the CPU, through the backend that `wrap` returns.
@@ -430,4 +430,4 @@ TEST_F(Mutants, AReleaseTooEarlyIsAlwaysNoticed) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

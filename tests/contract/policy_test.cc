@@ -14,7 +14,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -145,4 +145,4 @@ TEST_P(PolicyContract, IsDeterministic) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

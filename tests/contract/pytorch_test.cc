@@ -15,7 +15,7 @@
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -433,4 +433,4 @@ TEST(PyTorchTest, AgreesWithANaiveModel) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,7 +13,7 @@
 #include "tests/testing/networks.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -68,4 +68,4 @@ TEST_P(Recomputation, ChangesNoBit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

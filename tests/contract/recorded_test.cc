@@ -28,7 +28,7 @@
 #include "traces/import/kineto.h"
 #include "traces/import/pytorch_step.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -137,4 +137,4 @@ TEST_P(RecordedContract, MovesOnlyWhatMayMove) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

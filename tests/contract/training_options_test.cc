@@ -13,7 +13,7 @@
 #include "tests/contract/given_training.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -121,4 +121,4 @@ TEST_F(TrainingOptionsTest, NoPolicyChangesABit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -17,7 +17,7 @@
 #include "tests/contract/given_training.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -101,4 +101,4 @@ TEST_F(TransformerEdges, NoPolicyChangesABit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -17,7 +17,7 @@
 #include "tests/testing/kernel_cases.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 DataType ElementType(const AttentionShape& s) {
@@ -85,7 +85,7 @@ struct Attention {
   }
 };
 
-class AttentionTest : public testing::Test {
+class AttentionTest : public ::testing::Test {
  protected:
   void SetUp() override {
     try {
@@ -178,7 +178,7 @@ class AttentionTest : public testing::Test {
 };
 
 class AttentionShapeTest : public AttentionTest,
-                           public testing::WithParamInterface<AttentionShape> {};
+                           public ::testing::WithParamInterface<AttentionShape> {};
 
 TEST_P(AttentionShapeTest, ForwardMatchesLoops) {
   const Attention test = Make(GetParam());
@@ -212,7 +212,7 @@ TEST_P(AttentionShapeTest, BackwardMatchesLoops) {
 }
 
 // Returns a name such as "bf16_batch_2_rows_64_heads_4_of_2_features_64_causal".
-std::string ShapeName(const testing::TestParamInfo<AttentionShape>& info) {
+std::string ShapeName(const ::testing::TestParamInfo<AttentionShape>& info) {
   const AttentionShape& s = info.param;
   return std::string(s.type == AttentionType::kBf16 ? "bf16" : "fp16") + "_batch_" +
          std::to_string(s.batch) + "_rows_" + std::to_string(s.rows) + "_heads_" +
@@ -223,16 +223,16 @@ std::string ShapeName(const testing::TestParamInfo<AttentionShape>& info) {
 constexpr AttentionType kBf16 = AttentionType::kBf16;
 //              type, batch, rows, heads, key heads, features, causal
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionShapeTest,
-                         testing::Values(AttentionShape{kBf16, 2, 64, 4, 4, 64, true},
-                                         AttentionShape{kBf16, 3, 1, 2, 2, 64, true},
-                                         AttentionShape{kBf16, 1, 7, 1, 1, 8, true},
-                                         AttentionShape{kBf16, 2, 77, 6, 2, 40, true},
-                                         AttentionShape{kBf16, 1, 197, 3, 3, 64, false},
-                                         AttentionShape{kBf16, 2, 130, 8, 1, 128, true},
-                                         AttentionShape{kBf16, 1, 129, 2, 1, 72, false},
-                                         AttentionShape{kBf16, 1, 65, 2, 2, 256, true},
-                                         AttentionShape{AttentionType::kFp16, 2, 96, 4, 2, 64,
-                                                        true}),
+                         ::testing::Values(AttentionShape{kBf16, 2, 64, 4, 4, 64, true},
+                                           AttentionShape{kBf16, 3, 1, 2, 2, 64, true},
+                                           AttentionShape{kBf16, 1, 7, 1, 1, 8, true},
+                                           AttentionShape{kBf16, 2, 77, 6, 2, 40, true},
+                                           AttentionShape{kBf16, 1, 197, 3, 3, 64, false},
+                                           AttentionShape{kBf16, 2, 130, 8, 1, 128, true},
+                                           AttentionShape{kBf16, 1, 129, 2, 1, 72, false},
+                                           AttentionShape{kBf16, 1, 65, 2, 2, 256, true},
+                                           AttentionShape{AttentionType::kFp16, 2, 96, 4, 2, 64,
+                                                          true}),
                          ShapeName);
 
 TEST_F(AttentionTest, DeterminismCostsWorkspace) {
@@ -264,4 +264,4 @@ TEST_F(AttentionTest, RefusesASmallWorkspace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

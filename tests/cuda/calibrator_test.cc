@@ -10,7 +10,7 @@
 #include "experiments/tools/measure/calibration_fit.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(CalibratorTest, MeasuresWhatAFitNeeds) {
@@ -67,4 +67,4 @@ TEST(CalibratorTest, NoGpuIsItsOwnPeer) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

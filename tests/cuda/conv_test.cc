@@ -9,10 +9,10 @@
 
 #include "tests/cuda/kernels_fixture.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
-class ConvTest : public KernelsTest, public testing::WithParamInterface<reference::Conv> {
+class ConvTest : public KernelsTest, public ::testing::WithParamInterface<reference::Conv> {
  protected:
   static std::vector<Attribute> Attributes(const reference::Conv& c, bool bias) {
     return {{"in_channels", static_cast<double>(c.in_channels)},
@@ -143,7 +143,7 @@ TEST_P(ConvTest, BackwardMatchesReferenceInBfloat16) {
 }
 
 // Returns a name such as "3x13x11_to_8_kernel_3x3_stride_1x1_pad_1x1_groups_1_batch_3".
-std::string ShapeName(const testing::TestParamInfo<reference::Conv>& info) {
+std::string ShapeName(const ::testing::TestParamInfo<reference::Conv>& info) {
   const reference::Conv& c = info.param;
   const auto pair = [](int a, int b) { return std::to_string(a) + "x" + std::to_string(b); };
   return std::to_string(c.in_channels) + "x" + pair(c.in_height, c.in_width) + "_to_" +
@@ -154,16 +154,16 @@ std::string ShapeName(const testing::TestParamInfo<reference::Conv>& info) {
 
 //            batch, in c h w, out c, kernel h w, stride h w, pad h w, groups
 INSTANTIATE_TEST_SUITE_P(Shapes, ConvTest,
-                         testing::Values(reference::Conv{3, 3, 13, 11, 8, 3, 3, 1, 1, 1, 1, 1},
-                                         reference::Conv{1, 5, 9, 17, 7, 5, 5, 1, 1, 2, 2, 1},
-                                         reference::Conv{5, 3, 35, 31, 4, 11, 11, 4, 4, 2, 2, 1},
-                                         reference::Conv{2, 4, 12, 15, 6, 5, 3, 2, 1, 1, 2, 2},
-                                         reference::Conv{4, 6, 14, 14, 8, 3, 3, 1, 1, 1, 1, 2},
-                                         reference::Conv{3, 16, 7, 7, 24, 1, 1, 1, 1, 0, 0, 1},
-                                         reference::Conv{2, 16, 28, 28, 32, 3, 3, 1, 1, 1, 1, 1},
-                                         reference::Conv{2, 6, 9, 17, 8, 1, 7, 1, 1, 0, 3, 1},
-                                         reference::Conv{2, 6, 17, 9, 8, 7, 1, 1, 1, 3, 0, 1},
-                                         reference::Conv{2, 8, 15, 15, 8, 3, 3, 2, 2, 0, 0, 1}),
+                         ::testing::Values(reference::Conv{3, 3, 13, 11, 8, 3, 3, 1, 1, 1, 1, 1},
+                                           reference::Conv{1, 5, 9, 17, 7, 5, 5, 1, 1, 2, 2, 1},
+                                           reference::Conv{5, 3, 35, 31, 4, 11, 11, 4, 4, 2, 2, 1},
+                                           reference::Conv{2, 4, 12, 15, 6, 5, 3, 2, 1, 1, 2, 2},
+                                           reference::Conv{4, 6, 14, 14, 8, 3, 3, 1, 1, 1, 1, 2},
+                                           reference::Conv{3, 16, 7, 7, 24, 1, 1, 1, 1, 0, 0, 1},
+                                           reference::Conv{2, 16, 28, 28, 32, 3, 3, 1, 1, 1, 1, 1},
+                                           reference::Conv{2, 6, 9, 17, 8, 1, 7, 1, 1, 0, 3, 1},
+                                           reference::Conv{2, 6, 17, 9, 8, 7, 1, 1, 1, 3, 0, 1},
+                                           reference::Conv{2, 8, 15, 15, 8, 3, 3, 2, 2, 0, 0, 1}),
                          ShapeName);
 
 TEST_F(KernelsTest, ConvOffersSeveralAlgorithms) {
@@ -237,4 +237,4 @@ TEST_F(KernelsTest, ConvRejectsTwoTypes) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -29,7 +29,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -218,4 +218,4 @@ TEST_P(CudaExecution, SpinsForThePredictedTime) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -14,7 +14,7 @@
 #include "backend/cuda/device_memory.h"
 #include "traces/ops/data_type.h"
 
-namespace spillway {
+namespace spillway::testing {
 
 // Returns the 16 bits of the nearest value of a type of two bytes, and the value of such bits.
 inline uint16_t ToHalf(float value, DataType type) {
@@ -55,6 +55,6 @@ inline std::vector<float> Download(const DeviceRange& range, DataType type) {
   return values;
 }
 
-}  // namespace spillway
+}  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_CUDA_HALF_TYPES_H_

@@ -23,14 +23,14 @@
 #include "tests/testing/kernel_cases.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 
 // The largest errors of results in float32 and in bfloat16, relative to the largest element. The
 // latter is three units in the last place.
 inline constexpr double kTolerance = 1e-4;
 inline constexpr double kBfloat16Tolerance = 3.0 / 256;
 
-class KernelsTest : public testing::Test {
+class KernelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     try {
@@ -149,6 +149,6 @@ class KernelsTest : public testing::Test {
   std::mt19937_64 random_{1};
 };
 
-}  // namespace spillway
+}  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_CUDA_KERNELS_FIXTURE_H_

@@ -14,7 +14,7 @@
 #include "tests/cuda/kernels_fixture.h"
 #include "traces/base/counter_random.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Tests of ops on images, whose operands may be bfloat16.
@@ -445,4 +445,4 @@ TEST_F(KernelsTest, UnsupportedTypesAndBadOperandsAreNamed) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

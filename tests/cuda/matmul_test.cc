@@ -17,7 +17,7 @@
 #include "tests/testing/kernel_cases.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 DataType InputType(MatmulType type) {
@@ -100,7 +100,7 @@ struct MatmulCase {
   }
 };
 
-class MatmulTest : public testing::Test {
+class MatmulTest : public ::testing::Test {
  protected:
   void SetUp() override {
     try {
@@ -383,4 +383,4 @@ TEST_F(MatmulTest, RefusesWhatIsNoProduct) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -11,7 +11,7 @@
 
 #include "tests/cuda/kernels_fixture.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Returns a network of one convolution and a relu in place.
@@ -94,4 +94,4 @@ TEST_F(RecorderTest, FillsATable) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -20,7 +20,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 float FromBf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
@@ -386,4 +386,4 @@ TEST_F(SequenceKernelsTest, LongRows) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

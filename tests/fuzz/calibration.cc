@@ -52,21 +52,21 @@ algo_1 = 0.5
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
+  using namespace spillway::fuzz;
   Measurements measurements;
-  const bool accepted = fuzz::Accepts("measured.json", "there is no such error", [&] {
-    measurements = ParseMeasurements(fuzz::Text(data, size), "measured.json");
+  const bool accepted = Accepts("measured.json", "there is no such error", [&] {
+    measurements = ParseMeasurements(Text(data, size), "measured.json");
   });
   if (!accepted) return 0;
   const std::string text = FormatMeasurements(measurements);
   const Measurements again = ParseMeasurements(text, "written");
   SPILLWAY_CHECK(again == measurements);
   SPILLWAY_CHECK(FormatMeasurements(again) == text);
-  fuzz::Runs([&] {
+  Runs([&] {
     const std::vector<Quantity> quantities = FitMeasurements(measurements);
     FormatCsv(CalibrationColumns(), quantities);
     const std::string device =
-        MergeDevice(fuzz::kBase, "base.toml", measurements, quantities, "measured.json");
+        MergeDevice(kBase, "base.toml", measurements, quantities, "measured.json");
     ParseDevice(device, "merged.toml");
   });
   return 0;

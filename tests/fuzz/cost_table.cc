@@ -53,17 +53,16 @@ void CheckModel(const CostTable& table) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
+  using namespace spillway::fuzz;
   CostTable table;
-  const bool accepted = fuzz::Accepts("table.json", "there is no such error", [&] {
-    table = ParseCostTable(fuzz::Text(data, size), "table.json");
-  });
+  const bool accepted = Accepts("table.json", "there is no such error",
+                                [&] { table = ParseCostTable(Text(data, size), "table.json"); });
   if (!accepted) return 0;
-  fuzz::CheckOrder(table);
+  CheckOrder(table);
   const std::string text = FormatCostTable(table);
   const CostTable again = ParseCostTable(text, "written");
   SPILLWAY_CHECK(again == table);
   SPILLWAY_CHECK(FormatCostTable(again) == text);
-  fuzz::CheckModel(table);
+  CheckModel(table);
   return 0;
 }

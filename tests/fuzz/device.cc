@@ -62,13 +62,12 @@ void CheckComputes(const Device& device) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
+  using namespace spillway::fuzz;
   Device device;
-  const bool accepted = fuzz::Accepts("any.toml", "there is no such error", [&] {
-    device = ParseDevice(fuzz::Text(data, size), "any.toml");
-  });
+  const bool accepted = Accepts("any.toml", "there is no such error",
+                                [&] { device = ParseDevice(Text(data, size), "any.toml"); });
   if (!accepted) return 0;
-  fuzz::CheckRanges(device);
-  fuzz::CheckComputes(device);
+  CheckRanges(device);
+  CheckComputes(device);
   return 0;
 }

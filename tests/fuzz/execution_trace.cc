@@ -4,7 +4,7 @@
 #include "tests/fuzz/recorded_step.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  fuzz::Import(fuzz::kKineto, fuzz::Text(data, size));
+  using namespace spillway::fuzz;
+  Import(kKineto, Text(data, size));
   return 0;
 }

@@ -7,10 +7,9 @@
 #include "tests/fuzz/recorded_step.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  const std::string_view text = fuzz::Text(data, size);
+  using namespace spillway::fuzz;
+  const std::string_view text = Text(data, size);
   const size_t end = text.find('\0');
-  fuzz::Import(text.substr(0, end),
-               end == text.npos ? fuzz::kExecutionTrace : text.substr(end + 1));
+  Import(text.substr(0, end), end == text.npos ? kExecutionTrace : text.substr(end + 1));
   return 0;
 }

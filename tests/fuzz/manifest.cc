@@ -39,14 +39,14 @@ void CheckKernels(const KernelRecords& records) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  const std::string_view text = fuzz::Text(data, size);
+  using namespace spillway::fuzz;
+  const std::string_view text = Text(data, size);
   std::optional<Manifest> manifest;
   std::optional<KernelRecords> kernels;
-  fuzz::Accepts("manifest", "", [&] { manifest = ParseManifest(text, "manifest"); });
-  fuzz::Accepts("decisions", "", [&] { kernels = ParseKernelRecords(text, "decisions"); });
+  Accepts("manifest", "", [&] { manifest = ParseManifest(text, "manifest"); });
+  Accepts("decisions", "", [&] { kernels = ParseKernelRecords(text, "decisions"); });
   SPILLWAY_CHECK(!manifest || !kernels);
-  if (manifest) fuzz::CheckManifest(*manifest);
-  if (kernels) fuzz::CheckKernels(*kernels);
+  if (manifest) CheckManifest(*manifest);
+  if (kernels) CheckKernels(*kernels);
   return 0;
 }

@@ -67,18 +67,18 @@ void ReplayEverywhere(const MemoryLog& log, Bytes memory) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  const std::string contents(fuzz::Text(data, size));
+  using namespace spillway::fuzz;
+  const std::string contents(Text(data, size));
   std::unique_ptr<MemoryLog> log;
-  if (!fuzz::Accepts("log", "", [&] { log = ParseMemoryLog(contents, "log"); })) {
+  if (!Accepts("log", "", [&] { log = ParseMemoryLog(contents, "log"); })) {
     SPILLWAY_CHECK(log == nullptr);
     return 0;
   }
   std::vector<MemoryEvent> events;
-  if (!fuzz::Accepts("log", "", [&] { events = fuzz::EventsOf(*log); })) return 0;
-  SPILLWAY_CHECK(fuzz::EventsOf(*log) == events);
-  fuzz::CheckRules(*log, events);
-  if (!fuzz::Runs([&] { fuzz::ReplayEverywhere(*log, Bytes::Unlimited()); })) return 0;
-  fuzz::ReplayEverywhere(*log, Bytes::GiB(1));
+  if (!Accepts("log", "", [&] { events = EventsOf(*log); })) return 0;
+  SPILLWAY_CHECK(EventsOf(*log) == events);
+  CheckRules(*log, events);
+  if (!Runs([&] { ReplayEverywhere(*log, Bytes::Unlimited()); })) return 0;
+  ReplayEverywhere(*log, Bytes::GiB(1));
   return 0;
 }

@@ -65,17 +65,17 @@ bool IsUsable(const Run& run) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  const std::string text(fuzz::Text(data, size));
-  fuzz::CheckSpelling(text);
+  using namespace spillway::fuzz;
+  const std::string text(Text(data, size));
+  CheckSpelling(text);
   PolicyRegistry registry;
-  fuzz::RegisterAllTypes(registry);
-  fuzz::IsUsable([&] { SPILLWAY_CHECK(registry.Make(text) != nullptr); });
-  fuzz::IsUsable([&] { SPILLWAY_CHECK(registry.Make("all:" + text) != nullptr); });
+  RegisterAllTypes(registry);
+  IsUsable([&] { SPILLWAY_CHECK(registry.Make(text) != nullptr); });
+  IsUsable([&] { SPILLWAY_CHECK(registry.Make("all:" + text) != nullptr); });
   if (!ParsePolicySpec(text).plugin.empty()) return 0;
   PolicyLibrary library;
-  fuzz::IsUsable([&] { SPILLWAY_CHECK(library.Make(text) != nullptr); });
+  IsUsable([&] { SPILLWAY_CHECK(library.Make(text) != nullptr); });
   const PolicySpec spec = ParsePolicySpec(text);
-  fuzz::IsUsable([&] { library.Parameters(spec, spec.policy); });
+  IsUsable([&] { library.Parameters(spec, spec.policy); });
   return 0;
 }

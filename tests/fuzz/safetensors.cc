@@ -34,13 +34,12 @@ void CheckTensors(const StoredTensors& tensors, std::span<const std::byte> file)
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
+  using namespace spillway::fuzz;
   const std::span file(reinterpret_cast<const std::byte*>(data), size);
   StoredTensors tensors;
-  if (!fuzz::Accepts("w.safetensors", "",
-                     [&] { tensors = ParseSafetensors(file, "w.safetensors"); })) {
+  if (!Accepts("w.safetensors", "", [&] { tensors = ParseSafetensors(file, "w.safetensors"); })) {
     return 0;
   }
-  fuzz::CheckTensors(tensors, file);
+  CheckTensors(tensors, file);
   return 0;
 }

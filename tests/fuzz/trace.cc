@@ -90,15 +90,15 @@ Device AnyDevice(std::string library) {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
+  using namespace spillway::fuzz;
   Trace trace;
-  const bool accepted = fuzz::Accepts(
-      "trace.json", "trace '", [&] { trace = ParseTrace(fuzz::Text(data, size), "trace.json"); });
+  const bool accepted =
+      Accepts("trace.json", "trace '", [&] { trace = ParseTrace(Text(data, size), "trace.json"); });
   if (!accepted) return 0;
-  fuzz::CheckRoundTrip(trace);
-  fuzz::CheckLiveness(trace);
+  CheckRoundTrip(trace);
+  CheckLiveness(trace);
   for (const char* library : {"cuDNN 4", "cuDNN 7", "cuDNN 9"}) {
-    fuzz::CheckCosts(trace, fuzz::AnyDevice(library));
+    CheckCosts(trace, AnyDevice(library));
   }
   return 0;
 }

@@ -66,22 +66,22 @@ class ScratchFile {
 }  // namespace spillway::fuzz
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace spillway;
-  const fuzz::MemoryFile file(data, size);
+  using namespace spillway::fuzz;
+  const MemoryFile file(data, size);
   const std::string path = file.path();
 
   std::string small;
-  const bool is_small = fuzz::Accepts(path, "", [&] { small = ReadFile(path, fuzz::kSmallLimit); });
-  SPILLWAY_CHECK(small.size() <= static_cast<size_t>(fuzz::kSmallLimit.count()));
+  const bool is_small = Accepts(path, "", [&] { small = ReadFile(path, kSmallLimit); });
+  SPILLWAY_CHECK(small.size() <= static_cast<size_t>(kSmallLimit.count()));
   std::string contents;
-  const bool is_file = fuzz::Accepts(path, "", [&] { contents = ReadFile(path); });
+  const bool is_file = Accepts(path, "", [&] { contents = ReadFile(path); });
   if (is_small) SPILLWAY_CHECK(is_file && contents == small);
   if (!is_file) return 0;
   SPILLWAY_CHECK(contents.size() <= std::max(size_t{16} << 20, 1000 * size));
 
-  fuzz::Accepts(path, "", [&] { ReadTrace(path); });
+  Accepts(path, "", [&] { ReadTrace(path); });
   if (is_small) {
-    const fuzz::ScratchFile scratch;
+    const ScratchFile scratch;
     WriteFile(scratch.path(), contents);
     SPILLWAY_CHECK(ReadFile(scratch.path()) == contents);
   }

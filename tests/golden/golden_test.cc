@@ -17,7 +17,7 @@
 #include "traces/base/file.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 std::string PlacementText(const Trace& trace, const Report& report) {
@@ -82,4 +82,4 @@ TEST_P(GoldenTest, ReportIsAsRecorded) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,19 +13,19 @@
 
 namespace {
 
-using spillway::Index;
-using spillway::OpId;
-using spillway::Phase;
-using spillway::PolicyContext;
-using spillway::Residency;
-using spillway::TensorId;
+using spillway::sim::PolicyContext;
+using spillway::sim::Residency;
+using spillway::traces::Index;
+using spillway::traces::OpId;
+using spillway::traces::Phase;
+using spillway::traces::TensorId;
 
-class OffloadLargest final : public spillway::Policy {
+class OffloadLargest final : public spillway::sim::Policy {
  public:
   OffloadLargest(int64_t count, int64_t ahead) : count_(count), ahead_(ahead) {}
 
   void Plan(PolicyContext& context) override {
-    const spillway::Trace& trace = context.trace();
+    const spillway::traces::Trace& trace = context.trace();
     chosen_.assign(trace.tensors.size(), false);
     wanted_at_.assign(trace.ops.size(), {});
 
@@ -33,7 +33,8 @@ class OffloadLargest final : public spillway::Policy {
     std::vector<TensorId> activations;
     for (size_t i = 0; i < trace.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (trace.tensor(id).kind == spillway::TensorKind::kActivation && trace.Root(id) == id) {
+      if (trace.tensor(id).kind == spillway::traces::TensorKind::kActivation &&
+          trace.Root(id) == id) {
         activations.push_back(id);
       }
     }
@@ -66,7 +67,7 @@ class OffloadLargest final : public spillway::Policy {
   }
 
   void AfterOp(PolicyContext& context, OpId op) override {
-    const spillway::Trace& trace = context.trace();
+    const spillway::traces::Trace& trace = context.trace();
     if (trace.op(op).phase != Phase::kForward) return;
     for (const TensorId input : trace.op(op).inputs) {
       const TensorId storage = trace.Root(input);
@@ -84,19 +85,19 @@ class OffloadLargest final : public spillway::Policy {
   std::vector<std::vector<TensorId>> wanted_at_;  // by op: storages to prefetch before it
 };
 
-std::unique_ptr<spillway::Policy> Make(spillway::Params& params) {
+std::unique_ptr<spillway::sim::Policy> Make(spillway::traces::Params& params) {
   const int64_t count = params.Integer("count", 8, 1, 1'000'000, "how many activations to offload");
   const int64_t ahead = params.Integer("ahead", 2, 0, 1'000, "ops by which to prefetch early");
   return std::make_unique<OffloadLargest>(count, ahead);
 }
 
-void RegisterPolicies(spillway::PolicyRegistry& registry) {
+void RegisterPolicies(spillway::policies::PolicyRegistry& registry) {
   registry.Add("offload-largest", "offload the largest activations between forward and backward",
                Make);
 }
 
-constexpr spillway::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
+constexpr spillway::policies::PolicyPlugin kPlugin{.register_policies = RegisterPolicies};
 
 }  // namespace
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

@@ -6,8 +6,8 @@
 #include "experiments/run/inputs.h"
 
 int main() {
-  const spillway::Trace trace = spillway::LoadTrace({"alexnet:4"});
-  const spillway::Device device = spillway::LoadDevice("h200");
+  const spillway::traces::Trace trace = spillway::lab::LoadTrace({"alexnet:4"});
+  const spillway::sim::Device device = spillway::lab::LoadDevice("h200");
   std::printf("%zu ops, %lld bytes\n", trace.ops.size(),
               static_cast<long long>(device.memory.count()));
   return 0;

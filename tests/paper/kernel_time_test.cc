@@ -6,7 +6,7 @@
 
 #include "tests/testing/papers.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 double Milliseconds(const std::string& operation) {
@@ -36,4 +36,4 @@ TEST(VdnnppTableOneTest, LayersStandToTheTransferAsThePaperSays) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 #include "tests/testing/papers.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::Select;
@@ -45,4 +45,4 @@ TEST(LimitItemsTest, FrameworksStandInThePapersOrder) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

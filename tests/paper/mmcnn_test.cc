@@ -4,7 +4,7 @@
 
 #include "tests/testing/papers.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::Judged;
@@ -45,4 +45,4 @@ TEST(MmcnnPaperTest, LessMemoryTakesMoreTransfersAndTime) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -23,7 +23,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 bool WholeZoo() { return std::getenv("SPILLWAY_WHOLE_ZOO") != nullptr; }
@@ -100,4 +100,4 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -16,7 +16,7 @@
 #include "sim/packing/allocation_log.h"
 #include "sim/packing/packing.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr Bytes kGranularity(512);
@@ -268,4 +268,4 @@ TEST(VdnnppSectionIVB, ALargerPoolCanServeLess) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -22,7 +22,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -350,4 +350,4 @@ TEST_F(K40Test, DynamicWorkspacesUseWhatIsFree) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

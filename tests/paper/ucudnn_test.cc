@@ -4,10 +4,10 @@
 
 #include "tests/testing/papers.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(UcudnnPaperTest, EveryPrintedNumberIsReproduced) { EXPECT_EQ(testing::Judged("ucudnn"), 9); }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

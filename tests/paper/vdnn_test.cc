@@ -13,7 +13,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -94,4 +94,4 @@ TEST_F(TitanXTest, DynOffloadsNothingWhereTheNetworkFits) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -21,7 +21,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -287,4 +287,4 @@ TEST_F(Gtx1080TiTest, VeryDeepNetworksNeedOffloading) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

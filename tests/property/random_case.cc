@@ -195,7 +195,7 @@ class CaseRunner {
     parts.policy = &policy;
     std::optional<Report> report;
     try {
-      report = spillway::Run(parts, made_.options);
+      report = sim::Run(parts, made_.options);
     } catch (const Error& error) {
       Fail(what, fmt::format("threw \"{}\"", error.what()));
     }

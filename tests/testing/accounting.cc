@@ -141,7 +141,7 @@ void AccountingAllocator::CompareSums() {
 void AccountingAllocator::Compare(const Trace& trace, const Report& report, PoolId pool,
                                   std::vector<std::string>& violations) const {
   const auto fail = [&](std::string_view what) {
-    violations.push_back(fmt::format("{}: {}", spillway::Name(pool), what));
+    violations.push_back(fmt::format("{}: {}", sim::Name(pool), what));
   };
   for (const std::string& violation : violations_) fail(violation);
   if (live() > 0) fail(fmt::format("{} blocks were not given back", live()));

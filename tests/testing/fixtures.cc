@@ -67,7 +67,7 @@ TensorId TraceBuilder::Id(const std::string& name) const {
 
 TraceBuilder& TraceBuilder::Tensor(const std::string& name, TensorKind kind, int64_t bytes,
                                    const std::string& alias_of) {
-  spillway::Tensor tensor{name, kind, {bytes}, Bytes(bytes), std::nullopt};
+  traces::Tensor tensor{name, kind, {bytes}, Bytes(bytes), std::nullopt};
   if (!alias_of.empty()) tensor.alias_of = Id(alias_of);
   trace_.tensors.push_back(std::move(tensor));
   return *this;
@@ -84,7 +84,7 @@ TraceBuilder& TraceBuilder::Op(const std::string& name, Phase phase,
     trace_.layers.push_back({layer_name, type});
     found = std::prev(trace_.layers.end());
   }
-  spillway::Op op;
+  traces::Op op;
   op.name = name;
   op.layer = static_cast<LayerId>(found - trace_.layers.begin());
   op.type = type;

@@ -13,7 +13,7 @@
 #include "tests/testing/reference.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::testing {
 
 using reference::Array;
 using Values = std::vector<float>;
@@ -209,6 +209,6 @@ inline BackwardCase AddingTo(BackwardCase made, const BackwardMode& mode, const 
   return made;
 }
 
-}  // namespace spillway
+}  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_TESTING_KERNEL_CASES_H_

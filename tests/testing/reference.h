@@ -11,7 +11,7 @@
 #include <ostream>
 #include <vector>
 
-namespace spillway::reference {
+namespace spillway::testing::reference {
 
 using Array = std::vector<double>;
 
@@ -224,6 +224,6 @@ inline Array Softmax(const Array& x, int classes) {
   return y;
 }
 
-}  // namespace spillway::reference
+}  // namespace spillway::testing::reference
 
 #endif  // SPILLWAY_TESTS_TESTING_REFERENCE_H_

@@ -19,7 +19,9 @@
 #include <type_traits>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 // The weight of entries that are never searched by weight.
 struct NoWeight {
@@ -227,6 +229,6 @@ class ChunkedSet {
   [[no_unique_address]] std::conditional_t<kWeighs, std::vector<WeightValue>, Nothing> largest_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_CHUNKED_SET_H_

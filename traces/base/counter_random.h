@@ -17,7 +17,9 @@
 #define SPILLWAY_HOST_DEVICE
 #endif
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 struct Philox4 {
   uint32_t word[4];
@@ -71,6 +73,6 @@ SPILLWAY_HOST_DEVICE constexpr int32_t RandomLabel(uint64_t seed, int64_t elemen
                               static_cast<uint32_t>(classes));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_COUNTER_RANDOM_H_

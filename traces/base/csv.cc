@@ -1,6 +1,6 @@
 #include "traces/base/csv.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 std::vector<std::string> SplitCsv(std::string_view line) {
   std::vector<std::string> fields(1);
@@ -30,4 +30,4 @@ std::string CsvField(std::string_view text) {
   return quoted + "\"";
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -10,7 +10,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Returns the fields of one line, without a line end. A field may be enclosed in quotes; two quotes
 // inside it stand for one. Carriage returns are dropped. Throws `InputError` if a quote is left
@@ -32,6 +32,6 @@ void ForEachCsvLine(std::string_view text, const std::string& origin, const Visi
 // Returns the field as it is spelled in a file, in quotes if it needs them.
 std::string CsvField(std::string_view text);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_CSV_H_

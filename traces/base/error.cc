@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Returns the number of insertions, deletions, replacements and swaps of neighbours that turn one
@@ -115,4 +115,4 @@ void CheckFailed(const char* file, int line, const char* condition) {
   std::abort();
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

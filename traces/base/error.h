@@ -14,7 +14,9 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 class Error : public std::runtime_error {
  public:
@@ -82,9 +84,10 @@ std::string Printable(std::string_view text);
 // Prints the place and the condition, and aborts. Called for bugs only.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
-#define SPILLWAY_CHECK(condition) \
-  (static_cast<bool>(condition) ? void(0) : ::spillway::CheckFailed(__FILE__, __LINE__, #condition))
+#define SPILLWAY_CHECK(condition)         \
+  (static_cast<bool>(condition) ? void(0) \
+                                : ::spillway::traces::CheckFailed(__FILE__, __LINE__, #condition))
 
 #endif  // SPILLWAY_TRACES_BASE_ERROR_H_

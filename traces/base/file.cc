@@ -18,7 +18,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr std::string_view kZstdMagic("\x28\xb5\x2f\xfd", 4);
@@ -297,4 +297,4 @@ void WriteFile(const std::filesystem::path& path, std::string_view contents) {
 
 void CheckWritable(const std::filesystem::path& path) { const TemporaryFile file(path); }
 
-}  // namespace spillway
+}  // namespace spillway::traces

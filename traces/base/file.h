@@ -9,7 +9,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Returns the contents of `path`, decompressed if they start with the magic number of Zstandard or
 // gzip. Throws `InputError` if the file is missing, is a directory, is truncated or is larger than
@@ -37,6 +37,6 @@ void WriteFile(const std::filesystem::path& path, std::string_view contents);
 // its work, not after it.
 void CheckWritable(const std::filesystem::path& path);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_FILE_H_

@@ -12,7 +12,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct JsonNode {
   simdjson::ondemand::value value;
@@ -381,4 +381,4 @@ void JsonDocument::FailMissing(std::string_view key) const {
   Fail(fmt::format("the key '{}' is missing", key));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -21,7 +21,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct JsonNode;  // a value of a document, as the parser sees it
 
@@ -184,6 +184,6 @@ std::string JsonExcerpt(std::string_view text);
 
 bool IsUtf8(std::string_view text);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_JSON_H_

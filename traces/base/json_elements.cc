@@ -8,7 +8,7 @@
 #include "traces/base/file.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr size_t kLargestElement = size_t{256} << 20;
@@ -199,4 +199,4 @@ std::optional<size_t> JsonElements::FindEnd() {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -15,7 +15,7 @@
 
 #include "traces/base/text_stream.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class JsonElements {
  public:
@@ -71,6 +71,6 @@ class JsonElements {
   bool truncated_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_JSON_ELEMENTS_H_

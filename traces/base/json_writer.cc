@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Appends the comma, line break and blanks between the last piece and the next one.
 void JsonWriter::Separate() {
@@ -111,4 +111,4 @@ void AppendJsonString(std::string& out, std::string_view text) {
   out += '"';
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -17,7 +17,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class JsonWriter {
  public:
@@ -86,6 +86,6 @@ class JsonWriter {
 // outside ASCII unchanged.
 void AppendJsonString(std::string& out, std::string_view text);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_JSON_WRITER_H_

@@ -9,7 +9,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 namespace {
 
@@ -138,4 +138,4 @@ Specification ParseSpecification(std::string_view kind, std::string_view text) {
   return specification;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

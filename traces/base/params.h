@@ -21,7 +21,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // A parameter as declared by the code that read it.
 struct ParamInfo {
@@ -92,6 +92,6 @@ Specification ParseSpecification(std::string_view kind, std::string_view text);
 // none.
 size_t FindComma(std::string_view text);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_PARAMS_H_

@@ -18,7 +18,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr uint64_t kLongestHeader = uint64_t{16} << 20;
@@ -197,4 +197,4 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : origin_(pa
   tensors_ = ParseSafetensors({mapping_.get(), size}, origin_);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

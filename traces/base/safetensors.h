@@ -17,7 +17,9 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 struct StoredTensor {
   std::string type;  // as the format spells it: "F32"
@@ -54,6 +56,6 @@ class SafetensorsFile {
   StoredTensors tensors_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_SAFETENSORS_H_

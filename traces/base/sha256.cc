@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // The first 32 bits of the fractional parts of the cube roots of the first 64 primes (4.2.2).
@@ -70,4 +70,4 @@ std::string Sha256(std::string_view text) {
   return digest;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -6,11 +6,13 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 // Returns the digest in 64 lower-case hexadecimal digits.
 std::string Sha256(std::string_view text);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_SHA256_H_

@@ -14,7 +14,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr size_t kPiece = size_t{1} << 20;
@@ -142,4 +142,4 @@ bool TextStream::Read(std::string& text) {
   return got > 0;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -11,7 +11,9 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 class TextStream {
  public:
@@ -37,6 +39,6 @@ class TextStream {
   std::unique_ptr<Decoder> decoder_;  // nullptr: the whole text is in `given_`
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_TEXT_STREAM_H_

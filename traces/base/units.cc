@@ -10,7 +10,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 struct Unit {
@@ -157,4 +157,4 @@ std::string FormatBytes(Bytes size, Bytes beside) {
 
 std::string FormatDuration(Duration time) { return FormatQuantity(time.picoseconds(), kTimeUnits); }
 
-}  // namespace spillway
+}  // namespace spillway::traces

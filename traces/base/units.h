@@ -13,7 +13,9 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 // The type of products of bytes and picoseconds, which overflow 64 bits.
 __extension__ using Int128 = __int128;
@@ -124,6 +126,6 @@ std::string FormatBytes(Bytes size);
 std::string FormatBytes(Bytes size, Bytes beside);
 std::string FormatDuration(Duration time);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_BASE_UNITS_H_

@@ -15,7 +15,7 @@
 #include "traces/base/units.h"
 #include "traces/import/how_to_record.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using simdjson::ondemand::array;
@@ -381,4 +381,4 @@ ExecutionTrace ReadExecutionTrace(TextStream& stream) {
   return trace;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -15,7 +15,7 @@
 #include "traces/base/text_stream.h"
 #include "traces/ops/data_type.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct ExecutionTrace {
   struct TensorRef {
@@ -51,6 +51,6 @@ struct ExecutionTrace {
 // Throws `InputError` if the stream is not an execution trace or none of its nodes can be read.
 ExecutionTrace ReadExecutionTrace(TextStream& stream);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_EXECUTION_TRACE_H_

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace spillway {
+namespace spillway::traces {
 
 inline constexpr std::string_view kHowToRecord = R"(
 Both files must be recorded during the same step, with PyTorch 2.4 or later:
@@ -15,6 +15,6 @@ Both files must be recorded during the same step, with PyTorch 2.4 or later:
                record_shapes=True, execution_trace_observer=observer) as p: step()
   p.export_chrome_trace("kineto.json"))";
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_HOW_TO_RECORD_H_

@@ -9,7 +9,7 @@
 #include "traces/base/error.h"
 #include "traces/import/how_to_record.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr uint32_t kNone = StorageTable::kNone;
@@ -327,4 +327,4 @@ int64_t JoinedStep::KernelGap() const {
   return std::min(*middle, kineto_.end / std::ssize(kineto_.activities));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -17,7 +17,7 @@
 #include "traces/import/storages.h"
 #include "traces/ops/op_type.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class JoinedStep {
  public:
@@ -125,6 +125,6 @@ void ForOperands(const JoinedStep::Unit& unit, const Visit& visit) {
   for (const uint32_t storage : unit.extra) visit(nullptr, storage, true);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_JOINED_STEP_H_

@@ -17,7 +17,7 @@
 #include "traces/base/units.h"
 #include "traces/import/how_to_record.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using simdjson::ondemand::object;
@@ -334,4 +334,4 @@ class Reader {
 
 KinetoTrace ReadKineto(TextStream& stream) { return Reader(stream).Read(); }
 
-}  // namespace spillway
+}  // namespace spillway::traces

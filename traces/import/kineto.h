@@ -15,7 +15,7 @@
 
 #include "traces/base/text_stream.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct KinetoTrace {
   struct Operator {
@@ -63,6 +63,6 @@ struct KinetoTrace {
 // processes. Numbers and times may be strings.
 KinetoTrace ReadKineto(TextStream& stream);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_KINETO_H_

@@ -7,7 +7,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Node = ExecutionTrace::Node;
@@ -172,4 +172,4 @@ bool Writes(const Node& node, uint32_t argument) {
   return false;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

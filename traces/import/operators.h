@@ -9,7 +9,7 @@
 #include "traces/import/execution_trace.h"
 #include "traces/ops/op_type.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Returns the type of the operator that a node ran. Returns `kOther` for operators that mostly move
 // bytes.
@@ -26,6 +26,6 @@ bool OnlyAllocates(const ExecutionTrace::Node& node);
 // ("Tensor(a!) self"). `argument` is a `TensorRef::argument`.
 bool Writes(const ExecutionTrace::Node& node, uint32_t argument);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_OPERATORS_H_

@@ -14,7 +14,7 @@
 #include "traces/import/operators.h"
 #include "traces/logs/open_log.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using TensorRef = ExecutionTrace::TensorRef;
@@ -435,4 +435,4 @@ SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, const KinetoTrace& 
   return peaks;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

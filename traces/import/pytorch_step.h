@@ -23,7 +23,7 @@
 #include "traces/import/kineto.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct ImportOptions {
   std::string network;  // "gpt2"; the trace's name is "gpt2:4"
@@ -75,6 +75,6 @@ int64_t RequestsOf(const KinetoTrace& kineto);
 // or has fewer requests than the profile.
 SnapshotPeaks PeaksOf(const std::filesystem::path& snapshot, const KinetoTrace& kineto);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_PYTORCH_STEP_H_

@@ -9,7 +9,7 @@
 #include "traces/base/file.h"
 #include "traces/base/json.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Value = JsonDocument::Value;
@@ -78,4 +78,4 @@ PyTorchRecording ReadRecordingManifest(const std::filesystem::path& path) {
   return recording;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

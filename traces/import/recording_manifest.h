@@ -9,7 +9,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The files and settings of a recording. The path of a missing file is empty.
 struct PyTorchRecording {
@@ -25,6 +25,6 @@ struct PyTorchRecording {
 // manifest, or if the recording ended before the step was profiled.
 PyTorchRecording ReadRecordingManifest(const std::filesystem::path& path);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_RECORDING_MANIFEST_H_

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using TensorRef = ExecutionTrace::TensorRef;
@@ -146,4 +146,4 @@ int64_t StorageTable::UnnamedBefore() const {
   return std::max<int64_t>(rest, 0);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -19,7 +19,7 @@
 #include "traces/import/execution_trace.h"
 #include "traces/import/kineto.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class StorageTable {
  public:
@@ -83,6 +83,6 @@ class StorageTable {
   int64_t held_before_ = 0, peak_allocated_ = 0, peak_reserved_ = 0, unplaced_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_IMPORT_STORAGES_H_

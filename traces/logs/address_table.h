@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::traces {
 
 template <typename Value>
 class AddressTable {
@@ -82,6 +82,6 @@ class AddressTable {
   size_t size_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_ADDRESS_TABLE_H_

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::traces {
 
 class BlockNumbers {
  public:
@@ -24,6 +24,6 @@ class BlockNumbers {
   uint32_t end_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_BLOCK_NUMBERS_H_

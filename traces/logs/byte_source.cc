@@ -11,7 +11,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -84,4 +84,4 @@ void ByteSource::Fail(uint64_t offset, std::string_view message) const {
   throw InputError(fmt::format("{}: byte {}: {}", origin_, offset, message));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+namespace spillway::traces {
 
 class ByteSource {
  public:
@@ -76,6 +76,6 @@ class ByteSource {
   uint64_t size_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_BYTE_SOURCE_H_

@@ -20,7 +20,7 @@
 #include "traces/base/units.h"
 #include "traces/logs/stack.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct MemoryEvent {
   enum class Kind : uint8_t {
@@ -121,6 +121,6 @@ class MemoryLog {
   virtual void Walk(const std::function<bool(const MemoryEvent&)>& visit) const = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_MEMORY_LOG_H_

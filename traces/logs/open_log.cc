@@ -8,7 +8,7 @@
 #include "traces/logs/pytorch_snapshot.h"
 #include "traces/logs/text_logs.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr char kPickleProto = '\x80';
@@ -47,4 +47,4 @@ std::unique_ptr<MemoryLog> OpenMemoryLog(const std::filesystem::path& path,
   return ParseMemoryLog(ReadFile(path), path.string(), device);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

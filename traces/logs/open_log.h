@@ -10,7 +10,7 @@
 
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Opens a log. Its contents determine its format: a pickle is a PyTorch memory snapshot, JSON is a
 // file of `spillway run --export decisions`, and the header of a CSV file tells RMM logs from
@@ -22,6 +22,6 @@ std::unique_ptr<MemoryLog> OpenMemoryLog(const std::filesystem::path& path,
 std::unique_ptr<MemoryLog> ParseMemoryLog(std::string contents, const std::string& origin,
                                           std::optional<int> device = std::nullopt);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_OPEN_LOG_H_

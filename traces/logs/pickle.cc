@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Kind = PickleValue::Kind;
@@ -444,4 +444,4 @@ PickleValue ReadPickle(ByteSource& source, PickleHandler& handler) {
   return Reader(source, handler).Read();
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -16,7 +16,7 @@
 
 #include "traces/logs/byte_source.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 struct PickleValue {
   enum class Kind : uint8_t {
@@ -72,6 +72,6 @@ class PickleHandler {
 // `InputError` with the offset.
 PickleValue ReadPickle(ByteSource& source, PickleHandler& handler);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_PICKLE_H_

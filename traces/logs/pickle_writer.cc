@@ -2,7 +2,7 @@
 
 #include <bit>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Appends the low `count` bytes of `value` in little-endian order.
@@ -53,4 +53,4 @@ PickleWriter& PickleWriter::PutString(std::string_view text) {
   return *this;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

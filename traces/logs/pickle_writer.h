@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::traces {
 
 class PickleWriter {
  public:
@@ -45,6 +45,6 @@ class PickleWriter {
   std::map<std::string, uint32_t, std::less<>> memo_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_PICKLE_WRITER_H_

@@ -15,7 +15,7 @@
 #include "traces/logs/byte_source.h"
 #include "traces/logs/snapshot_records.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Action = SnapshotAction;
@@ -533,4 +533,4 @@ std::unique_ptr<MemoryLog> ParsePyTorchSnapshot(std::string contents, const std:
   return std::make_unique<PyTorchSnapshot>(origin, std::move(contents), device);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

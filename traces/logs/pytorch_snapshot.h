@@ -20,7 +20,7 @@
 
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Open a snapshot. Throw `InputError` with the message "path: byte 12: message".
 std::unique_ptr<MemoryLog> OpenPyTorchSnapshot(const std::filesystem::path& path,
@@ -28,6 +28,6 @@ std::unique_ptr<MemoryLog> OpenPyTorchSnapshot(const std::filesystem::path& path
 std::unique_ptr<MemoryLog> ParsePyTorchSnapshot(std::string contents, const std::string& origin,
                                                 std::optional<int> device);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_PYTORCH_SNAPSHOT_H_

@@ -19,7 +19,7 @@
 #include "traces/base/json.h"
 #include "traces/logs/pickle.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Kind = PickleValue::Kind;
@@ -633,4 +633,4 @@ SnapshotRecords ReadSnapshotRecords(ByteSource& source,
   return handler.Finish(root);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -14,7 +14,7 @@
 #include "traces/logs/byte_source.h"
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 enum class SnapshotAction : uint8_t {
   kAlloc,
@@ -74,6 +74,6 @@ SnapshotRecords ReadSnapshotRecords(ByteSource& source,
                                     const std::function<bool(const SnapshotEvent&)>& visit,
                                     bool frames = false);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_SNAPSHOT_RECORDS_H_

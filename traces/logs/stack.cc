@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Directories of PyTorch, and files without their extensions, by which a checkout of its source is
@@ -129,4 +129,4 @@ std::vector<const StackFrame*> CallsOf(const Stack& stack) {
   return calls;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

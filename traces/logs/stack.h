@@ -9,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
-namespace spillway {
+#include "traces/base/namespaces.h"
+
+namespace spillway::traces {
 
 struct StackFrame {
   std::string file;
@@ -45,6 +47,6 @@ const StackFrame* OperatorOf(const Stack& stack);
 // calls other code.
 std::vector<const StackFrame*> CallsOf(const Stack& stack);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_STACK_H_

@@ -15,7 +15,7 @@
 #include "traces/logs/address_table.h"
 #include "traces/logs/block_numbers.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 60;
@@ -352,4 +352,4 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
   return std::make_unique<StoredLog>("decisions", std::move(events), std::move(names));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -16,7 +16,7 @@
 
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Parse a log. Throw `InputError` with the message "origin:line:column: message". RMM logs are
 // checked while they are walked, the others at once.
@@ -28,6 +28,6 @@ std::unique_ptr<MemoryLog> ParseDecisionsLog(std::string_view contents, const st
 bool IsRmmHeader(std::string_view line);
 bool IsStaticHeader(std::string_view line);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOGS_TEXT_LOGS_H_

@@ -8,7 +8,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Returns the output extent of a sliding window. Throws `InputError` if no window fits.
@@ -412,4 +412,4 @@ LayerNode Network::ConvNormRelu(const std::string& name, LayerNode x, const Conv
   return Relu(name + ".relu", ConvNorm(name, x, spec));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

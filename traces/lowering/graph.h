@@ -17,7 +17,7 @@
 
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The extent of one sample's activation. A vector has height and width 1. A sequence is `length`
 // such vectors, one behind the other; other activations have length 0.
@@ -192,6 +192,6 @@ class Network {
   std::vector<Node> nodes_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_GRAPH_H_

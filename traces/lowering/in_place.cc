@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace spillway {
+namespace spillway::traces {
 bool InPlaceRules::IsForked(LayerNode node) const {
   return preset_.forks != Forks::kShare && ConsumerCount(node) > 1 && type(node) != OpType::kInput;
 }
@@ -70,4 +70,4 @@ bool InPlaceRules::MayShareOneGradient(const std::vector<LayerNode>& operands) c
   return after == 1;  // only the sum
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

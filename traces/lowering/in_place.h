@@ -14,7 +14,7 @@
 #include "traces/lowering/graph.h"
 #include "traces/lowering/preset.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class InPlaceRules {
  public:
@@ -54,6 +54,6 @@ class InPlaceRules {
   const bool training_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_IN_PLACE_H_

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 TensorKind KindOf(Role role) {
@@ -140,4 +140,4 @@ void LayerTensors::AddOperands(LayerNode node, const Op& op, const OperandList& 
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

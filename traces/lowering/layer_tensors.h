@@ -17,7 +17,7 @@
 #include "traces/lowering/graph.h"
 #include "traces/lowering/lowered_trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 inline constexpr std::array kParameters{Role::kWeight, Role::kBias};
 
@@ -105,6 +105,6 @@ class LayerTensors {
   std::vector<Value> values_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_LAYER_TENSORS_H_

@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Throws `InputError` if the tensor would have more than 2^56 elements.
@@ -159,4 +159,4 @@ std::string LoweredTrace::PrecisionOf(const Op& op) const {
   return precision;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

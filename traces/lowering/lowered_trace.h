@@ -15,7 +15,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 class LoweredTrace {
  public:
@@ -76,6 +76,6 @@ class LoweredTrace {
   std::vector<TensorId> roots_;  // `Trace::Root` of each tensor, cached for long chains
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_LOWERED_TRACE_H_

@@ -18,7 +18,7 @@
 #include "traces/lowering/updates.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 Arithmetic ArithmeticOf(Precision precision) {
@@ -437,4 +437,4 @@ Bytes FftBaselineWorkspace(const Trace& trace) {
   return largest;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

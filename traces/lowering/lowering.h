@@ -18,7 +18,7 @@
 #include "traces/lowering/preset.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The types of tensors and the arithmetic of matrix products.
 enum class Precision : uint8_t {
@@ -93,6 +93,6 @@ Trace LowerNetwork(const Network& network, const LoweringOptions& options, const
 // the formulas are in section 1.6 of the accounting of vDNN++.
 Bytes FftBaselineWorkspace(const Trace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_LOWERING_H_

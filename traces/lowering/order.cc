@@ -5,7 +5,7 @@
 #include <iterator>
 #include <numeric>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Boost.Graph's order is the reverse of that in which its search leaves the layers, so that what
@@ -33,4 +33,4 @@ std::vector<LayerNode> ExecutionOrder(const Network& network, Order order) {
   return nodes;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

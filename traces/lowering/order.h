@@ -8,7 +8,7 @@
 
 #include "traces/lowering/graph.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 enum class Order : uint8_t {
   kConstruction,  // the order in which the network was built
@@ -24,6 +24,6 @@ enum class Order : uint8_t {
 // size of the graph, without recursion.
 std::vector<LayerNode> ExecutionOrder(const Network& network, Order order);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_ORDER_H_

@@ -2,7 +2,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 bool Preset::HasAny(Rules rules) const {
   Rules own = 0;
@@ -61,4 +61,4 @@ const Preset& FindPreset(std::string_view name) {
   throw UsageError(UnknownName("preset", name, names));
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

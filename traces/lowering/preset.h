@@ -14,7 +14,7 @@
 #include "traces/lowering/order.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 enum class Update : uint8_t {
   kSeparate,  // gradients of all parameters live until an SGD-with-momentum step after backward
@@ -64,6 +64,6 @@ const std::vector<Preset>& Presets();
 // Returns the preset of this name. Throws a `UsageError` with a suggestion and the valid names.
 const Preset& FindPreset(std::string_view name);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_PRESET_H_

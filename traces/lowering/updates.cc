@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using Parameter = TrainedLayer::Parameter;
@@ -116,4 +116,4 @@ void AddUpdates(const std::vector<TrainedLayer>& layers, OpType rule,
   for (const TrainedLayer& layer : layers) updates.Update(layer);
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

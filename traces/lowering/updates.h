@@ -9,7 +9,7 @@
 
 #include "traces/lowering/lowered_trace.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The parameters of a layer, each with its complete gradient. A tied weight belongs to one layer
 // only.
@@ -31,6 +31,6 @@ struct TrainedLayer {
 void AddUpdates(const std::vector<TrainedLayer>& layers, OpType rule,
                 std::optional<double> clip_norm, LoweredTrace& trace);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_LOWERING_UPDATES_H_

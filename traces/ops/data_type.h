@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::traces {
 
 // The type of a tensor's elements, with the names of PyTorch.
 enum class DataType : uint8_t {
@@ -48,6 +48,6 @@ constexpr std::string_view Name(Arithmetic arithmetic) {
   return kArithmeticNames[static_cast<size_t>(arithmetic)];
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_OPS_DATA_TYPE_H_

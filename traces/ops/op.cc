@@ -6,7 +6,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 int64_t Op::flops() const {
   int64_t total = 0;
@@ -64,4 +64,4 @@ bool Op::Accumulates(size_t output) const {
   return output < 64 && ((mask >> output) & 1) != 0;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

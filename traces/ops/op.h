@@ -15,7 +15,7 @@
 #include "traces/ops/data_type.h"
 #include "traces/ops/op_type.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // Indices into `Trace::tensors`, `Trace::ops` and `Trace::layers`.
 enum class TensorId : uint32_t {};
@@ -113,6 +113,6 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_OPS_OP_H_

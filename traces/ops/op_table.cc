@@ -8,7 +8,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 using enum Role;
@@ -548,4 +548,4 @@ size_t ParameterCount(const Op& op, size_t inputs, size_t outputs) {
   return inputs / in;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -19,7 +19,7 @@
 
 #include "traces/ops/op.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The role of an operand in its op. The role of a gradient follows the role of its operand.
 enum class Role : uint8_t {
@@ -235,6 +235,6 @@ void RequireExecutableOnGpu(const Op& op);
 // operands do not make up a whole number of parameters.
 size_t ParameterCount(const Op& op, size_t inputs, size_t outputs);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_OPS_OP_TABLE_H_

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::traces {
 
 // The function that a layer or an op computes; ops/op_table.h has a row for each. The last three
 // are for ops of imported traces, which have recorded costs but no implementation in the backends.
@@ -93,6 +93,6 @@ constexpr size_t Index(OpType type) { return static_cast<size_t>(type); }
 constexpr std::string_view Name(OpType type) { return kOpTypeNames[Index(type)]; }
 constexpr std::string_view Name(Phase phase) { return kPhaseNames[static_cast<size_t>(phase)]; }
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_OPS_OP_TYPE_H_

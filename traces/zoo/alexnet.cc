@@ -5,7 +5,7 @@
 
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Five convolutions, with a pool behind the first, second and fifth, and a classifier of three
@@ -96,4 +96,4 @@ Network BuildOverFeat(std::string name, int64_t image) {
        /*width=*/3072});
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -4,7 +4,7 @@
 
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 Network BuildConstructed(std::string name, int64_t image, int repetitions) {
   Network net(std::move(name), {3, image, image});
@@ -19,4 +19,4 @@ Network BuildConstructed(std::string name, int64_t image, int repetitions) {
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

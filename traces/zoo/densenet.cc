@@ -7,7 +7,7 @@
 #include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 ConvSpec Unbiased(int64_t channels, int64_t kernel, int64_t stride = 1) {
@@ -62,4 +62,4 @@ Network BuildDenseNet(std::string name, int64_t image, const DenseNetSpec& spec)
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

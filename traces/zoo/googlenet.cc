@@ -4,7 +4,7 @@
 
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Output channels of the branches of one inception module. Szegedy et al. 2015, table 1.
@@ -54,4 +54,4 @@ Network BuildGoogLeNet(std::string name, int64_t image) {
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -4,7 +4,7 @@
 
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // The modules of Inception v4, named as in Szegedy et al. 2017, figures 3 to 9.
@@ -124,4 +124,4 @@ Network BuildInceptionV4(std::string name, int64_t image, Normalization normaliz
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -6,7 +6,7 @@
 
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 ConvSpec Unbiased(int64_t channels, int64_t kernel, int64_t stride = 1) {
@@ -58,4 +58,4 @@ Network BuildResNet(std::string name, int64_t image, ResidualBlock block,
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

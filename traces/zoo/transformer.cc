@@ -7,7 +7,7 @@
 #include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 // Builds the parts that the families share.
@@ -138,4 +138,4 @@ Network BuildLlama(std::string name, int64_t length, const LlamaSpec& spec, Atte
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -6,7 +6,7 @@
 #include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 Network BuildVgg(std::string name, int64_t image, const std::vector<int>& convs) {
   constexpr std::array<int64_t, 5> kChannels{64, 128, 256, 512, 512};
@@ -27,4 +27,4 @@ Network BuildVgg(std::string name, int64_t image, const std::vector<int>& convs)
   return net;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

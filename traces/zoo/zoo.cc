@@ -10,7 +10,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::traces {
 namespace {
 
 constexpr int64_t kLargestImage = 4096;
@@ -462,4 +462,4 @@ Workload ParseWorkload(std::string_view text) {
   return workload;
 }
 
-}  // namespace spillway
+}  // namespace spillway::traces

@@ -12,7 +12,7 @@
 
 #include "traces/lowering/graph.h"
 
-namespace spillway {
+namespace spillway::traces {
 
 // The largest batch of a workload, and the largest number of blocks of a stage or of repetitions.
 inline constexpr int64_t kLargestBatch = 65536;
@@ -152,6 +152,6 @@ struct LlamaSpec {
 };
 Network BuildLlama(std::string name, int64_t length, const LlamaSpec& spec, AttentionKind kind);
 
-}  // namespace spillway
+}  // namespace spillway::traces
 
 #endif  // SPILLWAY_TRACES_ZOO_ZOO_H_

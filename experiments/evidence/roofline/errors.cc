@@ -23,7 +23,7 @@
 #include "traces/base/error.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The presets under which operations are recorded.
@@ -234,4 +234,4 @@ Device FitEfficiencies(const Device& device, const std::vector<Sample>& samples)
   return fitted;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

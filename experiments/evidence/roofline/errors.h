@@ -14,7 +14,7 @@
 #include "sim/core/device.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 enum class RecordedKind : uint8_t { kImages, kTransformers };
 
@@ -79,6 +79,6 @@ Duration FastestIteration(const Trace& trace, const CostModel& cost);
 // the efficiency is the one with the least mean absolute log error of time, to three digits.
 Device FitEfficiencies(const Device& device, const std::vector<Sample>& samples);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_EVIDENCE_ROOFLINE_ERRORS_H_

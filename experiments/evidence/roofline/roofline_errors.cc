@@ -22,7 +22,7 @@
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 void PrintErrors(const std::vector<std::string>& workloads, const std::vector<Sample>& samples,
@@ -91,15 +91,15 @@ int Main(const std::vector<std::string>& args) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::lab
 
 int main(int argc, char** argv) {
   try {
-    return spillway::Main({argv + 1, argv + argc});
-  } catch (const spillway::UsageError& error) {
+    return spillway::lab::Main({argv + 1, argv + argc});
+  } catch (const spillway::lab::UsageError& error) {
     fmt::print(stderr, "roofline_errors: {}\n", error.what());
     return 2;
-  } catch (const spillway::InputError& error) {
+  } catch (const spillway::lab::InputError& error) {
     fmt::print(stderr, "roofline_errors: {}\n", error.what());
     return 3;
   }

@@ -6,7 +6,7 @@
 
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 class Recorder {
@@ -101,4 +101,4 @@ AllocationLog RequestsOfFirst(const Trace& trace, int iterations) {
   return Recorder(trace).Run(iterations);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -10,13 +10,13 @@
 #include "sim/packing/allocation_log.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the requests before the first iteration, if the recording knows them, and those of the
 // first `iterations` iterations: each storage, allocated until the recorded program freed it, and
 // the workspace of each op. REQUIRES: the trace has a recording.
 AllocationLog RequestsOfFirst(const Trace& trace, int iterations);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIRST_ITERATIONS_H_

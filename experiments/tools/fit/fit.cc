@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/blocks.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 double TimePerSample(const FitRow& row) {
@@ -279,4 +279,4 @@ std::vector<FitRow> RowsOf(const std::vector<Fit>& fits) {
   return rows;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

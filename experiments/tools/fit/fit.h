@@ -17,7 +17,7 @@
 #include "experiments/tools/fit/fit_row.h"
 #include "experiments/tools/fit/question.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct Fit {
   FitRow as_it_is;               // the unchanged workload
@@ -45,6 +45,6 @@ Columns<FitRow> FitColumns();
 // or any number if it is 0.
 std::string FormatFits(const std::vector<Fit>& fits, size_t width);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_H_

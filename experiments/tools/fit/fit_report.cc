@@ -13,7 +13,7 @@
 #include "experiments/output/wrap.h"
 #include "experiments/tools/fit/fit.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The number of policies of research that the table of a workload shows.
@@ -337,4 +337,4 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

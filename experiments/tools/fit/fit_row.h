@@ -14,7 +14,7 @@
 #include "experiments/output/run_result.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct FitWorkload {
   std::string name;                    // as the user gave it
@@ -71,6 +71,6 @@ struct FitOptions {
   int jobs = 0;  // threads; 0 means one per core. The rows do not depend on it.
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_FIT_ROW_H_

@@ -18,7 +18,7 @@
 #include "traces/base/error.h"
 #include "traces/blocks.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using RowAt = std::function<std::optional<FitRow>(int64_t value)>;
@@ -214,4 +214,4 @@ std::string FormatLargest(const std::vector<Largest>& results, size_t width) {
   return text;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

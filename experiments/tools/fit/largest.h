@@ -13,7 +13,7 @@
 #include "experiments/tools/fit/fit_row.h"
 #include "experiments/tools/fit/question.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The largest value that the search tries.
 inline constexpr int64_t kLargestValue = 1 << 20;
@@ -37,6 +37,6 @@ Columns<Largest> LargestColumns();
 // Returns a table for people of the results of workloads on devices.
 std::string FormatLargest(const std::vector<Largest>& results, size_t width);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_LARGEST_H_

@@ -11,7 +11,7 @@
 #include "policies/recorded/pytorch_plans.h"
 #include "traces/blocks.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 bool IsNumber(std::string_view text) {
@@ -174,4 +174,4 @@ PyTorchRemedy LossInChunks(int64_t chunks) {
                       chunks)};
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -12,7 +12,7 @@
 #include "experiments/changes/other_batch.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
@@ -54,6 +54,6 @@ PyTorchRemedy LossInChunks(int64_t chunks);
 // "h.0" to "h.4" if `all`, the names of all blocks of the model, has more of them.
 std::string ModulesOf(std::span<const std::string> blocks, std::span<const std::string> all);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_PYTORCH_REMEDIES_H_

@@ -15,7 +15,7 @@
 #include "traces/blocks.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=true"};
@@ -363,4 +363,4 @@ std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part) {
   return row;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -15,7 +15,7 @@
 #include "experiments/tools/fit/fit_row.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns the workload at another batch, as the function of other_batch.h does; a network of the
 // program keeps the options of its text.
@@ -97,6 +97,6 @@ std::vector<FixedChange> FixedChanges(const Trace& trace);
 // batch of which that of the question is a multiple, at least twice as large.
 std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_FIT_QUESTION_H_

@@ -13,7 +13,7 @@
 #include "experiments/run/prepare.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns true iff the text is a name that stands for a number: n, or n followed by a digit from 1
@@ -278,4 +278,4 @@ Columns<LimitResult> LimitColumns(LimitQuantity quantity) {
   };
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -19,7 +19,7 @@
 #include "experiments/run/inputs.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The number in which the workloads of a family differ.
 enum class LimitQuantity : uint8_t { kBatch, kDepth, kLength };
@@ -115,6 +115,6 @@ LimitResult FindLimit(const LimitSearch& search, const PolicyChoice& policy,
 
 Columns<LimitResult> LimitColumns(LimitQuantity quantity);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_LIMIT_LIMIT_H_

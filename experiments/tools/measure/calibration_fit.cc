@@ -14,7 +14,7 @@
 #include "sim/cost/records/measurements.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr double kMebibyte = 1 << 20;
@@ -550,4 +550,4 @@ std::string MergeDevice(std::string_view base, const std::string& base_name,
   return out;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -18,7 +18,7 @@
 #include "sim/core/calibration.h"
 #include "sim/core/device.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 enum class Unit : uint8_t {
   kBytes,
@@ -80,6 +80,6 @@ bool Describes(const Device& device, std::string_view gpu);
 // no device describes the GPU, and the capability of the GPU or of every device is unknown.
 const Device* NearestDevice(std::span<const Device> devices, const Machine& machine);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_CALIBRATION_FIT_H_

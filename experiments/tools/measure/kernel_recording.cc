@@ -16,7 +16,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // Returns the way to choose micro-batches that has this name, or nullopt if none has.
@@ -213,4 +213,4 @@ CostTable TableFromStore(const BenchmarkStore& store, const KernelLibrary& libra
   return table;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -23,7 +23,7 @@
 #include "sim/cost/records/benchmark_store.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The signature and the batch of an entry.
 using EntryKey = std::pair<std::string, int64_t>;
@@ -97,6 +97,6 @@ class CostRecording {
 CostTable TableFromStore(const BenchmarkStore& store, const KernelLibrary& library,
                          std::string_view workload, std::span<const Trace> traces);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_KERNEL_RECORDING_H_

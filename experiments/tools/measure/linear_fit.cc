@@ -9,7 +9,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr size_t kLeastPoints = 3;
@@ -102,4 +102,4 @@ LinearFit FitLine(std::span<const Point> points, std::string_view what) {
   return {solution[0], solution[1] / scale, errors.mean(), errors.maxCoeff(), points.size()};
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::lab {
 
 struct Point {
   double x = 0;
@@ -32,6 +32,6 @@ struct LinearFit {
 // two distinct x, and every point is finite with x >= 0 and y > 0.
 LinearFit FitLine(std::span<const Point> points, std::string_view what);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_LINEAR_FIT_H_

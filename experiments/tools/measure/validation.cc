@@ -15,7 +15,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 Duration LengthOf(const Interval& interval) { return interval.end - interval.start; }
@@ -330,4 +330,4 @@ void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::st
   require("arithmetic", provenance.math, math);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

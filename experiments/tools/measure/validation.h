@@ -14,7 +14,7 @@
 #include "experiments/run/run.h"
 #include "sim/core/cost_table.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct Validation {
   Outcome predicted;
@@ -94,6 +94,6 @@ Columns<ValidatedCommand> CommandColumns();
 void CheckProvenance(const Provenance& provenance, std::string_view gpu, std::string_view cudnn,
                      std::string_view math);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_MEASURE_VALIDATION_H_

@@ -14,7 +14,7 @@
 #include "policies/recorded/step_search.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // One part in so many of a GPU's budget is left free.
@@ -357,4 +357,4 @@ std::string StepPlanner::Format(const PlannedStep& planned) const {
                         planned.prediction);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -16,7 +16,7 @@
 #include "policies/recorded/step_search.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The least memory that any plan needs, and the op that needs it. All optimizer state that can be
 // on the host is there.
@@ -101,6 +101,6 @@ class StepPlanner {
   Report eager_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_PLAN_STEP_CURVE_H_

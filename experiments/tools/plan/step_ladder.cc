@@ -13,7 +13,7 @@
 #include "traces/base/file.h"
 #include "traces/base/json.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Value = JsonDocument::Value;
@@ -188,4 +188,4 @@ std::vector<PlannedStep> StepLadder::In(Bytes memory) const {
   return planned;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

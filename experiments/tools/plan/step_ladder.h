@@ -13,7 +13,7 @@
 #include "traces/base/units.h"
 #include "traces/trace.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The numbers of a recorded step whose inputs have other sizes (`sizes` in traces/FORMAT.md).
 struct StepSize {
@@ -65,6 +65,6 @@ class StepLadder {
   std::vector<Rung> rungs_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_PLAN_STEP_LADDER_H_

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 std::optional<StackFrame> Copy(const StackFrame* frame) {
@@ -192,4 +192,4 @@ std::vector<Caller> FindCallers(const MemoryLog& log, const std::vector<HeldBloc
   return callers;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

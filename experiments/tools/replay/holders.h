@@ -10,7 +10,7 @@
 #include "experiments/tools/replay/replay.h"
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The blocks of a group that were requested by one chain of calls.
 struct CallChain {
@@ -57,6 +57,6 @@ struct Caller {
 // times and that line was not. Each line stands before the lines that it calls, most bytes first.
 std::vector<Caller> FindCallers(const MemoryLog& log, const std::vector<HeldBlock>& held);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_HOLDERS_H_

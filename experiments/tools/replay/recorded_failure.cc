@@ -6,7 +6,7 @@
 
 #include "experiments/output/columns.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr size_t kWidth = 80;
@@ -382,4 +382,4 @@ void PutFailure(JsonWriter& json, const FailureAnalysis& failure) {
   json.EndArray().EndObject();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -15,7 +15,7 @@
 #include "experiments/tools/replay/replay.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The record of the last request of a log that failed.
 struct RecordedFailure {
@@ -88,6 +88,6 @@ void PutFailure(JsonWriter& json, const FailureAnalysis& failure);
 // characters. `indent` spaces begin each line but the first.
 std::string Wrap(std::string_view text, size_t indent = 0);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_RECORDED_FAILURE_H_

@@ -10,7 +10,7 @@
 
 #include "experiments/run/device_specification.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr int64_t kChunks = 8;  // parts in which a loss is computed
@@ -258,4 +258,4 @@ std::vector<FailureRemedy> FindFailureRemedies(const MemoryLog& log,
   return remedies;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -13,7 +13,7 @@
 
 #include "experiments/tools/replay/replay.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns a new allocator with this name for the log, limited to `memory`.
 using AllocatorFactory = std::function<std::unique_ptr<ReplayableAllocator>(
@@ -59,6 +59,6 @@ std::vector<FailureRemedy> FindFailureRemedies(const MemoryLog& log,
                                                const AllocatorFactory& make,
                                                std::vector<Card> cards);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REMEDIES_H_

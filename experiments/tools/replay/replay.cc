@@ -9,7 +9,7 @@
 #include "sim/alloc/planned.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Kind = MemoryEvent::Kind;
@@ -582,4 +582,4 @@ Replayed ReplayLog(const MemoryLog& log, const std::vector<ReplayedAllocator>& a
   return replayed;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -18,7 +18,7 @@
 #include "sim/packing/packing.h"
 #include "traces/logs/memory_log.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `LogSummary` describes the requests of a log, independent of the allocator.
 struct LogSummary {
@@ -166,6 +166,6 @@ std::string PyTorchAsRecorded(const MemoryLog& log);
 std::unique_ptr<ReplayableAllocator> PlannedFor(const MemoryLog& log, Bytes capacity,
                                                 PackingOptions options = {});
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_H_

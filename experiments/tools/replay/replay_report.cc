@@ -9,7 +9,7 @@
 #include "traces/base/csv.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr size_t kShownHolders = 10;
@@ -387,4 +387,4 @@ std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin&
   return json.EndArray().EndObject().Take();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

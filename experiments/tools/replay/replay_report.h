@@ -11,7 +11,7 @@
 #include "experiments/tools/replay/recorded_failure.h"
 #include "experiments/tools/replay/replay.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `Remedy` holds alternatives for an allocator that failed. They were found by trial replays.
 struct Remedy {
@@ -51,6 +51,6 @@ struct ReplayTraceOrigin {
 // Returns the samples as counters in the Chrome/Perfetto format, with one process per allocator.
 std::string FormatReplayTrace(const Replayed& replayed, const ReplayTraceOrigin& origin);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPLAY_REPLAY_REPORT_H_

@@ -94,7 +94,7 @@ bool IsRecorded(const std::string& specification, const MemoryLog& log, const Ca
 }
 
 Replayed Replay(const MemoryLog& log, const std::vector<std::string>& specifications,
-                const Capacity& capacity, const spillway::ReplayOptions& options) {
+                const Capacity& capacity, const lab::ReplayOptions& options) {
   std::vector<std::unique_ptr<ReplayableAllocator>> allocators;
   std::vector<ReplayedAllocator> subjects;
   for (const std::string& specification : specifications) {
@@ -116,7 +116,7 @@ std::vector<std::string> EveryAllocator() {
 
 // Returns a remedy for each allocator that failed, found by trial replays.
 std::vector<Remedy> FindRemedies(const MemoryLog& log, const Replayed& replayed, Bytes memory) {
-  spillway::ReplayOptions options;
+  lab::ReplayOptions options;
   options.unit = replayed.summary.unit;
   std::vector<std::string> others;
   for (const ReplayResult& result :
@@ -221,7 +221,7 @@ int Execute(const ReplayOptions& options, Session& session) {
   if (const std::string remark = log->Remark(); !remark.empty()) session.Remark(remark);
   SkipPlan(*log, specifications, session);
 
-  spillway::ReplayOptions replay;
+  lab::ReplayOptions replay;
   // An output file must depend on its inputs only, so that it holds no measured time.
   if (options.output.empty()) replay.clock = Nanoseconds;
   if (!options.exports.paths.empty()) replay.samples = kSamples;

@@ -14,7 +14,7 @@
 #include "traces/base/file.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 std::string Escaped(std::string_view text) {
@@ -123,4 +123,4 @@ std::string FormatReport(const std::string& title, const std::vector<ReportSecti
       scripts);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `ReportSection` is a part of the page with its data.
 struct ReportSection {
@@ -26,6 +26,6 @@ struct ReportSection {
 // `InputError` if a file of the page cannot be read.
 std::string FormatReport(const std::string& title, const std::vector<ReportSection>& sections);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPORT_PAGE_H_

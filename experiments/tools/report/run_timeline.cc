@@ -18,7 +18,7 @@
 #include "traces/base/error.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 std::string Base64(std::string_view bytes) {
@@ -256,4 +256,4 @@ std::string TimelineJson(const Outcome& outcome, Bytes memory) {
   return Timeline(outcome, memory).Write();
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

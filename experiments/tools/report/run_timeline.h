@@ -8,7 +8,7 @@
 
 #include "experiments/run/prepared.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // Returns a JSON object on one line. Lists are arrays of little-endian numbers in base64; an event
 // takes about 18 bytes of text. Times are in units of 2^-32 of `iteration_ms`:
@@ -28,6 +28,6 @@ namespace spillway {
 // REQUIRES: the run fits.
 std::string TimelineJson(const Outcome& outcome, Bytes memory);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_REPORT_RUN_TIMELINE_H_

@@ -17,7 +17,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 using Kind = ReportSection::Kind;
@@ -114,4 +114,4 @@ ReportSection ReadSource(const std::string& path) {
   return ReadJson(path);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

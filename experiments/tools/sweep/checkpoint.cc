@@ -8,7 +8,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr std::chrono::seconds kInterval{60};
@@ -53,4 +53,4 @@ void Checkpoint::Restore(const std::filesystem::path& copy, const std::filesyste
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 
 #include "experiments/tools/sweep/result_store.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `Checkpoint` keeps a copy of a store up to date.
 class Checkpoint {
@@ -44,6 +44,6 @@ class Checkpoint {
   std::thread watcher_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_CHECKPOINT_H_

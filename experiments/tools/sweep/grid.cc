@@ -14,7 +14,7 @@
 #include "traces/lowering/preset.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr uint64_t kMostCells = uint64_t{1} << 40;
@@ -167,4 +167,4 @@ void Grid::Check() const {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -18,7 +18,7 @@
 #include "experiments/run/case_keys.h"
 #include "experiments/run/pattern.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // An `Experiment` holds the values of each key of `CaseKeys` as the user gave them, before they are
 // split and expanded. A key without values has its default. Workloads have no default and are
@@ -65,6 +65,6 @@ class Grid {
   uint64_t group_ = 1;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_GRID_H_

@@ -21,7 +21,7 @@
 #include "sim/cost/records/sqlite_file.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr int kVersion = 1;  // the user version of the file
@@ -478,4 +478,4 @@ void SweepStore::CopyTo(const std::filesystem::path& to) const {
   throw InputError(fmt::format("{}: cannot be written: {}", to.string(), error.message()));
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

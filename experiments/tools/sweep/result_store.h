@@ -28,7 +28,7 @@
 #include "experiments/output/run_result.h"
 #include "experiments/tools/measure/validation.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // A `CellInput` is an input of a cell's result.
 struct CellInput {
@@ -129,6 +129,6 @@ class SweepStore {
   std::unique_ptr<Connection> connection_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_RESULT_STORE_H_

@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 constexpr int kTries = 5;
@@ -131,4 +131,4 @@ SubmittedJobs Submit(const SlurmJob& job, const Experiment& experiment) {
   return jobs;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -13,7 +13,7 @@
 
 #include "experiments/tools/sweep/grid.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct SlurmJob {
   std::filesystem::path program;    // absolute path of spillway on the nodes
@@ -43,6 +43,6 @@ struct SubmittedJobs {
 // cannot be run, or with the output of sbatch if it refuses a job.
 SubmittedJobs Submit(const SlurmJob& job, const Experiment& experiment);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_SLURM_H_

@@ -29,7 +29,7 @@
 #include "traces/format.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 // The maximum number of cells that a thread takes together. Large portions reduce contention.
@@ -337,4 +337,4 @@ double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience
   return each * static_cast<double>(cells) / ThreadsOf(jobs);
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "experiments/tools/sweep/result_store.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 // The version of the model. It must be incremented with every change that may change a result: in
 // networks and their lowering, the analytic times, the engine, the runtime, the allocators or the
@@ -87,6 +87,6 @@ SweepCounts RunSweep(const Grid& grid, const Shard& shard, SweepStore& store,
 double EstimateSweep(const Grid& grid, uint64_t cells, int jobs, double patience,
                      const BackendFactories& backends = {});
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_SWEEP_H_

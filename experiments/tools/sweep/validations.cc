@@ -12,7 +12,7 @@
 #include "traces/base/sha256.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::lab {
 namespace {
 
 const Value& ValueIn(const ResultRow& row, std::string_view name) {
@@ -72,4 +72,4 @@ bool Agrees(const ResultRow& row, double tolerance) {
          std::abs(std::get<double>(value("error"))) <= tolerance;
 }
 
-}  // namespace spillway
+}  // namespace spillway::lab

@@ -14,7 +14,7 @@
 #include "experiments/tools/sweep/result_store.h"
 #include "experiments/tools/sweep/sweep.h"
 
-namespace spillway {
+namespace spillway::lab {
 
 struct ValidationRun {
   std::string options;  // the options of all cells, as arguments of `spillway validate`
@@ -44,6 +44,6 @@ bool Agrees(const ResultRow& row, double tolerance);
 // Returns how the policy failed, "alexnet:8: policy 'x' crashed", or nullopt if it did not.
 std::optional<std::string> FailureOf(const ResultRow& row);
 
-}  // namespace spillway
+}  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_TOOLS_SWEEP_VALIDATIONS_H_

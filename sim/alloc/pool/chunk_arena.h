@@ -24,7 +24,7 @@
 #include "sim/core/replayable_allocator.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 template <typename Index>
 class ChunkArena : public ReplayableAllocator {
@@ -94,6 +94,6 @@ class ChunkArena : public ReplayableAllocator {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_POOL_CHUNK_ARENA_H_

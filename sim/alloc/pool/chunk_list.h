@@ -14,7 +14,7 @@
 #include "sim/core/allocator.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class ChunkList {
  public:
@@ -126,6 +126,6 @@ class ChunkList {
   std::vector<uint32_t> unused_;  // numbers that are free for new chunks
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_POOL_CHUNK_LIST_H_

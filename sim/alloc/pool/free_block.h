@@ -8,7 +8,7 @@
 #include "traces/base/chunked_set.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 struct FreeBlock {
   Bytes offset;
@@ -26,6 +26,6 @@ struct SizeOfBlock {
 // steps.
 using AddressOrder = ChunkedSet<FreeBlock, LiesLower, SizeOfBlock>;
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_POOL_FREE_BLOCK_H_

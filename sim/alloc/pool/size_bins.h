@@ -21,7 +21,7 @@
 #include "traces/base/error.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class SizeBins {
  public:
@@ -122,6 +122,6 @@ class SizeBins {
   std::array<uint64_t, kBins / 64> filled_{};
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_ALLOC_POOL_SIZE_BINS_H_

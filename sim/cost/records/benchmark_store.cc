@@ -9,7 +9,7 @@
 #include "sim/cost/records/sqlite_file.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr int kApplication = 0x53706c77;  // "Splw", the application id in the file's header
@@ -179,4 +179,4 @@ int64_t BenchmarkStore::Put(const CostTable& table) {
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -24,7 +24,7 @@
 #include "sim/core/cost_table.h"
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // The values, in addition to the GPU, on which times depend. The layout is always NCHW.
 struct KernelLibrary {
@@ -91,6 +91,6 @@ class BenchmarkStore {
   std::unique_ptr<Connection> connection_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_RECORDS_BENCHMARK_STORE_H_

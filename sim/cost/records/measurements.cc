@@ -12,7 +12,7 @@
 #include "traces/base/json.h"
 #include "traces/base/json_writer.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-calibration";
@@ -344,4 +344,4 @@ std::string FormatMeasurements(const Measurements& measurements) {
   return json.EndArray().EndObject().Take();
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

@@ -9,7 +9,7 @@
 
 #include "sim/core/calibration.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 // Reads a file of measurements, which may be compressed with Zstandard. Throws `InputError` whose
 // message starts with "path:line:column: element" for bad JSON, an unsupported version, a missing
@@ -26,6 +26,6 @@ std::string FormatMeasurements(const Measurements& measurements);
 // Returns "none", "dram" or "compute".
 std::string_view Name(Load load);
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_RECORDS_MEASUREMENTS_H_

@@ -8,7 +8,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::sim {
 namespace {
 
 // Explains an error in words; `reason` is SQLite's message.
@@ -80,4 +80,4 @@ void SqliteFile::Prepare() {
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::sim

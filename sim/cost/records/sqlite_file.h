@@ -15,7 +15,7 @@
 
 #include "traces/base/units.h"
 
-namespace spillway {
+namespace spillway::sim {
 
 class SqliteFile {
  public:
@@ -60,6 +60,6 @@ class SqliteFile {
   std::optional<SQLite::Database> database_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::sim
 
 #endif  // SPILLWAY_SIM_COST_RECORDS_SQLITE_FILE_H_

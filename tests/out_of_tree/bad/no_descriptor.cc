@@ -1,4 +1,4 @@
 // A plugin whose entry point returns nothing.
 #include "policies/plugin/plugin.h"
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return nullptr; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return nullptr; }

@@ -2,8 +2,8 @@
 #include "policies/plugin/plugin.h"
 
 namespace {
-void Register(spillway::PolicyRegistry&) {}
-constexpr spillway::PolicyPlugin kPlugin{.register_policies = Register};
+void Register(spillway::policies::PolicyRegistry&) {}
+constexpr spillway::policies::PolicyPlugin kPlugin{.register_policies = Register};
 }  // namespace
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

@@ -3,12 +3,12 @@
 #include "policies/registry.h"
 
 namespace {
-std::unique_ptr<spillway::Policy> Make(spillway::Params&) { return nullptr; }
-void Register(spillway::PolicyRegistry& registry) {
+std::unique_ptr<spillway::sim::Policy> Make(spillway::traces::Params&) { return nullptr; }
+void Register(spillway::policies::PolicyRegistry& registry) {
   registry.Add("twin", "the first", Make);
   registry.Add("twin", "the second", Make);
 }
-constexpr spillway::PolicyPlugin kPlugin{.register_policies = Register};
+constexpr spillway::policies::PolicyPlugin kPlugin{.register_policies = Register};
 }  // namespace
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

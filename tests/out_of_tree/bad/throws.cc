@@ -16,9 +16,9 @@
 
 namespace {
 
-using spillway::OpId;
-using spillway::PolicyContext;
-using spillway::TensorId;
+using spillway::sim::PolicyContext;
+using spillway::traces::OpId;
+using spillway::traces::TensorId;
 
 // Only this plugin knows this type, whose code is gone when the plugin is unloaded.
 class PrivateError : public std::runtime_error {
@@ -26,33 +26,34 @@ class PrivateError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class Throws final : public spillway::Policy {
+class Throws final : public spillway::sim::Policy {
  public:
   Throws(std::string hook, std::string what) : hook_(std::move(hook)), what_(std::move(what)) {}
 
-  spillway::Preparation Prepare(const spillway::Trace&, const spillway::Device& device,
-                                const spillway::CostModel&, const spillway::TrialRun&,
-                                const std::string&) override {
+  spillway::sim::Preparation Prepare(const spillway::traces::Trace&,
+                                     const spillway::sim::Device& device,
+                                     const spillway::sim::CostModel&,
+                                     const spillway::sim::TrialRun&, const std::string&) override {
     At("Prepare");
     return {device.memory};
   }
-  bool LivesOutside(const spillway::Trace&, spillway::TensorId) override {
+  bool LivesOutside(const spillway::traces::Trace&, spillway::traces::TensorId) override {
     At("LivesOutside");
     return false;
   }
   void Plan(PolicyContext&) override { At("Plan"); }
   void BeforeOp(PolicyContext&, OpId) override { At("BeforeOp"); }
-  spillway::KernelPlan ChooseKernels(PolicyContext&, OpId) override {
+  spillway::sim::KernelPlan ChooseKernels(PolicyContext&, OpId) override {
     At("ChooseKernels");
     return {};
   }
   void BeforeLaunch(PolicyContext&, OpId) override { At("BeforeLaunch"); }
   void AfterOp(PolicyContext&, OpId) override { At("AfterOp"); }
-  spillway::Hint PlacementHint(const PolicyContext&, TensorId) override {
+  spillway::sim::Hint PlacementHint(const PolicyContext&, TensorId) override {
     At("PlacementHint");
-    return spillway::Hint::kLow;
+    return spillway::sim::Hint::kLow;
   }
-  bool OnAllocFailure(PolicyContext&, spillway::Bytes) override {
+  bool OnAllocFailure(PolicyContext&, spillway::traces::Bytes) override {
     At("OnAllocFailure");
     return false;
   }
@@ -65,7 +66,7 @@ class Throws final : public spillway::Policy {
   void At(const char* hook) const {
     if (hook_ != hook) return;
     if (what_ == "number") throw 42;
-    if (what_ == "policy-error") throw spillway::PolicyError("my own words");
+    if (what_ == "policy-error") throw spillway::sim::PolicyError("my own words");
     if (what_ == "crash") std::raise(SIGSEGV);
     if (what_ == "abort") std::abort();
     if (what_ == "stack") Deeper(1);
@@ -86,17 +87,19 @@ class Throws final : public spillway::Policy {
   const std::string what_;
 };
 
-class Lies final : public spillway::Policy {
+class Lies final : public spillway::sim::Policy {
  public:
   explicit Lies(std::string how) : how_(std::move(how)) {}
 
-  spillway::Preparation Prepare(const spillway::Trace& trace, const spillway::Device& device,
-                                const spillway::CostModel&, const spillway::TrialRun& trial,
-                                const std::string&) override {
+  spillway::sim::Preparation Prepare(const spillway::traces::Trace& trace,
+                                     const spillway::sim::Device& device,
+                                     const spillway::sim::CostModel&,
+                                     const spillway::sim::TrialRun& trial,
+                                     const std::string&) override {
     if (how_ == "itself") trial(*this, device.memory);
-    if (how_ == "memory") return {device.memory + spillway::Bytes(1)};
+    if (how_ == "memory") return {device.memory + spillway::traces::Bytes(1)};
     if (how_ != "trace") return {device.memory};
-    spillway::Trace broken = trace;
+    spillway::traces::Trace broken = trace;
     broken.ops.front().slots.clear();
     return {device.memory, broken};
   }
@@ -104,21 +107,21 @@ class Lies final : public spillway::Policy {
   void Plan(PolicyContext& context) override {
     if (how_ == "op") {
       const auto beyond = static_cast<OpId>(context.trace().ops.size());
-      context.ReserveWorkspaceFor(beyond, spillway::Bytes(1));
+      context.ReserveWorkspaceFor(beyond, spillway::traces::Bytes(1));
     }
-    if (how_ == "reserve") context.ReserveWorkspace(spillway::Bytes::GiB(1 << 20));
+    if (how_ == "reserve") context.ReserveWorkspace(spillway::traces::Bytes::GiB(1 << 20));
   }
   void AfterOp(PolicyContext& context, OpId) override {
-    if (how_ == "late") context.Reserve({}, spillway::Bytes(0));
+    if (how_ == "late") context.Reserve({}, spillway::traces::Bytes(0));
     if (how_ == "tensor") context.Offload(static_cast<TensorId>(context.trace().tensors.size()));
   }
-  bool OnAllocFailure(PolicyContext&, spillway::Bytes) override { return how_ == "room"; }
+  bool OnAllocFailure(PolicyContext&, spillway::traces::Bytes) override { return how_ == "room"; }
 
  private:
   const std::string how_;
 };
 
-std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
+std::unique_ptr<spillway::sim::Policy> MakeThrows(spillway::traces::Params& params) {
   std::string hook = params.Choice(
       "hook", "Plan",
       {"Prepare", "LivesOutside", "Plan", "BeforeOp", "ChooseKernels", "BeforeLaunch", "AfterOp",
@@ -134,19 +137,19 @@ std::unique_ptr<spillway::Policy> MakeThrows(spillway::Params& params) {
   return std::make_unique<Throws>(std::move(hook), std::move(what));
 }
 
-std::unique_ptr<spillway::Policy> MakeLies(spillway::Params& params) {
+std::unique_ptr<spillway::sim::Policy> MakeLies(spillway::traces::Params& params) {
   return std::make_unique<Lies>(params.Choice(
       "how", "tensor", {"tensor", "room", "reserve", "trace", "late", "itself", "memory", "op"},
       "which rule it breaks"));
 }
 
-void Register(spillway::PolicyRegistry& registry) {
+void Register(spillway::policies::PolicyRegistry& registry) {
   registry.Add("throws", "throws in the hook of your choice", MakeThrows);
   registry.Add("lies", "breaks the rule of your choice", MakeLies);
 }
 
-constexpr spillway::PolicyPlugin kPlugin{.register_policies = Register};
+constexpr spillway::policies::PolicyPlugin kPlugin{.register_policies = Register};
 
 }  // namespace
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

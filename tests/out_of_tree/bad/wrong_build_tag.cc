@@ -4,9 +4,9 @@
 #include "policies/plugin/plugin.h"
 
 namespace {
-void Register(spillway::PolicyRegistry&) { std::abort(); }
-constexpr spillway::PolicyPlugin kPlugin{.build_tag = "another compiler",
-                                         .register_policies = Register};
+void Register(spillway::policies::PolicyRegistry&) { std::abort(); }
+constexpr spillway::policies::PolicyPlugin kPlugin{.build_tag = "another compiler",
+                                                   .register_policies = Register};
 }  // namespace
 
-const spillway::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }
+const spillway::policies::PolicyPlugin* SpillwayPolicyPlugin() { return &kPlugin; }

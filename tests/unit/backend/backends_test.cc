@@ -11,7 +11,7 @@
 #include "traces/base/counter_random.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr std::array kSteps{ConvStep::kForward, ConvStep::kBackwardData, ConvStep::kBackwardFilter};
@@ -98,4 +98,4 @@ TEST(BackendsTest, MeasuringSaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

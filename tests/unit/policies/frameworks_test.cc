@@ -19,7 +19,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -272,4 +272,4 @@ TEST_F(FrameworksTest, CapuchinSwapsWhatHidesAndRecomputesTheRest) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -14,7 +14,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::Contains;
@@ -245,4 +245,4 @@ TEST(MmcnnTest, WhatHasGoneOutsideIsPrefetchedAgain) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

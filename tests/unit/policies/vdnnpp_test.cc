@@ -14,7 +14,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -232,4 +232,4 @@ TEST(VdnnppTest, NeededMemoryIsEnough) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

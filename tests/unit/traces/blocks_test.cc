@@ -8,7 +8,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -68,4 +68,4 @@ TEST(BlocksTest, AStemEndsBeforeTheNumber) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

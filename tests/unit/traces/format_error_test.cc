@@ -11,7 +11,7 @@
 #include "tests/unit/traces/format_cases.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::Edited;
@@ -197,4 +197,4 @@ TEST(FormatErrorTest, NamesThePath) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -14,7 +14,7 @@
 #include "tests/unit/traces/format_cases.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::Edited;
@@ -221,4 +221,4 @@ TEST(FormatTest, RandomTracesRoundTripToIdenticalBytes) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -81,4 +81,4 @@ TEST(LivenessTest, RootsAreThoseOfTheTrace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,7 +13,7 @@
 #include "tests/testing/files.h"
 #include "tests/unit/traces/format_cases.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::ErrorOfEdit;
@@ -247,4 +247,4 @@ TEST(RecordedFormatErrorTest, RecordedTraces) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -11,7 +11,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -324,4 +324,4 @@ TEST(TraceTest, WaitsMoveWithTheirOps) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 Block At(int64_t offset) { return {Bytes(offset), Bytes(512)}; }
@@ -94,4 +94,4 @@ TEST(HeldCommands, ForgetWhatStoodInTheirPlace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -16,7 +16,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 std::vector<float> Floats(const SyntheticData& data, size_t count) {
@@ -116,4 +116,4 @@ TEST(SyntheticDataTest, LabelsAreClasses) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

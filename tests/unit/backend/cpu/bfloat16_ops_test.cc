@@ -23,7 +23,7 @@
 #include "traces/ops/op_table.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Elements = std::map<TensorId, std::vector<float>>;  // by storage
@@ -200,4 +200,4 @@ TEST(Bfloat16OpsTest, ErrorsAreWithinTheBounds) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

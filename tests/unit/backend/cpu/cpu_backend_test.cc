@@ -10,7 +10,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::Each;
@@ -98,4 +98,4 @@ TEST_F(CpuBackendTest, RangesBeyondItsMemoryAreRefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/kernel_cases.h"
 #include "traces/ops/op_table.h"
 
-namespace spillway {
+namespace spillway::testing {
 
 struct alignas(64) Line {
   std::byte bytes[64];
@@ -168,6 +168,6 @@ inline Array RandomLike(const Array& y, std::mt19937_64& random) {
   return values;
 }
 
-}  // namespace spillway
+}  // namespace spillway::testing
 
 #endif  // SPILLWAY_TESTS_UNIT_BACKEND_CPU_CPU_KERNELS_FIXTURE_H_

@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST_F(CpuKernelsTest, Relu) {
@@ -683,4 +683,4 @@ TEST_F(CpuKernelsTest, AccountingChangesNoBit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -11,7 +11,7 @@
 #include "tests/unit/backend/cpu/cpu_kernels_fixture.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 class BatchNormTest : public CpuKernelsTest {
@@ -150,4 +150,4 @@ TEST_F(CpuKernelsTest, AddLeavesSharedGradientsAlone) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

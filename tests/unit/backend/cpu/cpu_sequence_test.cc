@@ -13,7 +13,7 @@
 #include "tests/unit/backend/cpu/cpu_kernels_fixture.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A layer with the values of its forward operands.
@@ -480,4 +480,4 @@ TEST_F(SequenceTest, Adam) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -15,7 +15,7 @@
 #include "backend/cpu/kernels.h"
 #include "tests/testing/kernel_cases.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(Bfloat16Test, ValuesAreRoundedToTheNearestAndToEven) {
@@ -107,4 +107,4 @@ TEST(Bfloat16Test, AConvolutionRoundsOnlyItsResult) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

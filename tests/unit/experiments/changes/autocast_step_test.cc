@@ -10,7 +10,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -166,4 +166,4 @@ TEST(AutocastStepTest, OtherRecordingsAreNotRewritten) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

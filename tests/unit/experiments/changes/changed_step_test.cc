@@ -10,7 +10,7 @@
 #include "policies/recorded/as_recorded.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A step of n samples with the optimizer Adam, in bytes:
@@ -330,4 +330,4 @@ TEST(ChangedStepTest, GradientsThatAreClippedStay) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

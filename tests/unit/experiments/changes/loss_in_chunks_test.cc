@@ -10,7 +10,7 @@
 #include "policies/recorded/as_recorded.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A step of 2 samples of 4 tokens, whose head makes logits of 64 words from rows of 2 numbers:
@@ -151,4 +151,4 @@ TEST(LossInChunksTest, OtherStepsHaveNone) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

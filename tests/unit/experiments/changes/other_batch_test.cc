@@ -14,7 +14,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr const char* kNetworks[] = {"alexnet", "vgg16", "googlenet", "resnet50", "densenet121"};
@@ -295,4 +295,4 @@ TEST(OtherBatchTest, TheMostExactWayIsTaken) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

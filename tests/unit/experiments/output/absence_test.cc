@@ -13,7 +13,7 @@
 #include "tests/testing/fixtures.h"
 #include "tests/testing/runs.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::ChainTrace;
@@ -115,4 +115,4 @@ TEST(AbsenceTest, SimulatesNoMoreThanItMay) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

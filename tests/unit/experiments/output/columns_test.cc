@@ -7,7 +7,7 @@
 
 #include "experiments/output/view.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 struct Planet {
@@ -143,4 +143,4 @@ TEST(ColumnsTest, NestAndChooseFormats) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::ChainTrace;
@@ -444,4 +444,4 @@ TEST(MemoryCsvTest, HasOneLinePerChange) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

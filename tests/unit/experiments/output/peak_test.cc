@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -71,4 +71,4 @@ TEST(PeakTest, WithoutBlocksThereAreNoSumsByBlock) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include <map>
 #include <random>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -127,4 +127,4 @@ TEST(PivotTest, RefusesWhatMakesNoTable) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 
 #include <set>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -170,4 +170,4 @@ TEST(RunResultTest, NoResultIsMarkedWhereAllAreAsFast) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

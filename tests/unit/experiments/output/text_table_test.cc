@@ -14,7 +14,7 @@
 #include "experiments/output/latex.h"
 #include "experiments/output/markdown.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -216,4 +216,4 @@ TEST(TextTableTest, LabelsAreSafe) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

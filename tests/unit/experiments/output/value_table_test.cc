@@ -7,7 +7,7 @@
 
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -118,4 +118,4 @@ TEST(ValueTableTest, RowsWithoutMemoryHaveNoSuchColumn) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -7,7 +7,7 @@
 #include "tests/testing/papers.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 const PaperNames kNames{{{"AlexNet", "alexnet-227", 200},
@@ -154,4 +154,4 @@ TEST(PapersTest, ItemsCanBeOfAnotherGpu) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

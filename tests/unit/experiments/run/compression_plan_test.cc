@@ -24,7 +24,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -125,7 +125,7 @@ class CompressedRuns : public ::testing::Test {
     Case asked;
     if (!compression.empty()) asked.compress = ParseCompression(compression);
     const PolicyChoice policy(policy_, [this] { return Make(); });
-    return spillway::Run(
+    return lab::Run(
         Decide(asked, {Borrow(trace_), device_, Borrow(cost_), Bytes::GiB(1), "best-fit", policy}));
   }
 
@@ -285,4 +285,4 @@ TEST(CompressionDensities, BadFilesAreRefusedWithTheirLine) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

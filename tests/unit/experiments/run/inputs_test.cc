@@ -18,7 +18,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -56,7 +56,7 @@ TEST_F(InputsTest, TakesEverythingFromTheCase) {
   EXPECT_EQ(draft.compression, nullptr);
   const Prepared prepared = Prepare(asked_, inputs);
   EXPECT_EQ(prepared.run.compression->density, 0.5);
-  EXPECT_TRUE(spillway::Run(prepared).report.fits());
+  EXPECT_TRUE(lab::Run(prepared).report.fits());
 }
 
 TEST_F(InputsTest, BadTextsAreUsageErrors) {
@@ -202,4 +202,4 @@ TEST_F(InputsTest, PlansOfLittleMemoryAreFound) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -17,7 +17,7 @@
 #include "traces/base/error.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(ArchiveTest, ValuesComeBackAndDamageIsAnError) {
@@ -93,4 +93,4 @@ TEST(IsolationTest, ProgramsThatUseTheLibraryRunPluginsThemselves) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

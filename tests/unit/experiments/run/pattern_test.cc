@@ -13,7 +13,7 @@
 #include "tests/testing/files.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 std::vector<std::string> Texts(const std::string& text) {
@@ -110,4 +110,4 @@ TEST(PatternTest, BadBracesAreUsageErrors) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

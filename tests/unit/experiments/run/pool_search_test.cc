@@ -6,7 +6,7 @@
 
 #include "sim/alloc/make_allocator.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // vDNN++, section IV-B: best fit serves these requests with 9 units, but not with 11.
@@ -95,4 +95,4 @@ TEST(PoolSearchTest, GrowsByWhatIsLackingUntilNothingHelps) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -25,7 +25,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -142,7 +142,7 @@ TEST_F(SearcherTest, SearchesOnceForARunThatIsTriedFirst) {
     const Prepared prepared = Decide(asked_, Drafted());
     EXPECT_EQ(prepared.run.arena.plan() != nullptr, allocator == std::string("planned"));
     const int before = searches_;
-    const Report report = spillway::Run(prepared).report;
+    const Report report = lab::Run(prepared).report;
     EXPECT_EQ(searches_, std::max(before, 1)) << allocator;
     EXPECT_LE(searches_, most) << allocator;
     EXPECT_THAT(report.plan, StartsWith("search ")) << allocator;
@@ -153,14 +153,14 @@ TEST_F(SearcherTest, SearchesOnceForARunWithCompression) {
   asked_.compress = ParseCompression("hidden:density=0.5");
   const Prepared prepared = Decide(asked_, Drafted());
   ASSERT_TRUE(prepared.run.compression->chosen);
-  EXPECT_EQ(spillway::Run(prepared).report.plan, "search 1");
+  EXPECT_EQ(lab::Run(prepared).report.plan, "search 1");
   EXPECT_EQ(searches_, 1);
 }
 
 TEST_F(SearcherTest, SearchesOnceForABackendThatNeedsItsFootprint) {
   Draft run = Drafted();
   run.backend = "early";
-  EXPECT_EQ(spillway::Run(Decide(asked_, run, backends_), backends_).report.plan, "search 1");
+  EXPECT_EQ(lab::Run(Decide(asked_, run, backends_), backends_).report.plan, "search 1");
   EXPECT_EQ(searches_, 1);
 }
 
@@ -197,7 +197,7 @@ TEST(Planned, StaysWithinTheMemory) {
     asked.allocator = "planned:effort=quick";
     asked.policy = policy;
     const Prepared prepared = Prepare(asked, Inputs(asked));
-    EXPECT_LE(spillway::Run(prepared).report.metrics.peak_reserved, prepared.run.memory)
+    EXPECT_LE(lab::Run(prepared).report.metrics.peak_reserved, prepared.run.memory)
         << policy << memory;
   }
 }
@@ -249,4 +249,4 @@ TEST(CandidatesTest, EveryOrderIsTriedUnlessOneIsGiven) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

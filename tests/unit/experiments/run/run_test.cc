@@ -20,7 +20,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A policy that tries another policy, if one is given, and then gives the first op one more scratch
@@ -212,7 +212,7 @@ TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
                        true});
   setup_.backend = "cpu";
   setup_.options.iterations = 1;
-  const auto run = [&] { return spillway::Run(Decide({}, setup_, backends), backends); };
+  const auto run = [&] { return lab::Run(Decide({}, setup_, backends), backends); };
   const Outcome outcome = run();
   EXPECT_TRUE(outcome.execution);
   ASSERT_TRUE(footprint);
@@ -224,4 +224,4 @@ TEST_F(AssemblerTest, ABackendThatNeedsAFootprintGetsWhatIsPredicted) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -11,7 +11,7 @@
 #include "experiments/run/case_keys.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -105,4 +105,4 @@ TEST(WorkloadTextTest, IsTheWorkloadOfACommand) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

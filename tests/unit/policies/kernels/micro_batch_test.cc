@@ -26,7 +26,7 @@
 #include "traces/base/error.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -377,4 +377,4 @@ TEST(UcudnnTest, ALimitBelowTheLeastIsAUsageError) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // With a limit of 10, the image and the first layer form one segment, the pool and the second layer
@@ -74,4 +74,4 @@ TEST(MmcnnScheduleTest, StaysWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -20,7 +20,7 @@
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Returns `forward` units that can be recomputed, each read by the next and some also by one
@@ -223,4 +223,4 @@ TEST(RematerializationTest, JointWithoutCopiesIsAsGoodOnSmallNetworks) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -25,7 +25,7 @@
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(JointBoundTest, NoPolicyIsFaster) {
@@ -236,4 +236,4 @@ TEST(JointBoundTest, EqualStoragesCountAsOftenAsThereAreStorages) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

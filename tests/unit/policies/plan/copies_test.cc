@@ -16,7 +16,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A step of a chain. Each op of forward has a number, which is its library call and the size of its
@@ -191,4 +191,4 @@ TEST(CopiesTest, WithoutStoragesNothingRepeats) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -10,7 +10,7 @@
 #include "traces/liveness.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 std::vector<std::string> NamesOf(const Trace& trace) {
@@ -86,4 +86,4 @@ TEST(EarlyUpdates, LeaveATraceWithoutUpdatesAlone) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

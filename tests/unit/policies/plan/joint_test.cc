@@ -33,7 +33,7 @@
 #include "traces/base/file.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -532,4 +532,4 @@ TEST_F(JointTest, WhatARecomputationReadsIsNeededForIt) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -14,7 +14,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::ChainTrace;
@@ -186,4 +186,4 @@ TEST(RegistryTest, ANameStandsForOnePolicy) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

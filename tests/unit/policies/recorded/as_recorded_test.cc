@@ -9,7 +9,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -64,4 +64,4 @@ TEST(AsRecordedTest, RefusesWhatWasNotRecorded) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

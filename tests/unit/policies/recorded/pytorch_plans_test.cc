@@ -13,7 +13,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -215,4 +215,4 @@ TEST(PyTorchPlansTest, WhatCannotComeBackIsKept) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

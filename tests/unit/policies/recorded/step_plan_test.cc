@@ -16,7 +16,7 @@
 #include "traces/base/error.h"
 #include "traces/format.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::Find;
@@ -213,4 +213,4 @@ TEST_F(StepPlanTest, ErrorsNameThePlace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

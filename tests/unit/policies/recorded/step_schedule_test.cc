@@ -14,7 +14,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::FixedCost;
@@ -128,4 +128,4 @@ TEST_F(StepScheduleTest, WhatAChainMakesStaysWhereThereIsRoom) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,7 +13,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::FixedCost;
@@ -78,4 +78,4 @@ TEST_P(StepSearchTest, ABudgetDoesNotChangeTheRungsBelow) {
 INSTANTIATE_TEST_SUITE_P(Seeds, StepSearchTest, ::testing::Range<uint64_t>(1, 13));
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

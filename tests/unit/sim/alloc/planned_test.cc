@@ -10,7 +10,7 @@
 #include "sim/alloc/make_allocator.h"
 #include "sim/packing/allocation_log.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr Bytes kGranularity(512);
@@ -216,4 +216,4 @@ TEST(PlannedProperty, PlansInAnyUnit) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::Contains;
@@ -24,7 +24,7 @@ class CheckTest : public ::testing::Test {
     report_ = testing::RunSim(trace_, testing::FixedCost(), *registry.Make("vdnn-conv")).report;
   }
 
-  std::vector<std::string> Check() const { return spillway::Check(trace_, report_); }
+  std::vector<std::string> Check() const { return sim::Check(trace_, report_); }
 
   TimelineEntry& Command(CommandKind kind, size_t index) {
     for (TimelineEntry& entry : report_.timeline) {
@@ -126,8 +126,8 @@ TEST_F(CheckTest, FindsStreamsThatOverlapThemselves) {
 
 TEST_F(CheckTest, StopsAtTheLimit) {
   for (TimelineEntry& entry : report_.timeline) entry.wait_count = 0;
-  EXPECT_EQ(spillway::Check(trace_, report_, 1).size(), 1u);
+  EXPECT_EQ(sim::Check(trace_, report_, 1).size(), 1u);
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

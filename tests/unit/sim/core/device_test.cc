@@ -10,7 +10,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -385,4 +385,4 @@ TEST(DeviceTest, H200ReproducesItsMeasuredCopies) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -20,7 +20,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::IsSupersetOf;
@@ -321,4 +321,4 @@ TEST_P(ContextWrappers, PassEveryMethodOn) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

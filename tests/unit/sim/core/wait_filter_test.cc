@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Filter = WaitFilter<3>;
@@ -32,4 +32,4 @@ TEST(WaitFilterTest, LeavesTheNewestThatIsNotKnown) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Hosts of 4 GPUs. A GPU sends 1 MB in 10 us to its host's GPUs and in 100 us to others.
@@ -97,4 +97,4 @@ TEST(CollectiveTest, RecordedStepsTakeTheDevicesLinks) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include "tests/testing/files.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -265,4 +265,4 @@ TEST(TableCostModelTest, SortsTablesThatWereBuiltByHand) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -21,7 +21,7 @@
 #include "sim/cost/table_cost.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -137,4 +137,4 @@ TEST(InterpolatedTest, AutoTakesATableThatCoversTheTraceAndTheRooflineForSlices)
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

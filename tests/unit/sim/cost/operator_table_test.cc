@@ -12,7 +12,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A product of two matrices of `rows` x 1024 and 1024 x 1024 numbers, in bf16.
@@ -225,4 +225,4 @@ TEST_F(OperatorTableTest, ScaledToAnotherGpu) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

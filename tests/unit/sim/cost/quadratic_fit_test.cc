@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Point = QuadraticFit::Point;
@@ -57,4 +57,4 @@ TEST(QuadraticFitTest, OneSampleIsAConstant) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

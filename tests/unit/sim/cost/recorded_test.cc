@@ -10,7 +10,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -138,4 +138,4 @@ TEST(RecordedCostTest, OtherBatchesAndOps) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -19,7 +19,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::FindOp;
@@ -483,4 +483,4 @@ TEST(RooflineTest, TimesStayInRangeWhateverTheFormulasSay) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

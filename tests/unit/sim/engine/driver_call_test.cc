@@ -7,7 +7,7 @@
 #include "sim/engine/sim_backend.h"
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Kind = DriverCall::Kind;
@@ -60,4 +60,4 @@ TEST(DriverCallTest, WhatPrecedesTheIterationIsNoPartOfIt) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -12,7 +12,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr size_t kCompute = Index(Stream::kCompute);
@@ -397,4 +397,4 @@ TEST(SimBackendTest, RefusesAHostThatIsBusyForMonths) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

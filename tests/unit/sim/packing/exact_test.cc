@@ -11,12 +11,10 @@
 
 #include "tests/testing/tight.h"
 
-namespace spillway::packing {
+namespace spillway::testing {
 namespace {
 
-using testing::Cut;
-using testing::kTightHeight;
-using testing::Tight;
+using namespace packing;
 
 // Returns the parameters with every technique on, and with each technique off.
 std::vector<std::pair<std::string, ExactParams>> Ablations() {
@@ -111,4 +109,4 @@ TEST(ExactTest, TheCheckerSeesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace spillway::packing
+}  // namespace spillway::testing

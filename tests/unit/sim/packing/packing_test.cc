@@ -11,7 +11,7 @@
 #include "sim/packing/neighbourhood.h"
 #include "sim/packing/time_sweep.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Checks a packing in a slow and obvious way.
@@ -551,4 +551,4 @@ TEST(PackingTest, LifetimesAreTheStepsOfTheLog) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

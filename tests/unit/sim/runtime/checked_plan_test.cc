@@ -9,7 +9,7 @@
 #include "traces/base/error.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -141,4 +141,4 @@ TEST_F(CheckedPlanTest, RefusesAPlanThatDoesNotCoverTheOp) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

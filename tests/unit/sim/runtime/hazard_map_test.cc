@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 constexpr Event Compute(uint32_t sequence) { return {Stream::kCompute, sequence}; }
@@ -106,4 +106,4 @@ TEST(HazardMapTest, AgreesWithAMapPerByte) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

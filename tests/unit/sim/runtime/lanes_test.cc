@@ -13,7 +13,7 @@
 #include "tests/testing/fixtures.h"
 #include "tests/testing/scripted_policy.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -122,9 +122,9 @@ TEST(LanesTest, MemoryComesFromTheLaneOfTheTensor) {
   parts.policy = &policy;
   RuntimeOptions options;
   options.iterations = 1;
-  spillway::Run(parts, options);
+  sim::Run(parts, options);
   EXPECT_THAT(noting.streams, ElementsAre(0, 0, 1, 0));  // x y g z
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -12,7 +12,7 @@
 #include "tests/testing/fixtures.h"
 #include "tests/testing/scripted_policy.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::Find;
@@ -146,4 +146,4 @@ TEST(RecomputeTest, AChainOfDroppedStoragesIsRecomputed) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -10,7 +10,7 @@
 #include "tests/testing/scripted_policy.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::ChainTrace;
@@ -591,4 +591,4 @@ TEST(RuntimeTest, ParametersStayAndTravel) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

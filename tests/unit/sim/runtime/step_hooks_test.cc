@@ -11,7 +11,7 @@
 #include "tests/testing/fixtures.h"
 #include "tests/testing/scripted_policy.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using testing::Find;
@@ -169,4 +169,4 @@ TEST(StepHooksTest, OpsTakeLongerBesideCopies) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -11,7 +11,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -180,4 +180,4 @@ TEST(VerbsTest, EvictRunsTheProducerAgain) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

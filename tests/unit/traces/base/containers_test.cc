@@ -11,7 +11,7 @@
 #include "traces/base/chunked_set.h"
 #include "traces/name_table.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(ChunkedSetTest, AgreesWithASet) {
@@ -105,4 +105,4 @@ TEST(NameTableTest, AgreesWithAMap) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

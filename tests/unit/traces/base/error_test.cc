@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 const std::vector<std::string> kPolicies{"none", "vdnn-all", "vdnn-conv", "vdnn-dyn"};
@@ -66,4 +66,4 @@ TEST(ErrorDeathTest, CheckNamesPlaceAndCondition) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -186,4 +186,4 @@ TEST(FileTest, FailedWriteLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -194,4 +194,4 @@ TEST(JsonElementsTest, ErrorsNameTheObject) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 
 #include "traces/base/json.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(JsonWriterTest, SpreadsContainersDownToADepth) {
@@ -82,4 +82,4 @@ TEST(JsonWriterDeathTest, KnowsWhetherTheDocumentIsComplete) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

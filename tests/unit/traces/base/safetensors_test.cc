@@ -12,7 +12,7 @@
 #include "tests/testing/files.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -132,4 +132,4 @@ TEST(SafetensorsTest, DamageNeverEscapes) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

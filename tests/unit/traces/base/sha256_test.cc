@@ -6,7 +6,7 @@
 
 #include <map>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 TEST(Sha256Test, GivesTheExamplesOfTheStandard) {
@@ -39,4 +39,4 @@ TEST(Sha256Test, PadsEveryLength) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include "tests/testing/files.h"
 #include "traces/base/file.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -123,4 +123,4 @@ TEST(TextStreamTest, RefusesMissingFilesAndDirectories) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -6,7 +6,7 @@
 #include "tests/testing/files.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -131,4 +131,4 @@ TEST(UnitsTest, RoundsUpToAlignment) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

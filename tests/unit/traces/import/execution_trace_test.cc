@@ -9,7 +9,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -257,4 +257,4 @@ TEST(ExecutionTraceTest, RefusesOthers) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -10,7 +10,7 @@
 #include "tests/testing/files.h"
 #include "traces/import/how_to_record.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -255,4 +255,4 @@ TEST(KinetoTest, RefusesOthers) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

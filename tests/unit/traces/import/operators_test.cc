@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -141,4 +141,4 @@ TEST(OperatorsTest, WritesBySchema) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,7 +13,7 @@
 #include "traces/import/how_to_record.h"
 #include "traces/liveness.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -579,4 +579,4 @@ TEST(PyTorchImportTest, RecordedSteps) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

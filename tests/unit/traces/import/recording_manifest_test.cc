@@ -7,7 +7,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -89,4 +89,4 @@ TEST(RecordingManifestTest, SaysHowTheRecordingEnded) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

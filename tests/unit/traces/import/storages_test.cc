@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -179,4 +179,4 @@ TEST(StorageTableTest, FormerStorageUsedLastGoesFirst) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

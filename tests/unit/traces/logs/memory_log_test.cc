@@ -17,7 +17,7 @@
 #include "traces/base/error.h"
 #include "traces/logs/address_table.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -593,4 +593,4 @@ TEST(MemoryLogTest, NamesTheFormatsThatItKnows) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <random>
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // Frames of each kind.
@@ -94,4 +94,4 @@ TEST(StackTest, CallsThatOnlyCallOnAreLeftOut) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

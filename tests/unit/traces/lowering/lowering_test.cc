@@ -13,7 +13,7 @@
 #include "traces/liveness.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -414,4 +414,4 @@ TEST(ZooTest, WorkloadsAreParsedStrictly) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

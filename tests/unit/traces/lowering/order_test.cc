@@ -10,7 +10,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -127,4 +127,4 @@ TEST(OrderTest, IsAChoiceOfThePreset) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

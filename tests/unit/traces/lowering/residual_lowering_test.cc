@@ -13,7 +13,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -255,4 +255,4 @@ TEST(LrnLoweringTest, BackwardReadsInputAndOutput) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -13,7 +13,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -129,4 +129,4 @@ TEST(SuperNeuronsLoweringTest, AnImageWithTwoConsumersHasOneGradient) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -12,7 +12,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -152,4 +152,4 @@ TEST(TrainingOptionsTest, ImpossibleOptionsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -16,7 +16,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -394,4 +394,4 @@ TEST(OpTableTest, TheUpdateIsTheRuleOfThePreset) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

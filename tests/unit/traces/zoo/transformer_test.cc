@@ -17,7 +17,7 @@
 #include "traces/lowering/lowering.h"
 #include "traces/zoo/zoo.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -281,4 +281,4 @@ TEST(MathTest, Tf32ChangesTheProductsOnly) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -7,7 +7,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 // A step that keeps a weight w and the optimizer's state m:
@@ -89,4 +89,4 @@ TEST(FirstIterationsTest, AWorkspaceIsMadeWhereItIsFirstUsed) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -7,7 +7,7 @@
 
 #include "tests/testing/fixtures.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -72,4 +72,4 @@ TEST(PyTorchRemediesTest, SelectiveCheckpointsNameTheOperators) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

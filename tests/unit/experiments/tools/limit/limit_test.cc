@@ -9,7 +9,7 @@
 #include "tests/testing/networks.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -155,4 +155,4 @@ TEST(LimitTest, OfPolicies) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -15,7 +15,7 @@
 #include "tests/testing/calibration.h"
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::ExactMeasurements;
@@ -386,4 +386,4 @@ TEST(CalibrationTest, RowsHaveTheDocumentedColumns) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -10,7 +10,7 @@
 #include "traces/base/error.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -158,4 +158,4 @@ TEST(RecordingTest, TablesOfThisMachineAreKept) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -10,7 +10,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::InputErrorOf;
@@ -94,4 +94,4 @@ TEST(LinearFitTest, RefusesWhatCannotBeFitted) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -16,7 +16,7 @@
 #include "tests/testing/runs.h"
 #include "traces/lowering/lowering.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 class ValidationTest : public ::testing::Test {
@@ -165,4 +165,4 @@ TEST_F(ValidationTest, CommandsStandBesideEachOther) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 #include "traces/base/json.h"
 #include "traces/logs/open_log.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST_F(ReplayReportTest, SamplesAsCsvAndAsCounters) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

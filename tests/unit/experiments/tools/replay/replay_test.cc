@@ -25,7 +25,7 @@
 #include "traces/base/error.h"
 #include "traces/logs/open_log.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -454,4 +454,4 @@ TEST(RecordedSnapshotTest, PyTorchServesEveryRequestAtTheRecordedAddress) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -18,7 +18,7 @@
 #include "tests/testing/runs.h"
 #include "traces/base/error.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 class ValidationsTest : public ::testing::Test {
@@ -134,4 +134,4 @@ TEST_F(ValidationsTest, APolicyThatFailsIsARow) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -8,7 +8,7 @@
 
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -172,4 +172,4 @@ TEST(BenchmarkStoreTest, DamageIsSaid) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing

@@ -9,7 +9,7 @@
 #include "tests/testing/calibration.h"
 #include "tests/testing/files.h"
 
-namespace spillway {
+namespace spillway::testing {
 namespace {
 
 using ::spillway::testing::ExactMeasurements;
@@ -94,4 +94,4 @@ TEST(MeasurementsTest, ErrorsNameThePlace) {
 }
 
 }  // namespace
-}  // namespace spillway
+}  // namespace spillway::testing
