@@ -19,6 +19,7 @@
 #include "experiments/cli/frame/session.h"
 #include "experiments/cli/frame/verbs.h"
 #include "experiments/output/absence.h"
+#include "experiments/output/chakra_export.h"
 #include "experiments/output/chrome_trace.h"
 #include "experiments/output/decisions.h"
 #include "experiments/output/explain.h"
@@ -323,7 +324,8 @@ int Execute(const RunOptions& options, Session& session) {
       file("rewritten", [&] { return FormatTrace(trace); }),
       DecisionsFile(loaded, options, outcome),
       PlanFile(options, outcome),
-      file("snapshot", [&] { return FormatSnapshot(trace, report); })};
+      file("snapshot", [&] { return FormatSnapshot(trace, report); }),
+      file("chakra", [&] { return FormatChakra(trace, report); })};
   if (options.asked.check) session.Remark(CheckedRemark("the report"));
   const int exit_code =
       session.Finish(text, options.output, result.fits() ? exports : std::vector<Export>(),
@@ -396,6 +398,7 @@ void AddRun(Command& program, Session& session) {
         "the memory over the iteration as a PyTorch memory snapshot (a pickle), for "
         "pytorch.org/memory_viz",
         predicted},
+       {"chakra", "the iteration as a Chakra execution trace, for ASTRA-sim", predicted},
        {"densities",
         "with --compress: the share of words that are not zero of each feature map as CSV, which "
         "--compress takes as density=FILE",
