@@ -20,7 +20,8 @@ namespace spillway::traces {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 10;
+constexpr int kVersion = 11;
+constexpr int kVersionWithoutRequestLanes = 10;
 constexpr int kVersionWithoutLanes = 9;
 constexpr int kVersionWithoutSizes = 7;
 constexpr int kVersionWithoutHooks = 6;
@@ -175,19 +176,24 @@ class TraceReader {
                      }));
   }
 
-  // Reads [size, requests that had been made when it was freed]; the latter is -1 if it was not.
+  // Reads [size, requests that had been made when it was freed, lane]; the second is -1 if it was
+  // not, and the lane may be absent.
   void ReadRequest(Value value, SetupRequest& request) {
-    int64_t numbers[] = {0, -1};
+    constexpr const char* kExpected = "expected two or three numbers: size, freed, lane";
+    constexpr int64_t kLeast[] = {0, -1, 0};
+    constexpr int64_t kMost[] = {kMaxAmount, kMaxRequest, kMaxLanes - 1};
+    int64_t numbers[] = {0, -1, 0};
     size_t count = 0;
     json_.ReadArray(value, [&](Value number) {
-      if (count == 2) json_.Fail("expected two numbers: size, freed");
-      numbers[count] =
-          json_.ReadInteger(number, count == 0 ? 0 : -1, count == 0 ? kMaxAmount : kMaxRequest);
+      if (count == std::size(numbers)) json_.Fail(kExpected);
+      if (count == 2) NeedVersion(11, "a request's lane");
+      numbers[count] = json_.ReadInteger(number, kLeast[count], kMost[count]);
       ++count;
     });
-    if (count < 2) json_.Fail("expected two numbers: size, freed");
+    if (count < 2) json_.Fail(kExpected);
     request.size = Bytes(numbers[0]);
     if (numbers[1] >= 0) request.freed = static_cast<uint32_t>(numbers[1]);
+    request.lane = static_cast<uint8_t>(numbers[2]);
   }
 
   void ReadSaved(Value value) {
@@ -451,7 +457,9 @@ class TraceWriter {
       if (!trace_.recording->requests.empty()) {
         List("requests", trace_.recording->requests, [this](const SetupRequest& request) {
           json_.BeginArray().Put(request.size.count());
-          json_.Put(request.freed ? int64_t{*request.freed} : -1).EndArray();
+          json_.Put(request.freed ? int64_t{*request.freed} : -1);
+          if (request.lane > 0) json_.Put(int64_t{request.lane});
+          json_.EndArray();
         });
       }
       json_.EndObject();
@@ -479,15 +487,18 @@ class TraceWriter {
 
  private:
   static bool IsHeld(const Tensor& tensor) { return tensor.held_until.has_value(); }
-  static bool IsOfLane(const Tensor& tensor) { return tensor.lane != 0; }
   static bool HasLane(const Op& op) { return op.lane != 0 || !op.after.empty(); }
   static bool IsTyped(const Tensor& tensor) { return tensor.dtype != DataType::kFloat32; }
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
-    if (std::ranges::any_of(trace_.ops, &HasLane) ||
-        std::ranges::any_of(trace_.tensors, &IsOfLane)) {
+    const auto is_of_lane = [](const auto& one) { return one.lane != 0; };
+    if (trace_.recording && std::ranges::any_of(trace_.recording->requests, is_of_lane)) {
       return kVersion;
+    }
+    if (std::ranges::any_of(trace_.ops, &HasLane) ||
+        std::ranges::any_of(trace_.tensors, is_of_lane)) {
+      return kVersionWithoutRequestLanes;
     }
     if (trace_.hooks && trace_.hooks->state) return kVersionWithoutLanes;
     const auto differs_again = [](const Op& op) { return op.recorded && op.recorded->again; };
@@ -526,7 +537,7 @@ class TraceWriter {
     if (tensor.held_until) json_.Put("held_until", trace_.op(*tensor.held_until).name);
     if (tensor.request) json_.Put("request", int64_t{*tensor.request});
     if (tensor.movable != movable_by_default) json_.Put("movable", tensor.movable);
-    if (IsOfLane(tensor)) json_.Put("lane", int64_t{tensor.lane});
+    if (tensor.lane != 0) json_.Put("lane", int64_t{tensor.lane});
     json_.EndObject();
   }
 

@@ -91,6 +91,7 @@ struct SetupRequest {
   // The number of requests that had been made when the memory was given back; nullopt if the first
   // iteration began with it.
   std::optional<uint32_t> freed{};
+  uint8_t lane = 0;  // as `Tensor::lane`
 
   bool operator==(const SetupRequest&) const = default;
 };

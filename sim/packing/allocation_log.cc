@@ -7,10 +7,10 @@
 
 namespace spillway::sim {
 
-uint32_t AllocationLog::Allocate(Bytes size, Hint hint) {
+uint32_t AllocationLog::Allocate(Bytes size, Hint hint, uint64_t stream) {
   const auto block = static_cast<uint32_t>(sizes_.size());
   sizes_.push_back(size);
-  steps_.push_back({block, false, size, hint});
+  steps_.push_back({block, false, size, hint, stream});
   return block;
 }
 
@@ -69,6 +69,7 @@ std::optional<ReplayFailure> Replay(const AllocationLog& log, Allocator& allocat
       allocator.Free(blocks[step.block]);
       continue;
     }
+    allocator.UseStream(step.stream);
     const auto block = allocator.Allocate(step.size, step.hint);
     if (!block) return ReplayFailure{i, step.size, allocator.LargestFree(step.hint)};
     blocks[step.block] = *block;

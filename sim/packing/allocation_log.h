@@ -22,13 +22,14 @@ struct AllocationStep {
   bool free = false;
   Bytes size;              // as requested
   Hint hint = Hint::kLow;  // for requests only
+  uint64_t stream = 0;  // from whose pool it is, where an allocator has several; for requests only
   bool operator==(const AllocationStep&) const = default;
 };
 
 class AllocationLog {
  public:
   // Returns the number of the new block.
-  uint32_t Allocate(Bytes size, Hint hint = Hint::kLow);
+  uint32_t Allocate(Bytes size, Hint hint = Hint::kLow, uint64_t stream = 0);
   // REQUIRES: the block is live.
   void Free(uint32_t block);
 

@@ -35,8 +35,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::AllOf;
-using testing::Fault;
-using testing::FaultKind;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;

@@ -11,8 +11,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::Select;
-
 TEST(LimitItemsTest, AreAskedForByTheirNames) {
   const auto table4 = Select("superneurons-Tab4");
   const auto table5 = Select("superneurons-Tab5");

@@ -7,9 +7,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::Judged;
-using testing::Select;
-
 TEST(MmcnnPaperTest, EveryPrintedNumberIsReproduced) {
   EXPECT_EQ(Judged("mmcnn-Tab3"), 344);
   EXPECT_EQ(Judged("mmcnn-Tab4"), 100);

@@ -26,8 +26,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
-using testing::ReproduceOne;
-using testing::Select;
 
 double Ours(const std::string& item) {
   EXPECT_EQ(Select(item).size(), 1u) << item;

@@ -17,7 +17,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
-using testing::Select;
 
 TEST(VdnnPaperTest, EveryPrintedNumberIsReproduced) {
   int judged = 0;

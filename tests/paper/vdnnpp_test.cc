@@ -25,8 +25,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::IsEmpty;
-using testing::ReproduceOne;
-using testing::Select;
 
 // Tables II and V and the pinned sizes agree to the printed digit, whatever their evidence.
 TEST(VdnnppPaperTest, EveryPrintedNumberIsReproduced) {

@@ -199,8 +199,8 @@ class ShardedTest(unittest.TestCase):
 
     def test_the_first_buckets_exist_until_the_second_step_reduces(self):
         held, most, requests = 0, 0, self.replicated().requests
-        for number, (size, _) in enumerate(requests):
-            held += size - sum(other for other, end in requests if end == number)
+        for number, (size, _, _) in enumerate(requests):
+            held += size - sum(other for other, end, _ in requests if end == number)
             most = max(most, held)
         # Weights, two averages, buckets of the first and the second step, and the three gradients of a bucket that is full.
         self.assertEqual(most // 16384, 4 + 8 + 4 + 4 + 3)
@@ -459,7 +459,7 @@ class ShardedTest(unittest.TestCase):
             path = pathlib.Path(folder) / "t.json"
             recorded.write(path)
             trace = json.loads(path.read_text())
-        self.assertEqual(trace["version"], 10)
+        self.assertEqual(trace["version"], 11)
         ops = {op["name"].rpartition(".")[2]: op for op in trace["ops"] if "ranks" in op.get("attributes", {}) or "lane" in op}
         lanes = {}  # by lane of the step: that of the trace
         for number, operator in enumerate(recorded.operators):
@@ -472,6 +472,9 @@ class ShardedTest(unittest.TestCase):
         self.assertEqual(sorted(lanes.values()), list(range(1, len(lanes) + 1)))
         self.assertGreater(len(lanes), 1)
         self.assertTrue({tensor.get("lane", 0) for tensor in trace["tensors"]} > {0})
+        wanted = [[size, freed, *([lanes[lane]] if lane else [])] for size, freed, lane in recorded.requests]
+        self.assertEqual(trace["recording"]["requests"], wanted)
+        self.assertGreater(sum(len(request) > 2 for request in wanted), 0)
 
     # ---- what is refused ----
 

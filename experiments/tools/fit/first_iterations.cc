@@ -63,14 +63,16 @@ class Recorder {
         continue;
       }
       if (requests[i].size == Bytes()) continue;  // a change of the program saves it
-      const uint32_t block = log_.Allocate(requests[i].size);
+      const uint32_t block = log_.Allocate(requests[i].size, Hint::kLow, requests[i].lane);
       if (requests[i].freed) freed[*requests[i].freed].push_back(block);
     }
     for (const uint32_t block : freed.back()) log_.Free(block);
   }
 
   void Allocate(TensorId id) {
-    if (!blocks_[Index(id)]) blocks_[Index(id)] = log_.Allocate(trace_.tensor(id).size);
+    const Tensor& tensor = trace_.tensor(id);
+    if (blocks_[Index(id)]) return;
+    blocks_[Index(id)] = log_.Allocate(tensor.size, Hint::kLow, tensor.lane);
   }
 
   void RunOnce() {
@@ -78,7 +80,7 @@ class Recorder {
       const auto op = static_cast<OpId>(i);
       for (const TensorId storage : liveness_.Storages(op)) Allocate(storage);
       if (const Bytes workspace = trace_.op(op).recorded->workspace; workspace > Bytes(0)) {
-        log_.Free(log_.Allocate(workspace));
+        log_.Free(log_.Allocate(workspace, Hint::kLow, trace_.op(op).lane));
       }
       for (const TensorId storage : ends_[i]) {
         if (!blocks_[Index(storage)]) continue;

@@ -18,10 +18,8 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::Contains;
-using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::RunSim;
 
 PolicyRegistry Builtin() {
   PolicyRegistry registry;

@@ -88,6 +88,15 @@ TEST(RecordedFormatTest, RequestsBeforeTheFirstIteration) {
   EXPECT_EQ(ParseTrace(text, "t.json"), trace);
 }
 
+TEST(RecordedFormatTest, LanesOfRequests) {
+  const Trace trace = ParseTrace(WithRequests("[[30, 1, 4], [24, -1]]", "1", 11), "t.json");
+  EXPECT_THAT(trace.recording->requests,
+              ElementsAre(SetupRequest{Bytes(30), 1, 4}, SetupRequest{Bytes(24)}));
+  const std::string text = FormatTrace(trace);
+  EXPECT_THAT(text, HasSubstr("\"version\": 11"));
+  EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+}
+
 TEST(RecordedFormatTest, TensorsThatMayNotMove) {
   Trace trace = ParseTrace(Recorded(), "t.json");
   EXPECT_TRUE(trace.tensors[0].movable);
@@ -192,8 +201,13 @@ TEST(RecordedFormatErrorTest, RequestsBeforeTheFirstIteration) {
   const auto error = [](const std::string& requests, const std::string& request) {
     return InputErrorOf([&] { ParseTrace(WithRequests(requests, request), "t.json"); });
   };
-  EXPECT_THAT(error("[[30]]", "0"), HasSubstr("expected two numbers: size, freed"));
-  EXPECT_THAT(error("[[30, 1, 2]]", "0"), HasSubstr("expected two numbers: size, freed"));
+  EXPECT_THAT(error("[[30]]", "0"), HasSubstr("expected two or three numbers: size, freed, lane"));
+  EXPECT_THAT(error("[[30, 1, 2]]", "0"), HasSubstr("needs version 11 of the format"));
+  const auto error_of_11 = [](const std::string& requests) {
+    return InputErrorOf([&] { ParseTrace(WithRequests(requests, "0", 11), "t.json"); });
+  };
+  EXPECT_THAT(error_of_11("[[30, 1, 2, 3]]"), HasSubstr("expected two or three numbers"));
+  EXPECT_THAT(error_of_11("[[30, 1, 5]]"), HasSubstr("requests[0][2]"));
   EXPECT_THAT(error("[[-1, 1]]", "0"), HasSubstr("requests[0][0]"));
   EXPECT_THAT(error("[[30, 0]]", "0"), HasSubstr("freed after 0 requests, expected 1 to 1"));
   EXPECT_THAT(error("[[30, 2]]", "0"), HasSubstr("freed after 2 requests, expected 1 to 1"));

@@ -39,8 +39,8 @@ class Ledger:
         self.lane: Callable[[], int] = lambda: 0
         self._alive: dict[int, tuple[Storage, weakref.ref[torch.UntypedStorage]]] = {}
         self._seen = 0
-        # The requests until the first step begins: the size, and how many had been made when the memory was given back, or
-        # -1 if it was not.
+        # The requests until the first step begins: the size, how many had been made when the memory was given back, or
+        # -1 if it was not, and the lane.
         self.requests: list[list[int]] = []
         self.started = False  # whether the first step has begun
 
@@ -77,7 +77,7 @@ class Ledger:
         storage.on_host = storage.nowhere = False
         if (late or not self.started) and storage.size > 0:
             storage.request = len(self.requests)
-            self.requests.append([storage.size, -1])
+            self.requests.append([storage.size, -1, storage.lane])
 
     def keep_on_host(self, storage: Storage, nowhere: bool = False) -> None:
         """Takes the storage that was found last for one that the device does not have yet, but the host, or nothing as on `meta`."""

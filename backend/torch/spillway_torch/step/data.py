@@ -117,8 +117,8 @@ class StepData:
     saved: list[Saved] = dataclasses.field(default_factory=list, repr=False)
     # The workspaces of libraries: the number of the operator that makes them allocate it, and its size
     workspaces: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    # The requests before the first step, for a pretended device: the size, and how many had been made when the memory was
-    # given back, or -1 if it was not.
+    # The requests before the first step, for a pretended device: the size, how many had been made when the memory was given
+    # back, or -1 if it was not, and the lane.
     requests: list[list[int]] = dataclasses.field(default_factory=list, repr=False)
     blocks: set[str] = dataclasses.field(default_factory=set, repr=False)  # paths of the model's blocks
     measured: Measured = Measured()  # without the recorder; empty if the step did not run on a GPU

@@ -73,11 +73,13 @@ class _Writer:
                 self.make_op(number)
         self.hold()
         saved, step, measured = self.saved(), self.step, self.step.measured
+        requests = [[size, freed, *self.lane_of(lane).values()] for size, freed, lane in step.requests]  # before the first step
         recording = {"framework": f"PyTorch {torch.__version__}", "device": measured.device, "step_ns": measured.step_ns,
                      "plain_step_ns": measured.step_ns, "allocated": step.peak_allocated, "reserved": measured.reserved,
-                     **({"requests": step.requests} if step.requests else {})}  # before the first step
+                     **({"requests": requests} if requests else {})}
         moves = step.hooks["moves"] if step.hooks is not None else None  # the version is the earliest that knows all that the step has
-        version = 10 if self.lanes else 9 if moves and "state_ns" in moves else 7 if self.planned else 6 if saved else 5 if step.requests else 4
+        version = (11 if any(len(request) > 2 for request in requests) else 10 if self.lanes else
+                   9 if moves and "state_ns" in moves else 7 if self.planned else 6 if saved else 5 if requests else 4)
         return {"format": "spillway-trace", "version": version, "name": f"{step.network}:{step.batch}", "network": step.network,
                 "batch": step.batch, "preset": "recorded", "training": any(phase != "forward" for phase in self.phases),
                 "recording": recording, "layers": [{"name": name, "type": type_} for name, type_ in self.layers.items()],

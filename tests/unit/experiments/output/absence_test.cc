@@ -16,8 +16,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::ChainTrace;
-using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 

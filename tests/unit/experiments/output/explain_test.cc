@@ -23,13 +23,8 @@
 namespace spillway::testing {
 namespace {
 
-using testing::ChainTrace;
 using ::testing::ElementsAre;
-using testing::FixedCost;
 using ::testing::HasSubstr;
-using testing::RunSettings;
-using testing::RunSim;
-using testing::TraceBuilder;
 
 Duration Ns(int64_t n) { return Duration::Nanoseconds(n); }
 

@@ -17,12 +17,8 @@
 namespace spillway::testing {
 namespace {
 
-using testing::ChainTrace;
-using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::RunSettings;
-using testing::RunSim;
 
 bool operator==(const PolicySpec& a, const PolicySpec& b) {
   return a.plugin == b.plugin && a.policy == b.policy && a.parameters == b.parameters;

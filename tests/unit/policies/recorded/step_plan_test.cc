@@ -19,15 +19,8 @@
 namespace spillway::testing {
 namespace {
 
-using testing::Find;
-using testing::FixedCost;
 using ::testing::HasSubstr;
-using testing::HookedChain;
 using ::testing::IsEmpty;
-using testing::RunResult;
-using testing::RunSim;
-using testing::ScriptedPolicy;
-using testing::TimelineText;
 
 class StepPlanTest : public ::testing::Test {
  protected:

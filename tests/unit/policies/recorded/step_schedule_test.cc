@@ -17,10 +17,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::FixedCost;
-using testing::RunSim;
-using testing::TraceBuilder;
-
 constexpr uint32_t kDepth = 7;
 
 // Returns a recorded chain x -> y1 -> ... -> y7 whose results autograd saves, and whose backward

@@ -16,10 +16,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::FixedCost;
-using testing::HookedChain;
-using testing::RunSim;
-
 // Returns the chain with drawn sizes, times and moves.
 Trace Drawn(uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -22,8 +22,6 @@
 namespace spillway::testing {
 namespace {
 
-using testing::FindOp;
-
 Trace LowerGpt(const std::string& network, Precision precision) {
   return LowerNetwork(BuildNetwork(network, AttentionKind::kMath),
                       {8, "torch", true, std::nullopt, precision});

@@ -13,9 +13,7 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FixedCost;
 using ::testing::HasSubstr;
-using testing::TraceBuilder;
 
 // Returns one op of 4 samples with two slots. The first slot has a fast kernel with 7 bytes of
 // workspace and a slow kernel without workspace. The second has one kernel with 5 bytes.

@@ -17,12 +17,7 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FixedCost;
 using ::testing::IsEmpty;
-using testing::RunResult;
-using testing::RunSim;
-using testing::ScriptedPolicy;
-using testing::TraceBuilder;
 
 // A step that gathers g on lane 1 while f2 runs. f3 needs both.
 Trace GatheringTrace() {

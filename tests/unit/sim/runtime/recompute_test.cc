@@ -15,13 +15,7 @@
 namespace spillway::testing {
 namespace {
 
-using testing::Find;
-using testing::FixedCost;
 using ::testing::IsEmpty;
-using testing::RunResult;
-using testing::RunSim;
-using testing::ScriptedPolicy;
-using testing::TraceBuilder;
 
 // To recompute b for f3, f1 runs again. It overwrites a, so f2 must also run again and must be
 // recomputable.

@@ -13,17 +13,9 @@
 namespace spillway::testing {
 namespace {
 
-using testing::ChainTrace;
 using ::testing::ElementsAre;
-using testing::Find;
-using testing::FixedCost;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::RunResult;
-using testing::RunSettings;
-using testing::RunSim;
-using testing::ScriptedPolicy;
-using testing::TraceBuilder;
 
 // --- The longest iteration -----------------------------------------------------------------------
 

@@ -14,15 +14,7 @@
 namespace spillway::testing {
 namespace {
 
-using testing::Find;
-using testing::FixedCost;
-using testing::HookedChain;
 using ::testing::IsEmpty;
-using testing::RunResult;
-using testing::RunSettings;
-using testing::RunSim;
-using testing::ScriptedPolicy;
-using testing::TimelineText;
 
 constexpr Duration Nanoseconds(int64_t n) { return Duration::Nanoseconds(n); }
 

@@ -19,7 +19,6 @@ namespace {
 using ::spillway::testing::InputErrorOf;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::Names;
 
 constexpr int64_t kUs = 1000;
 

@@ -22,7 +22,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::MakeSnapshot;
 using Kind = MemoryEvent::Kind;
 
 constexpr int64_t kMiB = 1 << 20;

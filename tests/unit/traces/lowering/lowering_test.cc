@@ -17,9 +17,7 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FindOp;
 using ::testing::HasSubstr;
-using testing::Names;
 
 // data -> conv1 -> relu -> {pool, conv2} -> concat -> fc -> softmax
 Network ForkedNetwork() {

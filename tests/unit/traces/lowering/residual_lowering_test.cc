@@ -17,10 +17,7 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FindOp;
 using ::testing::HasSubstr;
-using testing::Names;
-using testing::SameStorage;
 
 bool HasOp(const Trace& trace, const std::string& name) {
   return std::any_of(trace.ops.begin(), trace.ops.end(),

@@ -17,9 +17,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FindOp;
-using testing::Names;
-using testing::SameStorage;
 
 Trace Lower(const Network& network, bool training = true) {
   return LowerNetwork(network, {2, "superneurons", training});

@@ -21,7 +21,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FindOp;
 using ::testing::HasSubstr;
 
 int64_t Elements(const Trace& trace, TensorKind kind, std::string_view prefix = {}) {

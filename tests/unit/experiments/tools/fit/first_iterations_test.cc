@@ -1,5 +1,6 @@
 #include "experiments/tools/fit/first_iterations.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -45,6 +46,19 @@ std::string TextOf(const AllocationLog& log) {
     text += (step.free ? " -" : " +") + std::to_string(step.size.count());
   }
   return text;
+}
+
+// Requests come from the pools of their lanes.
+TEST(FirstIterationsTest, KnowsLanes) {
+  Trace step = Step();
+  step.ops[0].lane = 1;      // with a workspace of 7
+  step.tensors[2].lane = 2;  // y, of 3
+  step.recording->requests = {{Bytes(9), 1, 3}};
+  std::string text;
+  for (const AllocationStep& one : RequestsOfFirst(step, 1).steps()) {
+    if (!one.free) text += fmt::format(" {}:{}", one.size.count(), one.stream);
+  }
+  EXPECT_EQ(text, " 9:3 20:0 60:0 1:0 3:2 7:1 4:0 50:0");
 }
 
 // The optimizer's state is allocated in the first update and stays. The gradient is freed after its

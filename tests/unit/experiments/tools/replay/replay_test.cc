@@ -29,7 +29,6 @@ namespace spillway::testing {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::MakeSnapshot;
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBase = int64_t{0x7f00} << 32;

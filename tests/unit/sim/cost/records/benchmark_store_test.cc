@@ -13,8 +13,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::InputErrorOf;
-using testing::TemporaryDirectory;
 
 // Returns a table with entries for batches 1 to `count`. The entry for batch n has n kernels.
 CostTable SomeTable(int64_t count, const std::string& tool = "spillway 1") {
