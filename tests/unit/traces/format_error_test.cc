@@ -85,7 +85,7 @@ TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
   EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 99"),
-            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 10");
+            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 11");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
