@@ -4,10 +4,10 @@
 #ifndef SPILLWAY_TRACES_BASE_NAMESPACES_H_
 #define SPILLWAY_TRACES_BASE_NAMESPACES_H_
 
-// traces/: traces, and what reads, makes and checks them.
+// traces/: traces, and the code that reads, makes and checks them.
 namespace spillway::traces {}
 
-// sim/: what policies and backends agree on, the runtime, allocators, costs and the engine.
+// sim/: the interfaces of policies and backends, the runtime, allocators, costs and the engine.
 namespace spillway::sim {
 using namespace traces;
 }
@@ -16,7 +16,7 @@ namespace spillway::policies {
 using namespace sim;
 }
 
-// backend/common/: what the backends of the CPU and of CUDA share.
+// backend/common/: the code that the backends of the CPU and of CUDA share.
 namespace spillway::backend {
 using namespace sim;
 }
@@ -29,7 +29,7 @@ namespace spillway::cuda {
 using namespace backend;
 }
 
-// experiments/: cases, their runs, what is written of them, and the tools of the command line.
+// experiments/: cases, their runs and results, and the tools of the command line.
 namespace spillway::lab {
 using namespace policies;
 using namespace cpu;
