@@ -54,8 +54,9 @@ TEST(FirstIterationsTest, KnowsLanes) {
   step.ops[0].lane = 1;      // with a workspace of 7
   step.tensors[2].lane = 2;  // y, of 3
   step.recording->requests = {{Bytes(9), 1, 3}};
+  const AllocationLog log = RequestsOfFirst(step, 1);
   std::string text;
-  for (const AllocationStep& one : RequestsOfFirst(step, 1).steps()) {
+  for (const AllocationStep& one : log.steps()) {
     if (!one.free) text += fmt::format(" {}:{}", one.size.count(), one.stream);
   }
   EXPECT_EQ(text, " 9:3 20:0 60:0 1:0 3:2 7:1 4:0 50:0");
