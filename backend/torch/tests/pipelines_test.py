@@ -181,6 +181,8 @@ class WholeTest(unittest.TestCase):
             simulate_pipeline({0: two[0]})
         with self.assertRaisesRegex(SpillwayError, r"of rank 2 is between ranks \[0, 1\]"):
             simulate_pipeline({2: two[0], 0: two[1], 1: two[0]})
+        with self.assertRaisesRegex(SpillwayError, "there is no recording"):
+            simulate_pipeline({})
 
     def test_stages_that_wait_for_each_other_are_refused(self):
         def step():

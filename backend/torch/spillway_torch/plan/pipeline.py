@@ -61,9 +61,11 @@ def simulate_pipeline(stages: Mapping[int, StepData], device: str = "h100") -> P
     All processes begin at once. A message is under way from the time when both its sender and its receiver have come to it; its sender
     waits for nobody. The stages are simulated in turn, until none of them receives anything earlier than it is sent.
 
-    Raises `SpillwayError` if a message has no counterpart of equal size, or the stages wait for each other for ever, and `ProgramError`
+    Raises `SpillwayError` if there is no recording, a message has no counterpart of equal size, or the stages wait for each other for ever, and `ProgramError`
     if the program `spillway` is missing or refuses the device.
     """
+    if not stages:
+        raise SpillwayError("there is no recording; give that of each stage by its rank")
     sent = _matched(stages)
     with tempfile.TemporaryDirectory() as folder:
         ranks = sorted(stages)
