@@ -90,7 +90,7 @@ MIRRORED = {"copy_path", "kernels", "pooling"}
 SPACES = {"traces": ["traces"], "sim": ["sim"], "policies": ["policies"], "backend/common": ["backend"], "backend/cpu": ["cpu"],
           "backend/cuda": ["cuda"], "experiments": ["lab", "cli"], "tests": ["testing", "fuzz"]}
 
-# Types of these have names of their own, though each library has its namespace: nothing hides what another library calls so.
+# The libraries, which must not define two types of one name: a type of one library would hide the other library's.
 LIBRARY = r"spillway::(traces|sim|policies|backend|cpu|cuda|lab)\b"
 NAMESPACE = re.compile(r"namespace ([\w:]*) ?\{$|\}  // namespace")
 TYPE = re.compile(r"(?:struct|class|enum class|union) (\w+)(?: final)?(?: *:(?!:).*)?(?: \{.*)?$")

@@ -121,19 +121,22 @@ class Mutants : public ::testing::Test {
     EXPECT_GE(wrong_order, 5);
   }
 
+  // Expects that sound runs have the same bits in every order.
+  void ExpectAgreement() const {
+    const Result reference = Execute(std::nullopt, AsItIs);
+    for (uint64_t seed = 1; seed < 20; ++seed) {
+      const Result result = Execute(seed, AsItIs);
+      EXPECT_EQ(result.read, reference.read);
+      EXPECT_THAT(result.violations, IsEmpty());
+    }
+  }
+
   const Trace trace_;
   const Device device_;
   const RooflineCostModel cost_;
 };
 
-TEST_F(Mutants, SoundRunsAgreeInEveryOrder) {
-  const Result reference = Execute(std::nullopt, AsItIs);
-  for (uint64_t seed = 1; seed < 20; ++seed) {
-    const Result result = Execute(seed, AsItIs);
-    EXPECT_EQ(result.read, reference.read);
-    EXPECT_THAT(result.violations, IsEmpty());
-  }
-}
+TEST_F(Mutants, SoundRunsAgreeInEveryOrder) { ExpectAgreement(); }
 
 // --- Lost waits ---------------------------------------------------------------------------------
 
@@ -182,14 +185,7 @@ class LaneMutants : public Mutants {
   LaneMutants() : Mutants(/*lanes=*/true) {}
 };
 
-TEST_F(LaneMutants, SoundRunsAgreeInEveryOrder) {
-  const Result reference = Execute(std::nullopt, AsItIs);
-  for (uint64_t seed = 1; seed < 20; ++seed) {
-    const Result result = Execute(seed, AsItIs);
-    EXPECT_EQ(result.read, reference.read);
-    EXPECT_THAT(result.violations, IsEmpty());
-  }
-}
+TEST_F(LaneMutants, SoundRunsAgreeInEveryOrder) { ExpectAgreement(); }
 
 TEST_F(LaneMutants, LostWaitsAreSeenInTheBitsAndInTheOrder) {
   for (const WaitCause lost : {WaitCause::kFetch, WaitCause::kMemory}) {

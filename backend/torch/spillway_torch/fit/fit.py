@@ -438,7 +438,7 @@ class Fitted:
     def _staying(self) -> str:
         """Returns a part of a message: which optimizers have to have their state on the device."""
         staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
-        return "".join(f", of which {size:,} are state of {kind}, which stays on the device, as that of SGD, Adam and AdamW need not"
+        return "".join(f", of which {size:,} are state of {kind}, which stays on the device (the state of SGD, Adam and AdamW can leave it)"
                        for kind, size in staying.items())
 
     def _idle(self, recorder: TapeRecorder) -> set[int]:

@@ -1,4 +1,4 @@
-"""What would lower a floor, with the bytes that would not exist then while the operator runs that needs it."""
+"""Remedies that lower a floor, each with the bytes that would not exist then while the operator runs that needs the floor."""
 
 from __future__ import annotations
 

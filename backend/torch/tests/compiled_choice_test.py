@@ -1,0 +1,154 @@
+"""Tests of the choice for one compiled graph, and of the bytes that it is said to take, against walks over the graph."""
+
+import operator
+import random
+import unittest
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from spillway_torch.base.target import Target
+from spillway_torch.compiled import planning, pytorch
+from spillway_torch.compiled.joint import AGAIN, ALWAYS, Room
+from spillway_torch.compiled.planning import choose, default_saved
+from spillway_torch.fit import compiled as fitting
+from compiled_test import Block, Counted, Layers, by_operators, joint_of
+
+TARGET = Target("cpu", False, torch.device("cpu"))
+
+
+def walk(graph, before):
+    """Returns the most bytes that are alive while a graph runs node by node, with the storages of the nodes `before` from the start."""
+    last, results, inputs = {}, set(), set()
+    for node in graph.graph.nodes:
+        parts = [user for user in node.users if user.target is operator.getitem] or [node]
+        for read in (*node.all_input_nodes, *parts):
+            last[pytorch.storage_of(read)] = node
+        if node.op == "output":
+            results |= {pytorch.storage_of(read) for read in node.all_input_nodes}
+        if node.op == "placeholder":
+            inputs.add(pytorch.storage_of(node))
+            results |= {pytorch.storage_of(node)} if node.name.startswith("tangents") else set()  # autograd holds them
+    alive = {pytorch.storage_of(n): n.meta["val"].untyped_storage().nbytes() for n in before if pytorch.storage_of(n) is not None}
+    most = sum(alive.values())
+    for node in graph.graph.nodes:
+        for made in [user for user in node.users if user.target is operator.getitem] or [node]:
+            storage = pytorch.storage_of(made)
+            if made.op == "call_function" and storage is not None and storage not in inputs:
+                alive[storage] = made.meta["val"].untyped_storage().nbytes()
+        most = max(most, sum(alive.values()))
+        for ended in [s for s in alive if last.get(s) is node and s not in results]:
+            del alive[ended]
+    return most
+
+
+class ChoiceTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.manual_seed(0)
+        model = Layers(*(Block(16) for _ in range(6)))
+        with by_operators():
+            cls.found = joint_of(lambda x: model(x).square().mean(), [torch.randn(64, 16)])
+
+    def test_budgets_between_the_default_and_the_least(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        before = None
+        for share in 1.0, 0.9, 0.8, 0.7, 0.6, 0.5:
+            room = Room(*(int(share * size) for size in (plain.saved, plain.forward, plain.backward)))
+            choice = choose(joint, default, room, TARGET, 0)
+            self.assertLessEqual(choice.outcome.over(room), 0, share)
+            if share == 1.0:
+                self.assertEqual(choice.outcome, plain)
+            self.assertGreaterEqual(choice.outcome.seconds, 0.99 * (before or 0.0))
+            before = choice.outcome.seconds
+        least = choose(joint, default, Room(1, 1, 1), TARGET, 0)
+        self.assertGreater(least.outcome.over(Room(1, 1, 1)), 0)
+        self.assertLess(least.outcome.forward + least.outcome.backward, plain.forward + plain.backward)
+
+    def test_no_plan_is_slower_than_a_ratio_of_pytorch_in_the_same_memory(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        ratios = []
+        for ratio in 0.7, 0.5, 0.3, 0.1:
+            with torch._functorch.config.patch(activation_memory_budget=ratio):
+                backward = pytorch.default_halves(pytorch.copied(self.found["graph"]), (), num_fwd_outputs=self.found["outputs"])[1]
+            ratios += [joint.outcome(default_saved(joint, pytorch.saved_by(backward)), near) for near in AGAIN]
+        compared = 0
+        for share in 0.95, 0.9, 0.8, 0.7, 0.6, 0.5:
+            room = Room(*(int(share * max(plain.forward, plain.backward)),) * 3)
+            fitting = [taken.seconds for taken in ratios if taken.over(room) <= 0]
+            compared += bool(fitting)
+            self.assertLessEqual(choose(joint, default, room, TARGET, 0).outcome.seconds, min(fitting, default=float("inf")), share)
+        self.assertGreater(compared, 2)
+
+    def test_a_little_less_memory_than_pytorch_takes(self):
+        joint, default = self.found["joint"], self.found["default"]
+        plain = joint.outcome(default)
+        room = Room(*(int(0.95 * max(plain.forward, plain.backward)),) * 3)
+
+        def seconds():
+            joint.judged.clear()
+            return choose(joint, default, room, TARGET, 0).outcome.seconds
+        with mock.patch.object(planning, "_cut_less", lambda *_: None):
+            others = seconds()
+        self.assertLess(seconds(), others)
+
+    def test_bytes_are_those_of_a_walk_over_the_two_halves(self):
+        joint, graph = self.found["joint"], self.found["graph"]
+        fusible, joint.fusible = joint.fusible, [False] * len(joint.nodes)
+        try:
+            drawn = random.Random(1)
+            for near in ALWAYS, 16:
+                keep = {i for i in joint.values() if drawn.random() < 0.5}
+                self.assertTrue(all(joint.inputs[i] for i in keep))  # Inductor makes constants where they are used
+                taken = joint.outcome(keep, near)
+                saved, order = joint.cut(keep, near)
+                forward, backward = pytorch.halves(graph, [joint.nodes[i] for i in saved], [joint.nodes[i] for i in order],
+                                                   self.found["outputs"])
+                self.assertEqual(taken.forward, walk(forward, ()))
+                values = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith("primals")]
+                self.assertEqual(taken.backward, walk(backward, values))
+        finally:
+            joint.fusible = fusible
+
+    def test_bytes_of_a_graph_that_runs_operator_by_operator(self):
+        classes = torch.randint(2000, (256,))
+        for width, tail in (16, lambda x: x.square().mean()), (2000, lambda x: F.cross_entropy(x, classes)):
+            for cast in False, True:
+                model = Layers(Block(16), Block(16), nn.Linear(16, width))
+                with by_operators(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                    found = joint_of(lambda x, model=model, tail=tail: tail(model(x)), [torch.randn(256, 16)])
+                with Counted() as device, torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                    with fitting._saved_on_host("cpu", found["given"]), fitting._no_autocast_cache():
+                        loss, = found["module"](*found["given"])
+                    self.assertEqual(device.allocated, loss.nbytes)
+                    forward, device.peak = device.peak, device.allocated
+                    loss.backward()
+                said, most = max(found["joint"].by_operators()), max(forward, device.peak)
+                with self.subTest(f"{width}, {cast}"):  # GELU and its gradient are one operator each, and several in the joint graph
+                    self.assertLess(0.98 * most, said)
+                    self.assertLess(said, (1.02 if width == 2000 else 3) * most)
+
+    def test_what_an_operator_reads_is_there_while_it_runs(self):
+        x = torch.randn(1 << 16, requires_grad=True)
+        with by_operators():
+            joint = joint_of(lambda x: (x.exp() * (2 * x)).sum(), [x])["joint"]
+        # x.exp() comes back as the last of: the gradients of 2 * x and x.exp(), their product with it, and itself.
+        self.assertEqual([most // x.nbytes for most in joint.by_operators()], [3, 4])
+
+    def test_a_kernel_stores_what_it_reads_in_two_loops(self):
+        """Where the value follows from more than four tensors; else it is computed in both loops, before the sum and after it."""
+        weight = torch.ones(512, requires_grad=True)
+        for count, stored in (3, 0), (5, 1):
+            def function(*given):
+                value = given[0] * weight
+                for one, other in zip(given[1::2], given[2::2]):
+                    value = value + one * other
+                return value * value.sum(-1, keepdim=True)
+            given = [torch.randn(64, 512) for _ in range(count)]
+            with by_operators():
+                taken = joint_of(function, given)["joint"].outcome(set())
+            self.assertEqual(taken.forward // given[0].nbytes, 1 + stored)
