@@ -44,6 +44,19 @@ def walk(graph, before):
     return most
 
 
+class Gated(nn.Module):
+    """A block of a Llama without attention."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.down = nn.RMSNorm(width), nn.Linear(3 * width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, 3 * width, bias=False)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
 class ChoiceTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -83,6 +96,44 @@ class ChoiceTest(unittest.TestCase):
             compared += bool(fitting)
             self.assertLessEqual(choose(joint, default, room, TARGET, 0).outcome.seconds, min(fitting, default=float("inf")), share)
         self.assertGreater(compared, 2)
+
+    def test_no_plan_is_slower_than_checkpoints_in_their_memory(self):
+        rows, width, words = 256, 64, 1000
+        torch.manual_seed(0)
+        model = Layers(nn.Embedding(words, width), *(Gated(width) for _ in range(6)), nn.Linear(width, words, bias=False))
+        labels = torch.randint(words, (rows,))
+
+        def logits_and_loss(x):
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(x)
+            return logits, F.cross_entropy(logits.float(), labels)
+        found = joint_of(logits_and_loss, [torch.randint(words, (rows,))])
+        joint, sizes = found["joint"], (4 * rows * width, 2 * rows * words)  # of the results of blocks, and of the logits
+        keep = {at for at in joint.values() if joint.size[at] <= 4 * rows or joint.size[at] in sizes and (
+            joint.size[at] == sizes[1] or joint.nodes[at].target is torch.ops.aten.add.Tensor)}
+        checkpoints = min((joint.outcome(keep, near) for near in AGAIN), key=lambda outcome: outcome.backward)
+        room = Room(*(max(checkpoints.forward, checkpoints.backward),) * 3)
+        choice = choose(joint, found["default"], room, TARGET, 0)
+        self.assertLessEqual(choice.outcome.over(room), 0)
+        self.assertLessEqual(choice.outcome.seconds, checkpoints.seconds)
+
+    def test_what_a_plan_recomputes_makes_nothing_else_saved(self):
+        joint, default = self.found["joint"], self.found["default"]
+        joint.plans.clear()
+        joint.judged.clear()
+        self.addCleanup(joint.plans.clear)
+        with mock.patch.object(planning, "_cut_less", lambda *_: None), \
+                mock.patch.object(planning._GraphStep, "curve", lambda step: {1: set(step.saved), 2: set()}):
+            choose(joint, default, Room(1, 1, 1), TARGET, 0)
+        least, everything = sorted((set(joint.split(set(keep))[0]) for keep in {keep for keep, _ in joint.judged}), key=len)
+        self.assertLess(len(least), len(everything))
+        self.assertEqual({at for at in least - everything if not joint.is_input[at]}, set())
+
+    def test_no_choice_takes_twice_as_long_as_pytorchs(self):
+        joint, default = self.found["joint"], self.found["default"]
+        least = choose(joint, default, Room(1, 1, 1), TARGET, 0)
+        self.assertGreater(max(outcome.seconds for outcome in joint.judged.values()), planning.SLOWEST * joint.outcome(default).seconds)
+        self.assertLessEqual(least.outcome.seconds, planning.SLOWEST * joint.outcome(default).seconds)
 
     def test_a_little_less_memory_than_pytorch_takes(self):
         joint, default = self.found["joint"], self.found["default"]

@@ -24,6 +24,7 @@ LONGEST = 400  # nodes that may run again for one value
 TRIES = 2  # plans between those of the curve
 CLOSE = 50  # a choice that leaves less than this part of its room free is good enough
 SMALLEST = 1 << 16  # bytes of a value that is worth a decision
+SLOWEST = 2  # times as long as PyTorch's own cut: rather than such a choice, other things go to the host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Choice:
 
 
 def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest: int = SMALLEST) -> Choice:
-    """Returns the fastest choice found that stays within the room, or else the one that exceeds it by least.
+    """Returns the fastest choice found that stays within the room, or else the one that exceeds it by least. Choices that take more than
+    `SLOWEST` times as long as PyTorch's are none.
 
     default: the nodes that PyTorch saves.
     smallest: values of fewer bytes are always saved.
@@ -46,13 +48,13 @@ def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest
         return plain
     values = joint.values()
     always = {at for at in values if joint.size[at] < smallest or joint.draws[joint.maker(at)]}
-    base = always | _anchors(joint, values)
+    base = always | set(joint.split(always | _anchors(joint, values))[0])
     _cut_less(joint, default | always, always, room)
     known = joint.plans.setdefault((smallest, *room.less), {})
     with tempfile.TemporaryDirectory() as folder:
         _search(joint, base, known, functools.cache(lambda: _GraphStep(joint, base, always, target, room, pathlib.Path(folder))), room)
-    return min((plain, *(Choice(*key, outcome) for key, outcome in joint.judged.items())),
-               key=lambda choice: (max(0, choice.outcome.over(room)), choice.outcome.seconds))
+    found = (Choice(*key, outcome) for key, outcome in joint.judged.items() if outcome.seconds <= SLOWEST * plain.outcome.seconds)
+    return min((plain, *found), key=lambda choice: (max(0, choice.outcome.over(room)), choice.outcome.seconds))
 
 
 def _search(joint: Joint, base: set[int], known: dict[int, set[int]], made: Callable[[], _GraphStep], room: Room) -> None:
@@ -199,7 +201,7 @@ class _GraphStep:
             for at in mine:
                 self.saved[at] = Saved(self._operand(at), len(self.operators))
         self.between = len(self.operators)
-        self._add("between", "backward", [], [], 0.0)
+        self._add("between", "backward", [o for o in dict.fromkeys(joint.owner[at] for at in joint.results) if o in self.storages], [], 0.0)
         back, order = joint.backward_runs(saved, again, ALWAYS, runs)
         ends = {runs.key[back[at]] for at in joint.gradients if joint.storage[at] is not None}
         named: dict[int, int] = {}  # keys of backward that are no saved values, by number
@@ -211,8 +213,7 @@ class _GraphStep:
                     self.saved[at].unpacked.append(len(self.operators))
             sizes = {named[k]: size for k, size in kernel.writes.items()}
             self._add(joint.nodes[runs.node[kernel.runs[-1]]].name, "backward", reads, writes, kernel.seconds, sizes=sizes)
-        last = {named[k] for k in ends if k in named} | {joint.owner[at] for at in joint.results}
-        self._add("end", "backward", [at for at in last if at in self.storages], [], 0.0)
+        self._add("end", "backward", [named[k] for k in ends if k in named], [], 0.0)
         ends_at = {}
         for at, op in enumerate(self.operators):
             for operand in (*op.inputs, *op.outputs):

@@ -42,6 +42,7 @@ CHECKED = 2  # the first steps with new graphs, whose memory is compared with th
 UNSEEN = 2  # after so many updates without a graph, a line says so
 BEHIND = 6  # a graph without a plan may take so many times what it leaves behind, in another forward and in backward
 ROUNDS = 6  # in which the graphs of a step share its budget
+SOON = 1.03  # times as long as another choice, one that is compiled already may take
 FITS = 0.95  # of the budget, which a graph may take operator by operator: what operators take besides tensors is not known
 
 
@@ -63,7 +64,7 @@ class Graph:
     choice: Optional[Choice] = None
     compiled: Any = None
     code: Optional[Outcome] = None  # what it takes by its code, if that is known
-    known: dict[str, tuple[Any, Optional[Outcome]]] = dataclasses.field(default_factory=dict)  # by `key`: `compiled` and `code`
+    known: dict[str, tuple[Choice, Any, Optional[Outcome]]] = dataclasses.field(default_factory=dict)  # by `key`: what was compiled
     beyond: Room = Room(0, 0, 0)
     first: Optional[Callable[..., Any]] = None  # what runs in steps that are recorded
     refused: bool = False  # PyTorch cuts it, whatever the budget
@@ -99,8 +100,11 @@ class Graph:
         """Chooses what is saved within a room."""
         assert self.joint is not None
         rest = Room(*(max(1, size - more) for size, more in zip(dataclasses.astuple(room), dataclasses.astuple(self.beyond))))
-        self.choice = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0)
-        self.compiled, self.code = self.known.get(self.key(), (None, None))
+        best = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0)
+        there = (choice for choice, _, code in self.known.values() if (code.over(room) if code else choice.outcome.over(rest)) <= 0
+                 and choice.outcome.seconds <= SOON * best.outcome.seconds)
+        self.choice = min(there, key=lambda choice: choice.outcome.seconds, default=best)
+        _, self.compiled, self.code = self.known.get(self.key(), (None, None, None))
 
     def compile(self, device: Device) -> None:
         """Compiles the graph as it was chosen, and reads from its code what it takes."""
@@ -109,7 +113,7 @@ class Graph:
         with self._autocasts():
             self.compiled = pytorch.compiled(pytorch.copied(self.module), self.inputs, self.settings, self.split, self.key(), codes)
         self.code = outcome_of(codes, device, said.seconds)
-        self.known[self.key()] = self.compiled, self.code
+        self.known[self.key()] = self.choice, self.compiled, self.code
         if self.code is not None:
             more = self.beyond
             self.beyond = Room(max(more.saved, self.code.saved - said.saved), max(more.forward, self.code.forward - said.forward),
