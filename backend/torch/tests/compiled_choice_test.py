@@ -1,7 +1,9 @@
 """Tests of the choice for one compiled graph, and of the bytes that it is said to take, against walks over the graph."""
 
 import operator
+import pathlib
 import random
+import tempfile
 import unittest
 from unittest import mock
 
@@ -164,6 +166,18 @@ class ChoiceTest(unittest.TestCase):
                 self.assertEqual(taken.backward, walk(backward, values))
         finally:
             joint.fusible = fusible
+
+    def test_what_writes_over_its_operand_takes_no_memory_of_its_own(self):
+        words, width = 5000, 16
+        table = nn.Embedding(words, width)
+        found = joint_of(lambda x: table(x).square().mean(), [torch.randint(words, (64,))])
+        joint, gradient = found["joint"], 4 * words * width
+        taken = joint.outcome(found["default"])
+        self.assertLess(gradient, taken.backward)
+        self.assertLess(taken.backward, 1.1 * gradient)
+        with tempfile.TemporaryDirectory() as folder:
+            step = planning._GraphStep(joint, set(found["default"]), set(), TARGET, Room(1 << 30, 1 << 30, 1 << 30), pathlib.Path(folder))
+        self.assertEqual([storage.size for storage in step.storages.values()].count(gradient), 2)  # the table, and its gradient
 
     def test_bytes_of_a_graph_that_runs_operator_by_operator(self):
         classes = torch.randint(2000, (256,))

@@ -139,6 +139,7 @@ class Joint:
         self.dtype: list[Optional[torch.dtype]] = []
         self.free: list[bool] = []  # it does no work of its own: a view, a part of a result, a number
         self.fusible: list[bool] = []
+        self.over: list[bool] = []  # its result takes the place of its first operand
         self.apart: list[bool] = []  # it is a part of the result of an operator that is not fusible
         self.reduces: list[bool] = []  # it reduces rows that a kernel has to read again
         self.draws: list[bool] = []  # it must not run again
@@ -158,6 +159,7 @@ class Joint:
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
             self.free.append(node.op != "call_function" or node.target is operator.getitem or not tensors or view and not mutates)
             self.fusible.append(pytorch.is_fusible(node))
+            self.over.append(pytorch.writes_over(node))
             self.apart.append(node.target is operator.getitem and not self.fusible[self.maker(at)])
             rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
             self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
@@ -384,13 +386,7 @@ class Joint:
                  theirs: Iterable[int] = ()) -> list[int]:
         """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program
         may have the keys `theirs`, too, which no kernel writes over."""
-        last: dict[int, int] = {}
-        for at, kernel in enumerate(order):
-            for key in itertools.chain(kernel.writes, (runs.key[i] for r in kernel.runs for i in runs.inputs[r])):
-                last[key] = at
-        ends: dict[int, list[int]] = collections.defaultdict(list)
-        for key, at in last.items():
-            ends[at].append(key)
+        ends = self.ends(runs, order)
         alive = {key: self.size[runs.node[key]] for key in before}
         live, memory = sum(alive.values()), []
         for at, kernel in enumerate(order):
@@ -398,17 +394,32 @@ class Joint:
             ending = [key for key in ends.get(at, ()) if key in alive and key not in after]
             live += sum(kernel.writes[key] for key in new)
             alive |= kernel.writes
-            memory.append(live - self._in_place(runs, kernel, new, [key for key in ending if key not in theirs]))
+            over = self.in_place(runs, kernel, new, [key for key in ending if key not in theirs])
+            memory.append(live - sum(kernel.writes[key] for key in over))
             live -= sum(alive.pop(key) for key in ending)
         return memory
 
-    def _in_place(self, runs: Runs, kernel: Kernel, new: Iterable[int], ending: Iterable[int]) -> int:
-        """Returns the bytes that a kernel writes where it read them, element by element, for the last time."""
-        if not all(self.fusible[runs.node[r]] or self.free[runs.node[r]] for r in kernel.runs):
-            return 0
-        kinds = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in ending if key in kernel.reads)
-        written = collections.Counter((self.size[runs.node[key]], self.dtype[runs.node[key]]) for key in new)
-        return sum(size * count for (size, _), count in (kinds & written).items())
+    def ends(self, runs: Runs, order: Sequence[Kernel]) -> dict[int, list[int]]:
+        """Returns, by the place of a kernel, the keys that no later one uses."""
+        last: dict[int, int] = {}
+        for at, kernel in enumerate(order):
+            for key in itertools.chain(kernel.writes, (runs.key[i] for r in kernel.runs for i in runs.inputs[r])):
+                last[key] = at
+        ends: dict[int, list[int]] = collections.defaultdict(list)
+        for key, at in last.items():
+            ends[at].append(key)
+        return ends
+
+    def in_place(self, runs: Runs, kernel: Kernel, new: Iterable[int], ending: Iterable[int]) -> dict[int, int]:
+        """Returns which of the `new` keys a kernel writes where it read one of those that are `ending`, and this one."""
+        if not all(self.fusible[runs.node[r]] or self.free[runs.node[r]] or self.over[runs.node[r]] for r in kernel.runs):
+            return {}
+        places: dict[tuple[int, Optional[torch.dtype]], list[int]] = collections.defaultdict(list)
+        for key in ending:
+            if key in kernel.reads:
+                places[self.size[runs.node[key]], self.dtype[runs.node[key]]].append(key)
+        kinds = ((key, places[self.size[runs.node[key]], self.dtype[runs.node[key]]]) for key in new)
+        return {key: there.pop() for key, there in kinds if there}
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:

@@ -205,9 +205,12 @@ class _GraphStep:
         back, order = joint.backward_runs(saved, again, ALWAYS, runs)
         ends = {runs.key[back[at]] for at in joint.gradients if joint.storage[at] is not None}
         named: dict[int, int] = {}  # keys of backward that are no saved values, by number
-        for kernel in joint.kernels(runs, order, ends):
+        kernels = joint.kernels(runs, order, ends)
+        ending = joint.ends(runs, kernels)
+        for place, kernel in enumerate(kernels):
             reads = [runs.node[k] if runs.outside[k] else named.setdefault(k, len(joint.nodes) + k) for k in kernel.reads]
-            writes = [named.setdefault(k, len(joint.nodes) + k) for k in kernel.writes]
+            over = joint.in_place(runs, kernel, kernel.writes, [k for k in ending[place] if k in named and k not in ends])
+            writes = [named.setdefault(k, named[over[k]] if k in over else len(joint.nodes) + k) for k in kernel.writes]
             for at in reads:
                 if at in self.saved and len(self.operators) not in self.saved[at].unpacked:
                     self.saved[at].unpacked.append(len(self.operators))

@@ -48,6 +48,11 @@ def is_fusible(node: fx.Node) -> bool:
     return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target is torch.ops.aten.copy_
 
 
+def writes_over(node: fx.Node) -> bool:
+    """Returns whether Inductor puts an operator's result where its first operand was, if nobody reads that later."""
+    return node.target in (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+
+
 def reduces(node: fx.Node) -> bool:
     """Returns whether an operator reduces dimensions."""
     return torch.Tag.reduction in getattr(node.target, "tags", ())
