@@ -10,6 +10,7 @@ import random
 import re
 import runpy
 import tempfile
+import types
 import unittest
 import weakref
 from unittest import mock
@@ -28,7 +29,7 @@ from spillway_torch.compiled import pytorch
 from spillway_torch.compiled.joint import Joint
 from spillway_torch.compiled.planning import choose
 from spillway_torch.fit import compiled as fitting
-from spillway_torch.fit.compiled import CompiledFitted, Graph
+from spillway_torch.fit.compiled import Call, CompiledFitted, Graph
 from spillway_torch.run.buckets import is_dense
 from guard_test import Guarded
 from stepping import check_schema
@@ -441,6 +442,18 @@ class FitTest(unittest.TestCase):
             self.assertTrue(all(map(torch.equal, values, others)))
         with self.assertRaisesRegex(SpillwayError, "no plan within"):
             train(own // 10)
+
+    def test_state_leaves_no_more_room_than_it_needs(self):
+        """The memory through which it comes and goes exists during the update alone, when little else does."""
+        joint = types.SimpleNamespace(gradients=[0], size=[200])
+        for outside, leaves in (500, 5), (750, 25):  # with 200 of gradients, three parts of 25 fit beside 500, and not beside 750
+            fitted = object.__new__(CompiledFitted)
+            fitted._budget, fitted._hosted = 1000, 0
+            fitted._states = types.SimpleNamespace(all_outside=lambda: 0, parts=[25] * 4)
+            fitted._fit_in = lambda graphs, events, more: 5 + more
+            last = Call(types.SimpleNamespace(joint=joint), outside, outside)
+            self.assertEqual(fitted._decide([], [(last, False), (last, True)], 0, True), (5 - leaves, -leaves))
+            self.assertEqual(fitted._hosted, leaves)
 
     def test_plans_as_files(self):
         make = lambda: Breaks(16)

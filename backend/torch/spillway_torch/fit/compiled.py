@@ -113,6 +113,7 @@ class Graph:
         with self._autocasts():
             self.compiled = pytorch.compiled(pytorch.copied(self.module), self.inputs, self.settings, self.split, self.key(), codes)
         self.code = outcome_of(codes, device, said.seconds)
+        log.debug("spillway: the code of a graph takes %s, where %s were expected", self.code, said)
         self.known[self.key()] = self.choice, self.compiled, self.code
         if self.code is not None:
             more = self.beyond
@@ -481,8 +482,10 @@ class CompiledFitted:
         def over(more: int) -> int:
             return self._fit_in(graphs, events, more) if free else self._most_over(events, more)
         there, parts = self._states.all_outside(), self._states.parts
-        exceeds = over(more)
-        leave = min(sum(parts) - there, exceeds + STAGES * max(parts, default=0)) if exceeds > 0 else 0
+        exceeds, (last, _) = over(more), events[-1]
+        made = sum(last.graph.joint.size[at] for at in last.graph.joint.gradients) if last.graph.joint is not None else 0
+        update = (last.backward or last.forward) + made + STAGES * max(parts, default=0) + more - self._budget
+        leave = min(sum(parts) - there, max(exceeds, update)) if exceeds > 0 else 0
         if leave <= 0:
             return exceeds, more
         self._hosted = there + leave
