@@ -35,6 +35,7 @@ class Rates:
     flops_per_second: dict[torch.dtype, float]  # of matrix products, by the type of their operands
     other_flops_per_second: float  # of types that are not in the table
     launch: float  # seconds that a kernel takes at least
+    link: float  # bytes a second between the host and the device
 
 
 @dataclasses.dataclass(frozen=True)

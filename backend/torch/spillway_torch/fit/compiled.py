@@ -37,7 +37,7 @@ _BUDGETS: weakref.WeakKeyDictionary[torch.nn.Module, CompiledFitted] = weakref.W
 
 MOST_CORRECTIONS = 3  # plans for less, where steps took more than the budget
 CHEAPER = 2  # plans for less, where the code of graphs takes more than the budget
-SPARE = 256  # a corrected plan leaves one part in so many of the budget free
+SPARE = 256  # a plan leaves one part in so many of the budget free on a GPU, and a corrected plan on any device
 CHECKED = 2  # the first steps with new graphs, whose memory is compared with the budget
 UNSEEN = 2  # after so many updates without a graph, a line says so
 BEHIND = 6  # a graph without a plan may take so many times what it leaves behind, in another forward and in backward
@@ -61,6 +61,7 @@ class Graph:
     autocasts: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # those that the first call ran under
     joint: Optional[Joint] = None
     default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
+    plain: Outcome = Outcome(0, 0, 0, 0.0)  # what it takes then
     choice: Optional[Choice] = None
     compiled: Any = None
     code: Optional[Outcome] = None  # what it takes by its code, if that is known
@@ -82,6 +83,7 @@ class Graph:
         backward = pytorch.default_halves(pytorch.copied(gm), inputs, compiler="inductor", **options)[1]
         self.joint = self._joint(gm, options)
         self.default = default_saved(self.joint, pytorch.saved_by(backward))
+        self.plain = self.joint.outcome(self.default)
 
     def _joint(self, gm: fx.GraphModule, options: dict[str, Any]) -> Joint:
         pytorch.refresh_views(gm)
@@ -95,6 +97,11 @@ class Graph:
         said = self.choice.outcome
         more = self.beyond
         return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
+
+    @property
+    def lost(self) -> float:
+        """The seconds by which it is slower than as PyTorch cuts it."""
+        return self.outcome.seconds - self.plain.seconds
 
     def plan(self, room: Room, target: Target) -> None:
         """Chooses what is saved within a room."""
@@ -187,7 +194,8 @@ class CompiledFitted:
         self._events: list[tuple[Call, bool]] = []  # of the step that is recorded: a call, and whether its backward begins
         self._state = self._there = 0  # bytes of the optimizers' state when the step began, and those of them on the host
         self._states, self._hosted, self._begun = States(self._optimizers, budget, False), 0, False  # bytes that plans have on the host
-        self._unforeseen = 0  # bytes that steps took and that no plan counts
+        # Bytes that steps take and that no plan counts: the allocator of a GPU rounds sizes, and its libraries take memory as they run.
+        self._unforeseen = budget // SPARE if device == "cuda" else 0
         self._corrections = self._steps = self._planned = self._most = 0
         self._fresh = CHECKED  # steps to check
         self._compiling = False  # a graph was compiled in this step
@@ -257,8 +265,7 @@ class CompiledFitted:
             lines.append(f"{self._text(there)} of the optimizer's state are on the host between updates")
         for graph in self._graphs:
             if graph.choice is not None and graph.joint is not None:
-                taken = graph.outcome
-                plain = graph.joint.outcome(graph.default)
+                taken, plain = graph.outcome, graph.plain
                 lines.append(f"a graph of {len(graph.joint.nodes)} nodes saves {self._text(taken.saved)} (as PyTorch cuts it "
                              f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
                              f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
@@ -485,11 +492,28 @@ class CompiledFitted:
         exceeds, (last, _) = over(more), events[-1]
         made = sum(last.graph.joint.size[at] for at in last.graph.joint.gradients) if last.graph.joint is not None else 0
         update = (last.backward or last.forward) + made + STAGES * max(parts, default=0) + more - self._budget
-        leave = min(sum(parts) - there, max(exceeds, update)) if exceeds > 0 else 0
-        if leave <= 0:
-            return exceeds, more
-        self._hosted = there + leave
-        return over(more - leave), more - leave
+        most, leave = sum(parts) - there, 0
+        if exceeds > 0 and most > 0:
+            leave = min(most, max(exceeds, update))
+            exceeds = over(more - leave)
+        part = max(parts, default=0)
+        while free and exceeds <= 0 and leave + part <= most:  # another part, if its copies take less than what the graphs gain
+            lost, copies = self._lost(events), 2 * part / rates_of(self._device).link
+            if lost <= copies:
+                break
+            over(more - leave - part)
+            if lost - self._lost(events) <= copies:
+                exceeds = over(more - leave)
+                break
+            leave += part
+        if leave > 0:
+            self._hosted = there + leave
+        return exceeds, more - leave
+
+    @staticmethod
+    def _lost(events: list[tuple[Call, bool]]) -> float:
+        """Returns the seconds by which the graphs of a step are slower than as PyTorch cuts them."""
+        return sum(call.graph.lost for call, backward in events if not backward)
 
     def _compile(self, graphs: list[Graph]) -> int:
         """Compiles those graphs whose choice is new. Returns how many."""

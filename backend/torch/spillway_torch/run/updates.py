@@ -150,11 +150,12 @@ class HostedState:
         return [bucket for bucket in self._buckets if bucket.outside]
 
     def _divided(self) -> list[Bucket]:
-        """Returns the parameters in buckets, about in the order of their updates."""
+        """Returns the parameters in buckets: about in the order of their updates if these are early, else small ones first, so that no more
+        leave than have to."""
         parameters = [Parameter(p, at, KINDS[type(self._optimizer)](group)) for at, group in enumerate(self._optimizer.param_groups)
                       for p in group["params"] if p.numel() and p.requires_grad and is_dense(p)]
         parameters = [parameter for parameter in parameters if parameter.names]
-        return divided(parameters[::-1] if self._early else parameters)
+        return divided(parameters[::-1] if self._early else sorted(parameters, key=lambda of: of.tensor.nbytes))
 
     def move(self, size: int) -> None:
         """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer.
