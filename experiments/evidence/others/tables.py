@@ -39,7 +39,7 @@ class Question:
     metric: the predicted quantity that `bytes` is compared with: allocated, requested, reserved or resident.
     workspace: bytes of libraries, in place of those that the recording assumes.
     steps: number of repetitions of the part that options with one `micro_batches` more add to the time.
-    also: changes of the options that give other ranks, of which the largest and slowest counts.
+    also: options of the other stages of a pipeline; the largest counts, and the slowest, which waits for the others.
     peer_bytes, peer_ms: what the table says that another simulator predicted.
     """
 
@@ -335,7 +335,7 @@ def simumax(row):
                "micro_batches": min(pp - at, batches)} for at in range(pp)]
     real, peer = (number(row, f"{whose}_alloc_GiB", float) * GIB for whose in ("real", "simumax"))
     return Question(name, "megatron", stages[0], target, device, assumptions, real, number(row, "real_ms", float),
-                    workspace=3 * 32 * MIB, steps=batches + pp - 1, also=stages[1:], peer_bytes=peer,
+                    workspace=3 * 32 * MIB, steps=batches, also=stages[1:], peer_bytes=peer,
                     peer_ms=number(row, "simumax_ms", float), family=model)
 
 
