@@ -217,9 +217,10 @@ LoadedCost TimedByBoth(const Trace& trace, const Device& device, const fs::path&
   const Recording& recording = *loaded.timed->recording;
   loaded.model = std::make_unique<RecordedCostModel>(
       recording, device, own.gpu(),
-      fmt::format("estimated from published operators of {}, and of {} where there are none, scaled "
-                  "by the rooflines",
-                  recording.device, lacking.gpu().gpus.front()));
+      fmt::format(
+          "estimated from published operators of {}, and of {} where there are none, scaled "
+          "by the rooflines",
+          recording.device, lacking.gpu().gpus.front()));
   for (const fs::path& path : {published, other}) {
     loaded.read.push_back({"operator_table", "data", path});
   }

@@ -241,8 +241,7 @@ TEST_F(OperatorTableTest, WhatATableLacksComesFromAnotherOne) {
       TableOf({{4096, 2.0}}).TimedOver(other, TraceOf({OpOf({4096}), addition, given}, ""));
   EXPECT_EQ(timed.recording->device, device_.gpus[0]);
   EXPECT_NEAR(timed.ops[0].recorded->time.seconds() / RooflineOf(timed.ops[0], device_), 2, 1e-5);
-  const double beyond =
-      timed.ops[1].recorded->time.seconds() - RooflineOf(timed.ops[1], device_);
+  const double beyond = timed.ops[1].recorded->time.seconds() - RooflineOf(timed.ops[1], device_);
   EXPECT_NEAR(beyond / RooflineOf(addition, a100), 2 * (2 * 19.5) / 67, 1e-4);
   EXPECT_EQ(timed.ops[1].recorded->workspace, Bytes::MiB(3));
   EXPECT_EQ(timed.ops[2].recorded->time, Duration::Milliseconds(3));
