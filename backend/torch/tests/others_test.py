@@ -105,6 +105,25 @@ class OthersTest(unittest.TestCase):
                 self.assertEqual(found, counts)
                 shutil.rmtree(self.folder / "out")
 
+    def test_published_operators_become_a_table(self):
+        facts = "# Some GPU, cuda:sm_100, 1e12 FLOP/s; a page\noperator,rows,depth,columns,heads,groups,fraction,backward\n"
+        rows = "NT,64,32,128,,,0.5,\nattention,256,64,,4,2,0.5,0.25\n"
+
+        def write(text):
+            return subprocess.run([sys.executable, JUDGE.parent / "operators" / "write_table", self.table("facts.csv", text),
+                                   self.folder / "table.json"], capture_output=True, text=True, check=False)
+
+        self.assertEqual(write(facts + rows).returncode, 0)
+        table = read_document(self.folder / "table.json")
+        self.assertEqual(table["recording"]["device"], "Some GPU")
+        scores, attention = 4 * 256 * 256, "aten::_scaled_dot_product_cudnn_attention"
+        self.assertEqual([(op["slots"][0]["signature"].split()[0], op["recorded"]["time_ns"]) for op in table["ops"]],
+                         [("aten::mm", round(2 * 64 * 32 * 128 / 500)), (attention, round(4 * scores * 64 / 500)),
+                          (f"{attention}_backward", round(10 * scores * 64 / 250))])
+        for text in ("operator\n", facts + "XX,1,1,1,,,1,\n", facts + "NT,64,32,128,,,none,\n"):
+            done = write(text)
+            self.assertEqual((done.returncode, done.stderr.startswith("write_table: ")), (3, True))
+
     def test_refuses_bad_tables_with_file_and_line(self):
         for name, text, message in (
                 ("short.csv", LIGER + liger() + "a,b\n", "short.csv:3: 2 fields; the header has 12"),
