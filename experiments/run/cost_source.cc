@@ -139,6 +139,10 @@ double BalanceOf(const Device& device) {
          static_cast<double>(device.dram.bytes_per_second);
 }
 
+bool SameGpu(const Device& one, const Device& other) {
+  return std::ranges::find_first_of(one.gpus, other.gpus) != one.gpus.end();
+}
+
 // Returns the path, below a data directory, of the table of operators for a device; nullopt if
 // there is no table.
 std::optional<fs::path> FindOperatorTable(const Device& device) {
@@ -148,14 +152,24 @@ std::optional<fs::path> FindOperatorTable(const Device& device) {
     const fs::path path = fs::path("traces/recorded/operators") / (name + ".json.zst");
     if (!FindDataFile(path)) continue;
     const Device other = LoadDevice(name);
-    const bool same = std::ranges::find_first_of(device.gpus, other.gpus) != device.gpus.end();
-    const double distance = same ? -1 : std::abs(std::log(BalanceOf(device) / BalanceOf(other)));
+    const double distance =
+        SameGpu(device, other) ? -1 : std::abs(std::log(BalanceOf(device) / BalanceOf(other)));
     if (distance < least) {
       least = distance;
       nearest = path;
     }
   }
   return nearest;
+}
+
+// Returns the path, below a data directory, of the table of operators of a device's GPU that others
+// have published; nullopt if there is none.
+std::optional<fs::path> FindPublishedTable(const Device& device) {
+  for (const std::string& name : DeviceNames()) {
+    const fs::path path = fs::path("traces/recorded/operators/published") / (name + ".json.zst");
+    if (FindDataFile(path) && SameGpu(device, LoadDevice(name))) return path;
+  }
+  return std::nullopt;
 }
 
 // Returns the table of operators in a file, which is read once. Throws `InputError` if the file is
@@ -192,6 +206,27 @@ LoadedCost TimedCost(const Trace& trace, const Device& device, const fs::path& p
   return loaded;
 }
 
+// Gives it the times of a published table of the device's GPU, and for what that lacks, of a table
+// of another GPU. Both are paths below a data directory.
+LoadedCost TimedByBoth(const Trace& trace, const Device& device, const fs::path& published,
+                       const fs::path& other) {
+  const OperatorTable& own = ReadOperatorTable(*FindDataFile(published));
+  const OperatorTable& lacking = ReadOperatorTable(*FindDataFile(other));
+  LoadedCost loaded;
+  loaded.timed = std::make_shared<const Trace>(own.TimedOver(lacking, trace));
+  const Recording& recording = *loaded.timed->recording;
+  loaded.model = std::make_unique<RecordedCostModel>(
+      recording, device, own.gpu(),
+      fmt::format(
+          "estimated from published operators of {}, and of {} where there are none, scaled "
+          "by the rooflines",
+          recording.device, lacking.gpu().gpus.front()));
+  for (const fs::path& path : {published, other}) {
+    loaded.read.push_back({"operator_table", "data", path});
+  }
+  return loaded;
+}
+
 bool HasNoTimes(const Trace& trace) { return trace.recording && trace.recording->device.empty(); }
 
 std::unique_ptr<const CostModel> FindCost(const Trace& trace, const Device& device) {
@@ -217,7 +252,11 @@ LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& 
     loaded.model = std::make_unique<RooflineCostModel>(device);
   } else if (source.automatic()) {
     if (HasNoTimes(trace)) {
-      if (const auto table = FindOperatorTable(device)) {
+      const auto table = FindOperatorTable(device);
+      if (const auto published = FindPublishedTable(device); published && table) {
+        return TimedByBoth(trace, device, *published, *table);
+      }
+      if (table) {
         return TimedCost(trace, device, *FindDataFile(*table), {"operator_table", "data", *table});
       }
     }

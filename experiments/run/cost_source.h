@@ -64,7 +64,8 @@ struct LoadedCost {
 
 // Makes the cost model for a source, which for a trace that was recorded without a GPU may be the
 // path of a table of operators. Without a path, the table of the device counts, or else that of
-// the device with the most similar ratio of arithmetic to bandwidth (traces/recorded/operators).
+// the device with the most similar ratio of arithmetic to bandwidth (traces/recorded/operators). A
+// table that others have published of some of the device's operators counts before these.
 // Throws `UsageError` if the source is neither a known name nor a file, and `InputError` for a bad
 // table.
 LoadedCost LoadCost(const CostSource& source, const Trace& trace, const Device& device);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/cost/kernel_time.h"
+#include "sim/cost/recorded.h"
 
 namespace spillway::sim {
 namespace {
@@ -96,6 +97,10 @@ int64_t CommonChannels(const Op& op) {
 }
 
 bool DoesNothing(const Op& op) { return op.slots[0].flops == 0 && op.slots[0].traffic == Bytes(0); }
+
+bool NeedsTime(const Op& op) {
+  return op.recorded && op.recorded->time == Duration() && !DoesNothing(op);
+}
 
 }  // namespace
 
@@ -191,12 +196,30 @@ const QuadraticFit& OperatorTable::TrendOf(const std::string& kind) const {
   return trends_.try_emplace(kind, samples).first->second;
 }
 
+Duration OperatorTable::TimeOf(const Op& op, const std::optional<Entry>& near) const {
+  return TimeOfSeconds(RooflineSeconds(op) * std::exp(near ? near->correction : 0));
+}
+
+Trace OperatorTable::TimedOver(const OperatorTable& other, Trace trace) const {
+  const Trace timed = other.Timed(trace);
+  const RecordedCostModel scaled(*timed.recording, gpu_, other.gpu());
+  trace.recording->device = gpu_name_;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    Op& op = trace.ops[i];
+    if (!NeedsTime(op)) continue;
+    const std::optional<Entry> near = EntryFor(trace, op);
+    op.recorded = timed.ops[i].recorded;
+    op.recorded->time = near ? TimeOf(op, near) : scaled.Kernels(timed.ops[i], 0, op.batch)[0].time;
+  }
+  return trace;
+}
+
 Trace OperatorTable::Timed(Trace trace) const {
   trace.recording->device = gpu_name_;
   for (Op& op : trace.ops) {
-    if (!op.recorded || op.recorded->time > Duration() || DoesNothing(op)) continue;
+    if (!NeedsTime(op)) continue;
     const std::optional<Entry> near = EntryFor(trace, op);
-    op.recorded->time = TimeOfSeconds(RooflineSeconds(op) * std::exp(near ? near->correction : 0));
+    op.recorded->time = TimeOf(op, near);
     op.recorded->gap = kGap;
     const auto workspace =
         near ? near->workspace * static_cast<double>(op.slots[0].traffic.count()) : 0;

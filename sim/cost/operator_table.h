@@ -32,6 +32,10 @@ class OperatorTable {
   // An op that the table does not know has the roofline's time. Safe to call from several threads.
   Trace Timed(Trace trace) const;
 
+  // Returns the trace as `Timed`, but ops of kinds that this table lacks have the times of `other`,
+  // scaled by the rooflines of the two GPUs.
+  Trace TimedOver(const OperatorTable& other, Trace trace) const;
+
   const Device& gpu() const { return gpu_; }
 
  private:
@@ -44,6 +48,7 @@ class OperatorTable {
 
   static Point PointOf(const Op& op);
   double RooflineSeconds(const Op& op) const;
+  Duration TimeOf(const Op& op, const std::optional<Entry>& near) const;
   // Returns the entry that stands for an op, or nullopt if the table has none of its kind.
   std::optional<Entry> Near(const std::string& kind, const Point& here) const;
   // Returns the trend of the corrections of a kind in the table. REQUIRES: `mutex_` is held.

@@ -122,10 +122,13 @@ class ImportTest(ImportCase):
         self.assertIn("estimated from operators of NVIDIA H200", self.ok(*run))
         self.assertIn("estimated from operators of NVIDIA H100", self.ok("run", trace, "--device", "h100", "--policy", "as-recorded"))
         self.assertIn("analytic", self.ok(*run, "--cost", "roofline"))
-        self.ok(*run, "-o", self.directory / "r.csv")
-        inputs = json.loads((self.directory / "r.csv.manifest.json").read_text())["inputs"]
-        tables = [file["name"] for file in inputs if file["role"] == "operator_table"]
-        self.assertEqual(tables, ["traces/recorded/operators/h200.json.zst"])
+        b200 = ("run", trace, "--device", "b200", "--policy", "as-recorded")
+        self.assertIn("estimated from published operators of NVIDIA B200, and of NVIDIA H100", self.ok(*b200))
+        for arguments, tables in ((run, ["h200"]), (b200, ["published/b200", "h100"])):
+            self.ok(*arguments, "-o", self.directory / "r.csv")
+            inputs = json.loads((self.directory / "r.csv.manifest.json").read_text())["inputs"]
+            self.assertEqual([file["name"] for file in inputs if file["role"] == "operator_table"],
+                             [f"traces/recorded/operators/{table}.json.zst" for table in tables])
 
     def test_devices_by_their_types(self):
         """A profile of ROCm has the device type HIP; types that the program does not know are named."""

@@ -1,11 +1,16 @@
 """Tests of experiments/evidence/others/judge on tables of a few small rows."""
 
+import collections
 import csv
+import io
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+
+from spillway_torch.base.document import read_document
 
 JUDGE = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "evidence" / "others" / "judge"
 FACTS = JUDGE.parent / "facts"
@@ -70,6 +75,54 @@ class OthersTest(unittest.TestCase):
         self.assertEqual(self.results("operators.csv"), self.results("../operators.csv"))
         self.assertRegex(text, r"\Abefore\n<!-- results -->\n\n## (.|\n)*\n<!-- end of results -->\nafter\n\Z")
         self.assertNotIn("stale", text)
+
+    def test_several_gpus_communicate(self):
+        """A layer gathers its sequence twice forward and four times backward, and scatters it twice in each direction. The head gathers
+        it in each direction and scatters once; the words do both once, and so does the optimizer, with weights and gradients. The loss
+        gathers a few numbers."""
+        for table, change, counts in (
+                ("simumax_b200", {"case": "llama3_70b_tp2", "layers": "1", "tp": "2", "pp": "1", "dp": "2",
+                                  "micro_batches": "1"},
+                 {("all_gather", 2): 6 + 2 + 1 + 1 + 1, ("reduce_scatter", 2): 4 + 1 + 1 + 1}),
+                ("simumax_b200", {"case": "llama3_70b_cp2", "layers": "1", "tp": "1", "pp": "1", "cp": "2", "dp": "1",
+                                  "micro_batches": "1"},
+                 {("all_to_all", 2): 8, ("all_gather", 2): 1, ("reduce_scatter", 2): 1}),
+                ("frameworks", {"id": "aonc0", "model": "Llama 3.2 1B"},
+                 {("all_gather", 8): 2 * 16 + 1, ("reduce_scatter", 8): 17, ("all_reduce", 8): 1})):
+            with self.subTest(change):
+                with open(FACTS / f"{table}.csv", newline="", encoding="utf-8") as file:
+                    row = next(row for row in csv.DictReader(file) if row.get("id", "aonc0") == "aonc0")
+                lines = io.StringIO()
+                writer = csv.DictWriter(lines, row)
+                writer.writeheader()
+                writer.writerow({**row, **change})
+                done = self.judge("--table", self.table("rows.csv", lines.getvalue()))
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                trace, = (self.folder / "out" / "recordings").glob("*.json.zst")
+                found = collections.Counter(
+                    (op["slots"][0]["signature"].split()[0], op["attributes"]["ranks"]) for op in read_document(trace)["ops"]
+                    if "ranks" in op.get("attributes", {}))
+                self.assertEqual(found, counts)
+                shutil.rmtree(self.folder / "out")
+
+    def test_published_operators_become_a_table(self):
+        facts = "# Some GPU, cuda:sm_100, 1e12 FLOP/s; a page\noperator,rows,depth,columns,heads,groups,fraction,backward\n"
+        rows = "NT,64,32,128,,,0.5,\nattention,256,64,,4,2,0.5,0.25\n"
+
+        def write(text):
+            return subprocess.run([sys.executable, JUDGE.parent / "operators" / "write_table", self.table("facts.csv", text),
+                                   self.folder / "table.json"], capture_output=True, text=True, check=False)
+
+        self.assertEqual(write(facts + rows).returncode, 0)
+        table = read_document(self.folder / "table.json")
+        self.assertEqual(table["recording"]["device"], "Some GPU")
+        scores, attention = 4 * 256 * 256, "aten::_scaled_dot_product_cudnn_attention"
+        self.assertEqual([(op["slots"][0]["signature"].split()[0], op["recorded"]["time_ns"]) for op in table["ops"]],
+                         [("aten::mm", round(2 * 64 * 32 * 128 / 500)), (attention, round(4 * scores * 64 / 500)),
+                          (f"{attention}_backward", round(10 * scores * 64 / 250))])
+        for text in ("operator\n", facts + "XX,1,1,1,,,1,\n", facts + "NT,64,32,128,,,none,\n"):
+            done = write(text)
+            self.assertEqual((done.returncode, done.stderr.startswith("write_table: ")), (3, True))
 
     def test_refuses_bad_tables_with_file_and_line(self):
         for name, text, message in (

@@ -257,6 +257,15 @@ class DeviceTest(unittest.TestCase):
                 real = loss(torch.rand(4, 64), torch.rand(4, 64), reduction=reduction)  # the GPU's kernels share this code
                 self.assertEqual(size, real.untyped_storage().nbytes())
 
+    @unittest.skipUnless(hasattr(torch.ops.aten, "_fused_rms_norm_backward"), "from PyTorch 2.9 on")
+    def test_a_gpu_has_one_operator_for_a_norm_by_mean_squares(self):
+        with pretend(GPU):
+            norm = nn.RMSNorm(64, device="cuda", dtype=torch.bfloat16)
+            x = torch.ones(4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            step = record(lambda: norm(x).sum().backward(), GPU)
+        self.assertEqual([o.packet for o in step.operators if "norm" in o.packet or "pow" in o.packet],
+                         ["_fused_rms_norm", "_fused_rms_norm_backward"])
+
     def test_a_model_that_moves_there_keeps_its_parameters(self):
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)
         second.weight = first.weight

@@ -39,7 +39,7 @@ class Question:
     metric: the predicted quantity that `bytes` is compared with: allocated, requested, reserved or resident.
     workspace: bytes of libraries, in place of those that the recording assumes.
     steps: number of repetitions of the part that options with one `micro_batches` more add to the time.
-    also: changes of the options that give other ranks, of which the largest and slowest counts.
+    also: options of the other stages of a pipeline; the largest counts, and the slowest, which waits for the others.
     peer_bytes, peer_ms: what the table says that another simulator predicted.
     """
 
@@ -178,7 +178,7 @@ def megatron(row):
         "groups": number(row, "kv_groups", int, heads), "ffn": number(row, "ffn", int, 4 * width),
         "vocabulary": -(-vocabulary // 128) * 128, "tied": row["untie"] != "True", "gated": row["swiglu"] == "True",
         "dtype": "float16" if half else "bfloat16" if row["bf16"] == "True" else "float32",
-        "gradients": "float16" if half else "float32", "dp": gpus if row["dist_opt"] == "True" else 1,
+        "gradients": "float16" if half else "float32", "dp": gpus if row["dist_opt"] == "True" else 1, "replicas": gpus,
         "dropout": 0.1, "attention_dropout": 0.1, "fused": fused, "copies": fused and not hopper,
         "keeps_scores": not engine, "recompute": row["recompute"] == "full"}
     steps = max(number(row, "gbs") // (batch * gpus), 1)
@@ -317,12 +317,13 @@ def simumax(row):
     if layers % pp or length % (tp * cp) or shape["groups"] % (tp * cp):
         return Refusal(name, "several", "the parts are not equal")
     assumptions = ["PyTorch's operators in place of Transformer Engine's, as fused as theirs",
-                   "micro-batches of one sequence", "copies between GPUs take no time",
+                   "micro-batches of one sequence",
                    "cuBLAS and Transformer Engine have three workspaces of 32 MiB"]
     if tp > 1:
         assumptions.append("one rank's slice of the widths, between products a slice of the sequence")
     if pp > 1:
-        assumptions.append(f"one of {pp} stages, with as many micro-batches in flight as stages follow")
+        assumptions.append(f"one of {pp} stages, with as many micro-batches in flight as stages follow; "
+                           "what they send each other takes no time")
     if cp > 1:
         assumptions.append("a slice of the sequence, which attention exchanges for a slice of the heads")
     unit = 128 * tp
@@ -335,7 +336,7 @@ def simumax(row):
                "micro_batches": min(pp - at, batches)} for at in range(pp)]
     real, peer = (number(row, f"{whose}_alloc_GiB", float) * GIB for whose in ("real", "simumax"))
     return Question(name, "megatron", stages[0], target, device, assumptions, real, number(row, "real_ms", float),
-                    workspace=3 * 32 * MIB, steps=batches + pp - 1, also=stages[1:], peer_bytes=peer,
+                    workspace=3 * 32 * MIB, steps=batches, also=stages[1:], peer_bytes=peer,
                     peer_ms=number(row, "simumax_ms", float), family=model)
 
 
@@ -388,7 +389,7 @@ def frameworks(row):
     if automodel:
         assumptions.append("norms and SwiGLU keep their inputs alone, as Liger's kernels do, Automodel's default")
     if shards:
-        assumptions.append("FSDP keeps a part of weights and states, gathers one layer ahead; copies take no time")
+        assumptions.append("FSDP2 as PyTorch has it, a group for each layer")
     options = {**known[1], "tied": known[0].startswith("llama-3.2-"), "batch": int(batch), "length": int(length),
                "shards": gpus if shards else 1, "recompute": CHECKPOINTS[activation],
                "optimizer": "foreach" if titan else "fused", "turns_in_float": not automodel, "fused": automodel}

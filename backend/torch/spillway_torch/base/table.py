@@ -51,6 +51,9 @@ AUTOCAST_IGNORED = frozenset("""
     prod.dim_Dimname softmax.Dimname log_softmax.Dimname cumprod.dimname cumsum.dimname sum.dim_DimnameList
     norm.names_ScalarOpt_dim _cudnn_rnn""".split())
 
+# Operators that have a kernel on a GPU, and are made of others on other devices.
+TAKEN_APART_ELSEWHERE = frozenset(["_fused_rms_norm"])
+
 # ---- operators of a GPU that cannot be recorded ----
 
 REFUSED: dict[str, str] = {

@@ -192,7 +192,7 @@ class _Trial:
         # A peak may be elsewhere in deeper models. So each place has its own line.
         small, large = _held(low_step), _held(high_step)
         requested = int(max(line(small[place], large[place]) for place in small.keys() & large.keys())) + high_step.workspace
-        times: dict[str, Any] = {name: None if getattr(low, name) is None else line(getattr(low, name), getattr(high, name))
+        times: dict[str, Any] = {name: None if getattr(low, name) is None else max(line(getattr(low, name), getattr(high, name)), 0.0)
                                  for name in ("iteration_ms", "communication_ms", "exposed_ms")}
         reserved = max(requested, int(line(low.peak_reserved_bytes, high.peak_reserved_bytes)))
         return dataclasses.replace(low, recorded=False, peak_requested_bytes=requested, peak_reserved_bytes=reserved, **times)

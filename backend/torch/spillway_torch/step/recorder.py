@@ -101,7 +101,8 @@ def facts_of(func: Any) -> _Facts:
         writes.add(0)
     kind = "number" if packet in table.NUMBER_FROM_VALUES else "shape" if (
         packet in table.SHAPE_FROM_VALUES or name in table.SHAPE_FROM_VALUES) else ""
-    composite = (torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and
+    composite = (packet not in table.TAKEN_APART_ELSEWHERE and
+                 torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and
                  not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
     returns = func._schema.returns
     return _Facts(name, packet, frozenset(writes), torch.Tag.nondeterministic_seeded in func.tags,

@@ -5,9 +5,11 @@ import functools
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from .parts import GatedMlp, RmsNorm, rotated
+from .parts import GatedMlp, RmsNorm, group_of, rotated
 
 
 class DecoderBlock(nn.Module):
@@ -45,72 +47,6 @@ def turned_in_float(x, angles):
     return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(3).type_as(x)
 
 
-class Gather(torch.autograd.Function):
-    """Stands for gathering weights of which each GPU has a part, and for summing their gradients in float32."""
-
-    @staticmethod
-    def forward(context, shard, owner):
-        context.owner = owner
-        return owner.gathered()
-
-    @staticmethod
-    def backward(context, *gradients):
-        owner, context.owner.whole = context.owner, None
-        whole = owner.shard.new_empty(owner.total)
-        for part, gradient in zip(whole.split([g.numel() for g in gradients]), gradients):
-            part.copy_(gradient.reshape(-1))
-        return torch.empty_like(owner.shard), None
-
-
-class Sharded(nn.Module):
-    """A module whose weights, in float32, are cut over several GPUs, as FSDP does.
-
-    They are whole while it runs forward and backward, and in between, too, if they `stay`.
-    """
-
-    def __init__(self, module, parts, recompute=None, stay=False):
-        super().__init__()
-        named = dict(module.named_parameters())
-        self.shapes, self.total = [p.shape for p in named.values()], sum(p.numel() for p in named.values())
-        self.names, self.recompute, self.stay, self.whole = list(named), recompute, stay, None
-        self.shard = nn.Parameter(torch.zeros(-(-self.total // parts)))
-        self.module = [module]
-        for name in self.names:
-            owner, _, last = name.rpartition(".")
-            owner = module.get_submodule(owner)
-            setattr(owner, last, nn.Parameter(torch.empty(()).expand(getattr(owner, last).shape), requires_grad=False))
-
-    def gathered(self):
-        return tuple(self.shard.new_empty(shape, dtype=torch.bfloat16) for shape in self.shapes)
-
-    def call(self, *inputs):
-        self.weights = Gather.apply(self.shard, self)
-        try:
-            return torch.func.functional_call(self.module[0], dict(zip(self.names, self.weights)), inputs)
-        finally:  # checkpoint leaves a repeated call by an exception
-            self.weights = ()
-
-    def forward(self, *inputs):
-        if self.recompute:
-            return self.recompute(self.call, *inputs)
-        if self.stay:
-            return self.call(*inputs)
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-            return self.call(*inputs)
-
-    def pack(self, t):
-        storages = [w.untyped_storage()._cdata for w in self.weights]
-        cdata = t.untyped_storage()._cdata
-        return (storages.index(cdata), t.size(), t.stride()) if cdata in storages else t
-
-    def unpack(self, kept):
-        if isinstance(kept, torch.Tensor):
-            return kept
-        if self.whole is None:
-            self.whole = self.gathered()
-        return self.whole[kept[0]].as_strided(*kept[1:])
-
-
 def every_second_product(context, operator, *_, **__):
     """torchtitan's selective checkpoint: attention and every second product are kept."""
     from torch.utils.checkpoint import CheckpointPolicy
@@ -144,10 +80,25 @@ class Head(nn.Module):
         return self.head(self.norm(x))
 
 
+class Decoder(nn.Module):
+    def __init__(self, o, ways):
+        super().__init__()
+        self.words, self.head = nn.Embedding(o["vocabulary"], o["width"]), Head(o)
+        self.blocks = nn.ModuleList(Recomputed(DecoderBlock(o), way) for way in ways)
+        if o["tied"]:
+            self.head.head.weight = self.words.weight
+
+    def forward(self, tokens, cos, sin):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.head(x)
+
+
 def decoder(batch, length, shards=1, recompute="none", optimizer="fused", **options):
     """A step of a Llama in bf16 with flash attention, and its loss in float32.
 
-    shards: number of GPUs over which FSDP cuts weights and states, in float32; 1: all of them are bf16.
+    shards: number of GPUs over which FSDP2 cuts weights and states, in float32; 1: all of them are bf16.
     recompute: none, full, second (every second layer) or products (see `every_second_product`).
     """
     o = {"turns_in_float": True, "tied": False, "fused": False, **options}
@@ -155,45 +106,40 @@ def decoder(batch, length, shards=1, recompute="none", optimizer="fused", **opti
     ways = [{"none": None, "full": full, "second": full if i % 2 == 0 else None, "products": selective}[recompute]
             for i in range(o["layers"])]
     with torch.device("cuda"):
-        kind = torch.float32 if shards > 1 else torch.bfloat16
-        words, head = nn.Embedding(o["vocabulary"], o["width"]).to(kind), Head(o).to(kind)
-        blocks = [DecoderBlock(o).to(kind) for _ in range(o["layers"])]
-        if o["tied"]:
-            head.head.weight = words.weight
+        model = Decoder(o, ways).to(torch.float32 if shards > 1 else torch.bfloat16)
         if shards > 1:
-            blocks = [Sharded(block, shards, way) for block, way in zip(blocks, ways)]
-            ahead = torch.empty(blocks[0].total, dtype=torch.bfloat16)  # the next block's weights
-            words, head = Sharded(words, shards, stay=True), Sharded(head, shards, stay=True)
-        elif recompute != "none":
-            blocks = [Recomputed(block, way) if way else block for block, way in zip(blocks, ways)]
+            mesh = DeviceMesh.from_group(group_of(shards), "cuda")
+            mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            for block in (*model.blocks, model):
+                fully_shard(block, mesh=mesh, mp_policy=mixed)
         size = o["width"] // o["heads"]
         cos = torch.empty(length, 1, size // 2, 2)
         if not o["turns_in_float"]:
             cos = torch.empty(length, size, dtype=torch.bfloat16)
         sin = torch.empty_like(cos)
-    parameters = {id(p): p for module in (words, *blocks, head) for p in module.parameters() if p.requires_grad}
-    chosen = torch.optim.AdamW(list(parameters.values()), **{optimizer: True})
+    chosen = torch.optim.AdamW(model.parameters(), **{optimizer: True})
 
     def step():
         chosen.zero_grad()
         tokens, labels = (torch.randint(o["vocabulary"], (batch, length), device="cuda") for _ in range(2))
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-            x = words(tokens)
-            for block in blocks:
-                x = block(x, cos, sin)
-            loss = F.cross_entropy(head(x).flatten(0, 1).float(), labels.flatten(0, 1))
-            del x
+            logits = model(tokens, cos, sin)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+            del logits
             loss.backward()
+        if shards > 1:  # as the frameworks whose rows are sharded do
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         chosen.step()
-        return ahead if shards > 1 else None
 
     return step
 
 
 class Recomputed(nn.Module):
+    """A module, whose forward runs again in backward if there is a `way`."""
+
     def __init__(self, module, way):
         super().__init__()
         self.module, self.way = module, way
 
     def forward(self, *inputs):
-        return self.way(self.module, *inputs)
+        return self.way(self.module, *inputs) if self.way else self.module(*inputs)

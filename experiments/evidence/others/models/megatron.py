@@ -1,24 +1,31 @@
 """One rank of Megatron-LM's GPT, and models that are cut over GPUs as it is."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .parts import type_of
+from .parts import group_of, type_of
+
+
+def summed(x, group):
+    if group is not None:
+        dist.all_reduce(x, group=group)
+    return x
 
 
 class ParallelLoss(torch.autograd.Function):
     """Megatron's loss, which overwrites one copy of the logits in float32."""
 
     @staticmethod
-    def forward(context, logits, labels):
+    def forward(context, logits, labels, group):
         y = logits.float()
-        y -= y.amax(-1, keepdim=True)
+        y -= summed(y.amax(-1, keepdim=True), group)
         flat, rows = y.view(-1, y.shape[-1]), torch.arange(labels.numel(), device=labels.device)
-        chosen = flat[rows, labels.reshape(-1)].view_as(labels)
+        chosen = summed(flat[rows, labels.reshape(-1)].view_as(labels), group)
         torch.exp(y, out=y)
-        total = y.sum(-1)
+        total = summed(y.sum(-1), group)
         y.div_(total.unsqueeze(-1))
         context.save_for_backward(y, labels)
         return total.log() - chosen
@@ -28,18 +35,18 @@ class ParallelLoss(torch.autograd.Function):
         y, labels = context.saved_tensors
         flat, rows = y.view(-1, y.shape[-1]), torch.arange(labels.numel(), device=labels.device)
         flat[rows, labels.reshape(-1)] -= 1
-        return y.mul_(gradient.unsqueeze(-1)), None
+        return y.mul_(gradient.unsqueeze(-1)), None, None
 
 
 class CopyingLoss(ParallelLoss):
     """nanotron's loss, with two copies of its logits in float32."""
 
     @staticmethod
-    def forward(context, logits, labels):
-        y = logits - logits.amax(-1, keepdim=True)
-        chosen = y.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    def forward(context, logits, labels, group):
+        y = logits - summed(logits.amax(-1, keepdim=True), group)
+        chosen = summed(y.gather(-1, labels.unsqueeze(-1)).squeeze(-1), group)
         y = y.exp()
-        total = y.sum(-1)
+        total = summed(y.sum(-1), group)
         y.div_(total.unsqueeze(-1))
         context.save_for_backward(y, labels)
         return total.log() - chosen
@@ -49,14 +56,18 @@ class FusedLoss(torch.autograd.Function):
     """Transformer Engine's loss, which writes the gradient over the logits."""
 
     @staticmethod
-    def forward(context, logits, labels):
+    def forward(context, logits, labels, group):
         context.save_for_backward(logits)
-        return logits.amax(-1).float()
+        loss = logits.amax(-1).float()
+        if group is not None:
+            mine = loss.new_empty(3, *loss.shape)  # maximum, sum and logit of the label
+            dist.all_gather_into_tensor(mine.new_empty(3 * group.size(), *loss.shape), mine, group)
+        return loss
 
     @staticmethod
     def backward(context, gradient):
         logits, = context.saved_tensors
-        return logits.detach().mul_(gradient.to(logits.dtype).unsqueeze(-1)), None
+        return logits.detach().mul_(gradient.to(logits.dtype).unsqueeze(-1)), None, None
 
 
 class BiasGelu(torch.autograd.Function):
@@ -107,37 +118,52 @@ class FusedSoftmax(torch.autograd.Function):
         return torch.ops.aten._softmax_backward_data(gradient, y, -1, y.dtype)
 
 
-def gathered(x, parts):
-    """Stands for all_gather of the sequence: memory, and no time."""
-    return x if parts == 1 else x.new_empty(x.shape[0] * parts, *x.shape[1:])
+def gathered(x, group, later=False):
+    """Returns x with the sequences of the other GPUs, and the handle to wait for if it comes `later`."""
+    whole, work = x, None
+    if group is not None:
+        x, whole = x.contiguous(), x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
+        work = dist.all_gather_into_tensor(whole, x, group, async_op=later)
+    return (whole, work) if later else whole
 
 
-def scattered(x, parts):
-    return x if parts == 1 else x.new_empty(x.shape[0] // parts, *x.shape[1:])
+def scattered(x, group, later=False):
+    """Returns this GPU's part of the sum of x over the group, and the handle to wait for if it comes `later`."""
+    part, work = x, None
+    if group is not None:
+        part = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
+        work = dist.reduce_scatter_tensor(part, x, group=group, async_op=later)
+    return (part, work) if later else part
 
 
 class Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(context, x, parts):
-        context.parts = parts
-        return scattered(x, parts)
+    def forward(context, x, group):
+        context.group = group
+        return scattered(x, group)
 
     @staticmethod
     def backward(context, gradient):
-        return gathered(gradient, context.parts), None
+        return gathered(gradient, context.group), None
+
+
+def exchanged(x, shape, group):
+    """Returns x after a part of its heads was exchanged for a part of the sequence, or back, with a copy on each side."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    y = x.new_empty(shape)
+    dist.all_to_all_single(y, x, group=group)
+    return y.clone()
 
 
 class AllToAll(torch.autograd.Function):
-    """Stands for the exchange of a part of the heads for a part of the sequence: memory, and no time."""
-
     @staticmethod
-    def forward(context, x, shape):
-        context.shape = x.shape
-        return x.new_empty(shape)
+    def forward(context, x, shape, group):
+        context.shape, context.group = x.shape, group
+        return exchanged(x, shape, group)
 
     @staticmethod
     def backward(context, gradient):
-        return gradient.new_empty(context.shape), None
+        return exchanged(gradient, context.shape, context.group), None, None
 
 
 class Rotate(torch.autograd.Function):
@@ -157,32 +183,42 @@ class Rotate(torch.autograd.Function):
 class ParallelProduct(torch.autograd.Function):
     """The product of a linear layer of which each GPU has a slice.
 
-    The sequence of the input is gathered from `gather` parts, in backward again unless it is kept; that of the result
-    is cut into `scatter` parts. `sums`, if given, has a tensor for each shape that takes the weight's gradient, where
-    the product adds it to Megatron's own sum.
+    The sequence of the input is gathered from the group `gather`, in backward again unless it is kept; that of the
+    result is summed and cut over the group `scatter`. Backward gathers the input beside the product that gives its
+    gradient, and cuts this gradient beside the other product, as Transformer Engine does. `sums`, if given, has a tensor
+    for each shape that stands for the weight's gradient, where the product adds it to Megatron's own sum.
     """
 
     @staticmethod
     def forward(context, x, weight, gather, scatter, sums, keep):
         whole = gathered(x, gather)
         context.save_for_backward(whole if keep else x, weight)
-        context.parts = gather, scatter, sums, keep
+        context.parts = None if keep else gather, gather, scatter, sums
+        context.total = getattr(weight, "main_grad", None)
         return scattered(torch.matmul(whole, weight.t()), scatter)
 
     @staticmethod
     def backward(context, gradient):
         x, weight = context.saved_tensors
-        gather, scatter, sums, keep = context.parts
+        again, gather, scatter, sums = context.parts
         gradient = gathered(gradient.contiguous(), scatter)
-        dx = scattered(torch.matmul(gradient, weight), gather)
-        rows = gathered(x, 1 if keep else gather).reshape(-1, weight.shape[1])
+        rows, coming = gathered(x, again, later=True)
+        dx = torch.matmul(gradient, weight)
+        if coming is not None:
+            coming.wait()
+        dx, going = scattered(dx, gather, later=True)
+        rows = rows.reshape(-1, weight.shape[1])
         columns = gradient.reshape(-1, weight.shape[0]).t()
         if sums is None:
-            return dx, columns.mm(rows), None, None, None, None
-        if weight.shape not in sums:
-            sums[weight.shape] = torch.empty_like(weight)
-        torch.mm(columns, rows, out=sums[weight.shape])
-        return dx, None, None, None, None, None
+            total = columns.mm(rows)
+        else:
+            total = None
+            if weight.shape not in sums:
+                sums[weight.shape] = torch.empty_like(weight)
+            torch.mm(columns, rows, out_dtype=context.total.dtype, out=context.total)
+        if going is not None:
+            going.wait()
+        return dx, total, None, None, None, None
 
 
 class ParallelLinear(nn.Module):
@@ -205,7 +241,7 @@ class MegatronLayer(nn.Module):
         self.heads, self.groups = o["heads"] // tp, max(o["groups"] // tp, 1)
         norm = nn.RMSNorm if o["rms"] else nn.LayerNorm
         self.before, self.between = norm(o["width"]), norm(o["width"])
-        columns, rows = (o["sp"], 1, sums, o["keeps_gathered"]), (1, o["sp"], sums, False)
+        columns, rows = (o["sequence"], None, sums, o["keeps_gathered"]), (None, o["sequence"], sums, False)
         self.qkv = ParallelLinear(o["width"], (self.heads + 2 * self.groups) * self.size, bias, *columns)
         self.proj = ParallelLinear(self.heads * self.size, o["width"], bias, *rows)
         self.up = ParallelLinear(o["width"], o["ffn"] // tp * (2 if o["gated"] else 1), bias, *columns)
@@ -222,7 +258,8 @@ class MegatronLayer(nn.Module):
         if o["rope"]:
             q, k, v = Rotate.apply(q, cos, sin), Rotate.apply(k, cos, sin), v.contiguous()
         if o["cp"] > 1:
-            q, k, v = (AllToAll.apply(z, (s * o["cp"], b, z.shape[2] // o["cp"], self.size)) for z in (q, k, v))
+            q, k, v = (AllToAll.apply(z, (s * o["cp"], b, z.shape[2] // o["cp"], self.size), o["context"])
+                       for z in (q, k, v))
         if o["fused"]:
             if o["copies"]:
                 q, k, v = (t.transpose(0, 1).contiguous().transpose(1, 2) for t in (q, k, v))
@@ -232,7 +269,7 @@ class MegatronLayer(nn.Module):
                                                enable_gqa=self.groups != self.heads)
             y = y.permute(2, 0, 1, 3)
             if o["cp"] > 1:
-                y = AllToAll.apply(y, (s, b, self.heads, self.size))
+                y = AllToAll.apply(y, (s, b, self.heads, self.size), o["context"])
             return (y.contiguous() if o["copies"] else y).reshape(s, b, -1)
         if self.groups != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.groups, 2) for t in (k, v))
@@ -272,7 +309,7 @@ class MegatronStage(nn.Module):
         self.norm = (nn.RMSNorm if o["rms"] else nn.LayerNorm)(o["width"]) if o["last"] else None
         self.head = None
         if o["last"] and not o["tied"]:
-            self.head = ParallelLinear(o["width"], vocabulary, False, o["sp"], 1, sums, o["keeps_gathered"])
+            self.head = ParallelLinear(o["width"], vocabulary, False, o["sequence"], None, sums, o["keeps_gathered"])
 
     def forward(self, data, x, cos, sin, buffer):
         o = self.o
@@ -281,7 +318,7 @@ class MegatronStage(nn.Module):
             x = self.words(tokens)
             if self.positions is not None:
                 x = x + self.positions(places)
-            x = F.dropout(Scatter.apply(x.transpose(0, 1).contiguous(), o["sp"]), o["dropout"])
+            x = F.dropout(Scatter.apply(x.transpose(0, 1).contiguous(), o["sequence"]), o["dropout"])
         for layer in self.layers:
             if o["recompute"]:
                 x = checkpoint(layer, x, cos, sin, buffer, use_reentrant=False)
@@ -291,19 +328,21 @@ class MegatronStage(nn.Module):
             return x.sum()  # the next stage has the result; this one keeps what backward needs
         x = self.norm(x)
         if self.head is None:
-            logits = ParallelProduct.apply(x, self.words.weight, o["sp"], 1, None, o["keeps_gathered"])
+            logits = ParallelProduct.apply(x, self.words.weight, o["sequence"], None, None, o["keeps_gathered"])
         else:
             logits = self.head(x)
         if o["plain"]:
             logits = logits.float()
         kind = FusedLoss if o["fused_loss"] else CopyingLoss if o["plain"] else ParallelLoss
-        loss = kind.apply(logits, labels.t().contiguous())
+        loss = kind.apply(logits, labels.t().contiguous(), o["tensor"])
         return (loss.t().contiguous().view(-1) * shares.view(-1)).sum()
 
 
-def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_scores=False, fused_sums=False, **options):
+def megatron(batch, dtype, gradients, dp, replicas=1, micro_batches=1, flight=1, keeps_scores=False, fused_sums=False,
+             **options):
     """One rank's step of Megatron. `gradients`: type of their sum, of which 1/`dp` belongs to this rank's optimizer.
 
+    replicas: number of copies of the model, whose gradients are added up, if each has the whole optimizer.
     micro_batches: number of them, one after another; flight: how many have run forward before the first runs backward.
     keeps_scores: attention's scores have one buffer for all layers.
     fused_sums: the product adds a weight's gradient to the sum.
@@ -312,6 +351,8 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
     o = {"tp": 1, "sp": 1, "cp": 1, "first": True, "last": True, "recompute": False, "fused_loss": False,
          "rope": False, "rms": False, "gated": False, "bias": True, "tied": True, "dropout": 0.0,
          "attention_dropout": 0.0, "copies": False, "mask": True, "keeps_gathered": False, "plain": False, **options}
+    o.update(tensor=group_of(o["tp"]), sequence=group_of(o["sp"]), context=group_of(o["cp"], o["tp"]))
+    copies = group_of(max(dp, replicas), o["tp"])
     kind, sums = type_of(dtype), {} if fused_sums else None
     with torch.device("cuda"):
         stage = MegatronStage(o, sums).to(kind)
@@ -319,12 +360,12 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
         buffer = torch.empty(batch * o["heads"] // o["tp"], length, length, dtype=kind) if keeps_scores else None
         cos, sin = (torch.empty(length, 1, 1, size, dtype=kind) for _ in range(2)) if o["rope"] else (None, None)
         parameters = list(stage.parameters())
-        total = sum(p.numel() for p in parameters)
-        flat = torch.zeros(total, dtype=type_of(gradients))
-        shard = nn.Parameter(torch.zeros(-(-total // dp)))
+        own = -(-sum(p.numel() for p in parameters) // dp)
+        weights, flat = (torch.zeros(own * dp, dtype=d) for d in (kind, type_of(gradients)))
+        shard = nn.Parameter(torch.zeros(own))
     at = 0
     for p in parameters:
-        p.main_grad = flat[at:at + p.numel()].view(p.shape)
+        p.data, p.main_grad = (whole[at:at + p.numel()].view(p.shape) for whole in (weights, flat))
         at += p.numel()
 
         def add(p):
@@ -355,8 +396,18 @@ def megatron(batch, dtype, gradients, dp, micro_batches=1, flight=1, keeps_score
                 waiting.pop(0).backward()
         while waiting:
             waiting.pop(0).backward()
-        shard.grad = flat[:shard.numel()].float()
+        flat.norm()  # Megatron looks for numbers that are not finite
+        if copies is not None:
+            flat.mul_(1 / copies.size())
+            if dp > 1:
+                dist.reduce_scatter_tensor(flat[:own], flat, group=copies)
+            else:
+                summed(flat, copies)
+        shard.grad = flat[:own].float()
         shard.grad.mul_(shard.grad.norm())
         optimizer.step()
+        weights[:own].copy_(shard.detach())
+        if dp > 1:
+            dist.all_gather_into_tensor(weights, weights[:own], copies)
 
     return step

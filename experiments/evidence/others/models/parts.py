@@ -3,12 +3,25 @@
 import functools
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 
 def type_of(name):
     return getattr(torch, name.removeprefix("torch."))
+
+
+def group_of(size, stride=1):
+    """Returns a process group of `size` GPUs whose ranks are `stride` apart, of which only rank 0 is there.
+
+    Returns None for one GPU.
+    """
+    if size == 1:
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=1 << 10)
+    return dist.new_group(range(0, size * stride, stride))
 
 
 class RmsNorm(nn.Module):

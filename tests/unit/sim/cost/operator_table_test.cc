@@ -224,5 +224,28 @@ TEST_F(OperatorTableTest, ScaledToAnotherGpu) {
   EXPECT_EQ(cost.Provenance(), "estimated, scaled by the rooflines of the two");
 }
 
+// A table of products alone takes other ops from another GPU's table, whose products do not count.
+// What exceeds the roofline is scaled by the instructions that both issue.
+TEST_F(OperatorTableTest, WhatATableLacksComesFromAnotherOne) {
+  const Device a100 = ReadDevice(testing::InSource("sim/devices/a100.toml"));
+  Op addition = OpOf({4096}), given = OpOf({4096});
+  addition.slots[0].signature = "aten::add";
+  given.recorded->time = Duration::Milliseconds(3);
+  std::vector<Op> measured{OpOf({4096}), addition};
+  for (Op& op : measured) {
+    op.recorded->time = Duration::Picoseconds(std::llround(3e12 * RooflineOf(op, a100)));
+    op.recorded->workspace = Bytes::MiB(3);
+  }
+  const OperatorTable other(TraceOf(measured, a100.gpus[0]), a100);
+  const Trace timed =
+      TableOf({{4096, 2.0}}).TimedOver(other, TraceOf({OpOf({4096}), addition, given}, ""));
+  EXPECT_EQ(timed.recording->device, device_.gpus[0]);
+  EXPECT_NEAR(timed.ops[0].recorded->time.seconds() / RooflineOf(timed.ops[0], device_), 2, 1e-5);
+  const double beyond = timed.ops[1].recorded->time.seconds() - RooflineOf(timed.ops[1], device_);
+  EXPECT_NEAR(beyond / RooflineOf(addition, a100), 2 * (2 * 19.5) / 67, 1e-4);
+  EXPECT_EQ(timed.ops[1].recorded->workspace, Bytes::MiB(3));
+  EXPECT_EQ(timed.ops[2].recorded->time, Duration::Milliseconds(3));
+}
+
 }  // namespace
 }  // namespace spillway::testing
