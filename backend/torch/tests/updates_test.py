@@ -382,7 +382,8 @@ class FitTest(unittest.TestCase):
                     got, _, fitted = self.train(KINDS[name], budget, device)
                     self.assertTrue(same(want, got))
                     self.assertLessEqual(device.peak, budget)
-                    self.assertLess(abs(fitted.plan.peak - device.most), 0.05 * budget)  # parts and temporaries are large here
+                    part = max(size for hosted in fitted._states._hosted.values() for size in hosted.sizes)
+                    self.assertLess(abs(fitted.plan.peak - device.most), part + 4096)  # all parts of a parameter leave together
 
     def test_steps_before_the_plan_keep_the_budget(self):
         """State leaves where saved tensors on the host are not enough."""
