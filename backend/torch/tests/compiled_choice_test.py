@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._inductor.fx_passes import pad_mm
 from torch.nn import functional as F
 
 from spillway_torch.base.target import Target
@@ -178,6 +179,15 @@ class ChoiceTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             step = planning._GraphStep(joint, set(found["default"]), set(), TARGET, Room(1 << 30, 1 << 30, 1 << 30), pathlib.Path(folder))
         self.assertEqual([storage.size for storage in step.storages.values()].count(gradient), 2)  # the table, and its gradient
+
+    def test_padded_copies_of_a_gradient_are_made_together(self):
+        """One is for the gradient of the input, and one for that of the weights."""
+        rows, width, words = 512, 16, 1001
+        layers = Layers(nn.Linear(width, width), nn.Linear(width, words, bias=False))
+        with mock.patch.multiple(pad_mm, check_device=lambda *_: True, has_triton=lambda: True), \
+                torch._inductor.config.patch(force_shape_pad=True):
+            found = joint_of(layers, [torch.randn(rows, width)])
+        self.assertGreater(found["joint"].outcome(found["default"]).backward, 4 * rows * (words + 2 * 1004))
 
     def test_bytes_of_a_graph_that_runs_operator_by_operator(self):
         classes = torch.randint(2000, (256,))

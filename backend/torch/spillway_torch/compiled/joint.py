@@ -300,6 +300,7 @@ class Joint:
             return i
         free, fusible, node = self.free, self.fusible, runs.node
         level: dict[int, int] = {}  # most kernels of other kinds on the way to a run: those of one level fuse without a cycle
+        given: dict[int, int] = {}  # by the gradient of a result: a run that reads it, which others join
         for r in order:
             at, depth = node[r], 0
             for i in runs.inputs[r]:
@@ -308,6 +309,8 @@ class Joint:
             level[r] = depth
             part = self.nodes[at].target is operator.getitem
             for i in runs.inputs[r]:
+                if node[i] in self.tangents and runs.outside[i] and depth == 0 and (free[at] or fusible[at]):
+                    parent[find(place[r])] = find(place[given.setdefault(i, r)])
                 joins = free[at] or fusible[at] and (fusible[node[i]] or free[node[i]])
                 if i in level and (part or level[i] == depth and joins and not self.apart[node[i]]):
                     parent[find(place[r])] = find(place[i])

@@ -45,7 +45,8 @@ def is_view(node: fx.Node) -> bool:
 def is_fusible(node: fx.Node) -> bool:
     """Returns whether Inductor puts an operator into one kernel with its neighbours."""
     target = getattr(node.target, "overloadpacket", node.target)
-    return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target is torch.ops.aten.copy_
+    others = torch.ops.aten.copy_, torch.ops.aten.constant_pad_nd
+    return target in _TYPES.fusible_ops or "inductor_" in str(node.target) or target in others
 
 
 def writes_over(node: fx.Node) -> bool:
