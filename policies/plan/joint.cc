@@ -121,7 +121,7 @@ constexpr size_t kOutsideShares = 8;
 constexpr int64_t kNearBound = 50;
 
 // Which parameters and states may live outside between their uses.
-enum class Outside : uint8_t { kNone, kState, kAll };
+enum class Outside : uint8_t { kNone, kState, kWholeState, kAll };
 
 // Returns the storages of a kind in the order of their uses; nothing if one op uses more than half
 // of their bytes, so that they have to be there at once.
@@ -148,14 +148,24 @@ std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
   return most * 2 > all ? std::vector<TensorId>() : found;
 }
 
-// Returns `before` with the storages that are used first, in growing shares.
+// Returns `before` with growing shares of the storages: of those that are used first and, if
+// `spread`, of those at equal distances. A recorded program has the state of the first updates
+// outside
+// (`spillway_torch.fit`).
 std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
-                                            const std::vector<TensorId>& before) {
+                                            const std::vector<TensorId>& before, bool spread) {
   std::vector<std::vector<TensorId>> sets{{}};
   for (size_t share = 1; share <= kOutsideShares && !ordered.empty(); ++share) {
     sets.push_back(before);
     const auto part = ordered.first((ordered.size() * share + kOutsideShares - 1) / kOutsideShares);
     sets.back().insert(sets.back().end(), part.begin(), part.end());
+    if (!spread || share == kOutsideShares) continue;
+    sets.push_back(before);
+    for (size_t i = 0; i < ordered.size(); ++i) {
+      if ((i + 1) * share / kOutsideShares > i * share / kOutsideShares) {
+        sets.back().push_back(ordered[i]);
+      }
+    }
   }
   return sets;
 }
@@ -194,6 +204,9 @@ class JointPolicy final : public PlannedPolicy {
                         std::back_inserter(memories));
     }
     Duration enough = in_core;  // others are not tried if a plan is as fast as this
+    if (outside_ == Outside::kWholeState) {
+      options_.outside = Streamable(*probe.facts, TensorKind::kOptimizerState);
+    }
     for (size_t i = 0; i < memories.size(); ++i) {
       const Bytes memory = memories[i];
       options_.trials = i == 0 ? trials : 1;
@@ -211,10 +224,12 @@ class JointPolicy final : public PlannedPolicy {
       const Duration bound = JointBound(probe.facts->trace(), cost, device.memory);
       return shortest && *shortest <= Longer(std::max(in_core, bound), kNearBound);
     };
-    if (!trace.hooks && outside_ != Outside::kNone && !near()) {
+    const bool chooses = outside_ == Outside::kState || outside_ == Outside::kAll;
+    if (!trace.hooks && chooses && !near()) {
       SearchOutside(device.memory, trials, probe.facts, trial, in_core, best, shortest);
     }
-    if (!trace.hooks && (!shortest || *shortest > enough)) {
+    const bool may_others = !trace.hooks && outside_ == Outside::kAll;
+    if (may_others && (!shortest || *shortest > enough)) {
       TryOthers(memories, trial, best, shortest);
     }
     best.micro = options_.chooser.batches();
@@ -263,13 +278,17 @@ class JointPolicy final : public PlannedPolicy {
   void SearchOutside(Bytes memory, int64_t trials, const std::shared_ptr<const JointFacts>& facts,
                      const TrialRun& trial, Duration in_core, JointPlan& best,
                      std::optional<Duration>& shortest) {
+    const bool spread = !facts->trace().recording;
     const std::vector<TensorId> state = Streamable(*facts, TensorKind::kOptimizerState);
     std::vector<std::vector<TensorId>> chosen{
-        FastestOutside(SharesOf(state, {}), memory, facts, trial)};
+        FastestOutside(SharesOf(state, {}, spread), memory, facts, trial)};
     if (outside_ == Outside::kAll) {
       const std::vector<TensorId> parameters = Streamable(*facts, TensorKind::kParameter);
-      chosen.push_back(FastestOutside(SharesOf(parameters, state), memory, facts, trial));
+      chosen.push_back(FastestOutside(SharesOf(parameters, state, spread), memory, facts, trial));
     }
+    chosen.push_back(state);  // the trials know little of what is searched next
+    std::ranges::sort(chosen);
+    chosen.erase(std::ranges::unique(chosen).begin(), chosen.end());
     std::erase_if(chosen, [](const std::vector<TensorId>& set) { return set.empty(); });
     for (std::vector<TensorId>& set : chosen) {
       options_.outside = std::move(set);
@@ -408,8 +427,12 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
       "early";
   const auto outside = params.Enum<Outside>(
       "outside", "all",
-      {{"none", Outside::kNone}, {"state", Outside::kState}, {"all", Outside::kAll}},
-      "what may live outside between the ops that use it: nothing, optimizer state, or state and "
+      {{"none", Outside::kNone},
+       {"state", Outside::kState},
+       {"whole-state", Outside::kWholeState},
+       {"all", Outside::kAll}},
+      "what may live outside between the ops that use it: nothing, a share of the optimizer state, "
+      "this state and no less, or state and "
       "parameters");
   return std::make_unique<JointPolicy>(options, effort, early_updates, outside);
 }
