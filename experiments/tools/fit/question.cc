@@ -360,17 +360,17 @@ std::string PolicyOfSpillway(const char* outside) {
 std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
   const Trace& trace = one.costed_trace();
   std::vector<SpillwayStep> steps;
-  if (auto early = WithUpdatesInParts(trace, one.cost(), true)) {
-    steps.push_back(
-        {*std::move(early), PolicyOfSpillway("state"), BySpillway(budget, true, true, chunks)});
-    return steps;
-  }
-  steps.push_back({trace, PolicyOfSpillway("none"), BySpillway(budget, false, false, chunks)});
+  const auto add = [&](std::optional<Trace> made, const char* outside, bool has_state, bool early) {
+    if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
+    if (!made) return;
+    steps.push_back({*std::move(made), PolicyOfSpillway(outside),
+                     BySpillway(budget, has_state, early, chunks)});
+  };
+  add(WithUpdatesInParts(trace, one.cost(), true), "state", true, true);
+  if (!steps.empty()) return steps;
+  add(trace, "none", false, false);
   for (const int64_t eighths : {2, 4, 6, 8}) {
-    auto late = WithUpdatesInParts(trace, one.cost(), false, eighths);
-    if (!late) break;
-    steps.push_back({*std::move(late), PolicyOfSpillway("whole-state"),
-                     BySpillway(budget, true, false, chunks)});
+    add(WithUpdatesInParts(trace, one.cost(), false, eighths), "whole-state", true, false);
   }
   return steps;
 }
@@ -394,8 +394,8 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
   least.peak = {};
   least.change.clear();
   Trace smallest;
-  const auto try_all = [&](const Question& about, bool chunks) {
-    for (SpillwayStep& step : StepsOfSpillway(about, as_it_is.available(), chunks)) {
+  const auto try_all = [&](bool chunks) {
+    for (SpillwayStep& step : StepsOfSpillway(one, as_it_is.available(), chunks)) {
       const Bytes floor = FloorOf(step.trace, one.device().alignment);
       if (least.change.empty() || floor < least.metrics.peak_reserved) {
         least.change = step.remedy.change;
@@ -405,22 +405,18 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
         smallest = step.trace;
       }
       if (floor > as_it_is.available()) continue;
-      FitRow row = about.About(std::move(step.trace))
-                       .Try("spillway", step.policy, FitAllocator::kExpandable);
+      FitRow row =
+          one.About(std::move(step.trace)).Try("spillway", step.policy, FitAllocator::kExpandable);
       row.remedy = step.remedy.text;
       row.python = step.remedy.python;
       if (row.status != FitStatus::kFits) continue;
       if (!best || row.metrics.iteration < best->metrics.iteration) best = std::move(row);
     }
   };
-  try_all(one, false);
+  try_all(false);
   // Chunks are not tried if they cannot make it faster by much.
   const Duration unchanged = as_it_is.metrics.iteration;
-  if (!best || (best->metrics.iteration - unchanged) * 10 > unchanged) {
-    if (auto chunked = WithLossInChunks(trace, one.device(), kLossChunks)) {
-      try_all(one.About(*std::move(chunked)), true);
-    }
-  }
+  if (!best || (best->metrics.iteration - unchanged) * 10 > unchanged) try_all(true);
   if (best) return {*best};
   Bytes parameters;
   for (const Tensor& tensor : trace.tensors) {
