@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -290,6 +291,11 @@ struct AdamUpdate {
   bool Has(OpId op) const { return ops[Index(op)]; }
 };
 
+// Updates in parts have at most so many bytes of state each, and there are at least so many, as
+// `spillway_torch.fit` divides them.
+constexpr Bytes kMostOfPart(64 << 20);
+constexpr int64_t kParts = 16;
+
 bool IsLarge(const Tensor& tensor) { return Elements(tensor) >= kLeastMoments; }
 
 // Returns the elements and the bytes of all the tensors.
@@ -369,19 +375,26 @@ std::optional<AdamUpdate> FindAdam(const Trace& trace, const Liveness& liveness)
 }
 
 // Returns the trace with `made` in place of the ops of the update, and without their temporary
-// tensors. What the update used remains until then.
+// tensors. What the update used remains until then. Each of `parts` follows the op with its number,
+// and the last op of the update is `made`.
 Trace WithUpdate(const Trace& trace, const Liveness& liveness, const AdamUpdate& update,
-                 const Op& made) {
+                 const Op& made, std::span<const std::pair<size_t, Op>> parts = {}) {
   Trace to = trace;
   to.ops.clear();
   std::vector<OpId> places(trace.ops.size());
+  auto part = parts.begin();
+  const auto add_parts = [&](size_t behind) {
+    for (; part != parts.end() && part->first == behind; ++part) to.ops.push_back(part->second);
+  };
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     if (i == update.last) {
+      add_parts(i);
       to.ops.push_back(made);
     } else if (!update.ops[i]) {
       to.ops.push_back(trace.ops[i]);
     }
     places[i] = static_cast<OpId>(std::max<size_t>(to.ops.size(), 1) - 1);
+    add_parts(i);
   }
   const OpId here = places[update.last];
   for (size_t i = 0; i < trace.ops.size(); ++i) {
@@ -492,13 +505,10 @@ std::vector<TensorId> GradientsOf(const Trace& trace, const AdamUpdate& update, 
   return gradients;
 }
 
-// Ends gradients of the trace in `less` behind these ops.
-void FreeGradients(const Trace& trace, const Liveness& liveness,
-                   std::span<const TensorId> gradients, std::span<const OpId> ends, Trace& less) {
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    less.tensors[Index(gradients[i])].held_until = ends[i];
-  }
-  // Gradients of the step before, which the recorded program held into this one.
+// Takes gradients of the step before, which the recorded program held into this one, out of the
+// memory of `less`.
+void ForgetOldGradients(const Trace& trace, const Liveness& liveness,
+                        std::span<const TensorId> gradients, Trace& less) {
   std::set<std::vector<int64_t>> shapes;
   for (const TensorId id : gradients) shapes.insert(trace.tensor(id).shape);
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
@@ -509,6 +519,50 @@ void FreeGradients(const Trace& trace, const Liveness& liveness,
       Forget(id, liveness, less);
     }
   }
+}
+
+// Ends gradients of the trace in `less` behind these ops.
+void FreeGradients(const Trace& trace, const Liveness& liveness,
+                   std::span<const TensorId> gradients, std::span<const OpId> ends, Trace& less) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    less.tensors[Index(gradients[i])].held_until = ends[i];
+  }
+  ForgetOldGradients(trace, liveness, gradients, less);
+}
+
+// A parameter and its gradient, as the parts of an update know them.
+struct Updated {
+  TensorId parameter, gradient;
+  Bytes state;   // of its moments
+  OpId ready{};  // the op that completes the gradient
+};
+
+// Returns the large parameters in the order in which backward completes their gradients if updates
+// are early, or else in their own; nullopt if they have not one gradient each.
+std::optional<std::vector<Updated>> UpdatedOf(const Trace& trace, const Liveness& liveness,
+                                              const AdamUpdate& update, bool early) {
+  std::multimap<int64_t, TensorId> parameters;  // by elements; equal ones are alike here
+  for (const TensorId id : update.parameters) parameters.emplace(Elements(trace.tensor(id)), id);
+  const Bytes moments = BytesOf(trace, update.moments);
+  const int64_t elements = ElementsOf(trace, update.parameters);
+  std::vector<Updated> order;
+  for (const TensorId id : GradientsOf(trace, update, true)) {
+    const int64_t size = Elements(trace.tensor(id));
+    const auto found = parameters.find(size);
+    if (found == parameters.end()) return std::nullopt;
+    OpId ready{};
+    for (const OpId use : liveness.Uses(id)) {
+      if (trace.op(use).phase == Phase::kBackward) ready = use;
+    }
+    const auto state = static_cast<int64_t>(Int128{moments.count()} * size / elements);
+    order.push_back({found->second, id, Bytes(state), ready});
+    parameters.erase(found);
+  }
+  if (!parameters.empty()) return std::nullopt;
+  std::ranges::stable_sort(order, {}, [&](const Updated& one) {
+    return early ? Index(one.ready) : Index(one.parameter);
+  });
+  return order;
 }
 
 }  // namespace
@@ -555,7 +609,8 @@ std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device)
   return small;
 }
 
-std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost) {
+std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Device& device,
+                                                    const CostModel& cost) {
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
   if (!update || !AreUsedOnce(trace, liveness, *update)) return std::nullopt;
@@ -571,7 +626,8 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   const GradientCopies copies = CopyWithGradients(
       trace, liveness, *update, copied, cost,
       [&](const Tensor& gradient) { return cost.CopyTime(Direction::kToHost, gradient.size); });
-  const Duration on_host = TransferTime(2 * moments + 2 * parameters + gradients, kHostUpdate);
+  const Duration on_host =
+      TransferTime(2 * moments + 2 * parameters + gradients, device.host_update);
   const Duration back = cost.CopyTime(Direction::kToDevice, parameters);
   op.recorded->time = copies.late + std::max(on_host, back);
   FreeGradients(trace, liveness, copied, copies.ends, less);
@@ -581,54 +637,90 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Co
   return OffloadedStep{std::move(less), moments + parameters + gradients};
 }
 
-std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost,
-                                                   bool early) {
-  constexpr int64_t kParts = 16, kStages = 3;  // as `spillway_torch.fit` divides moments
-  constexpr Bytes kMostOfPart(64 << 20);
+std::optional<Trace> WithUpdatesInParts(const Trace& trace, const CostModel& cost, bool early,
+                                        int64_t eighths) {
   const Liveness liveness(trace);
   const std::optional<AdamUpdate> update = FindAdam(trace, liveness);
   if (!update || (early && !AreUsedOnce(trace, liveness, *update))) return std::nullopt;
-  const Bytes moments = BytesOf(trace, update->moments);
-  const Bytes part = std::min(kMostOfPart, Bytes(moments.count() / kParts));
-  const auto copies_of = [&](Bytes size) {
-    return std::max(cost.CopyTime(Direction::kToDevice, size),
-                    cost.CopyTime(Direction::kToHost, size));
-  };
+  const std::optional<std::vector<Updated>> order = UpdatedOf(trace, liveness, *update, early);
+  if (!order) return std::nullopt;
   Duration kernels;
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     const Op& op = trace.ops[i];
     if (update->ops[i]) kernels += cost.Kernels(op, 0, op.batch)[0].time;
   }
-  Op op = UpdateOp(trace, *update, early ? "early_adam" : "streamed_adam");
-  op.inputs = op.outputs = update->parameters;
-  Trace less = trace;
-  if (early) {
-    const std::vector<TensorId> freed = GradientsOf(trace, *update, true);
-    const double share =
-        static_cast<double>(moments.count()) / static_cast<double>(ElementsOf(trace, freed));
-    const GradientCopies copies =
-        CopyWithGradients(trace, liveness, *update, freed, cost, [&](const Tensor& gradient) {
-          const auto elements = static_cast<double>(Elements(gradient));
-          return copies_of(Bytes(static_cast<int64_t>(share * elements)));
-        });
-    op.recorded->time = std::max(kernels, copies.late) + copies_of(part);
-    FreeGradients(trace, liveness, freed, copies.ends, less);
-  } else {
-    op.recorded->time = std::max(kernels, copies_of(moments)) + copies_of(part);
+  const Bytes moments = BytesOf(trace, update->moments);
+  Bytes temporary;
+  for (const TensorId id : update->rest) {
+    const auto has = [&](OpId use) { return update->Has(use); };
+    if (std::ranges::all_of(liveness.Uses(id), has)) temporary += trace.tensor(id).size;
   }
-  const std::vector<TensorId> gradients =
-      early ? GradientsOf(trace, *update, false) : update->gradients;
-  op.inputs.insert(op.inputs.end(), gradients.begin(), gradients.end());
-  less = WithUpdate(less, liveness, *update, op);
+  const auto share_of = [&](int64_t whole, Bytes state) {
+    return static_cast<int64_t>(Int128{whole} * state.count() / moments.count());
+  };
+  Trace less = trace;
   for (const TensorId id : update->moments) Forget(id, liveness, less);
-  // The parts through which moments come and go.
-  Tensor& stages = less.tensors[Index(update->moments.front())];
-  stages.kind = TensorKind::kOptimizerState;
-  stages.size = part * kStages;
-  stages.shape = {stages.size.count()};
-  stages.dtype = DataType::kUint8;
+  if (early) ForgetOldGradients(trace, liveness, update->gradients, less);
+  // Returns the op that updates these parameters, of which it needs so much state.
+  const auto part_of = [&](const std::string& name, Bytes state, std::span<const Updated> of,
+                           bool movable) {
+    Op op = UpdateOp(trace, *update, name);
+    RecordedCost& cost_of = *op.recorded;
+    cost_of.host = Duration::Picoseconds(share_of(cost_of.host.picoseconds(), state));
+    cost_of.time = Duration::Picoseconds(share_of(kernels.picoseconds(), state));
+    cost_of.workspace = Bytes(share_of(temporary.count(), state));
+    if (state > Bytes()) {
+      Tensor tensor;
+      tensor.name = op.name + ".state";
+      tensor.kind = TensorKind::kOptimizerState;
+      tensor.size = state;
+      tensor.shape = {state.count()};
+      tensor.dtype = DataType::kUint8;
+      tensor.movable = movable;
+      op.outputs.push_back(static_cast<TensorId>(less.tensors.size()));
+      less.tensors.push_back(std::move(tensor));
+    }
+    for (const Updated& one : of) op.outputs.push_back(one.parameter);
+    op.inputs = op.outputs;
+    for (const Updated& one : of) op.inputs.push_back(one.gradient);
+    return op;
+  };
+  const Bytes most = std::min(kMostOfPart, Bytes(moments.count() / kParts));
+  const Bytes wanted(eighths == 8 ? moments.count() : moments.count() / 8 * eighths);
+  std::vector<std::pair<size_t, Op>> parts;
+  std::vector<Updated> of, rest;  // the parameters of the part, and of the op behind all parts
+  Bytes size, done, behind;       // the state of these, and of all parts
+  const auto end_part = [&](OpId ready) {
+    parts.emplace_back(early ? Index(ready) : update->last,
+                       part_of(fmt::format("update{}", parts.size()), size, of, true));
+    done += size;
+    size = Bytes();
+    of.clear();
+  };
+  for (const Updated& one : *order) {
+    Bytes left = one.state;
+    while (left > Bytes() && done + size < wanted) {
+      if (of.empty() || of.back().gradient != one.gradient) of.push_back(one);
+      const Bytes taken = std::min(left, most - size);
+      size += taken;
+      left -= taken;
+      if (size == most) end_part(one.ready);
+    }
+    if (left > Bytes()) rest.push_back(one);
+    behind += left;
+  }
+  if (size > Bytes()) end_part(order->back().ready);
+  Op last = part_of("update_rest", behind, rest, false);
+  const std::vector<TensorId> small = GradientsOf(trace, *update, false);
+  last.inputs.insert(last.inputs.end(), small.begin(), small.end());
+  less = WithUpdate(less, liveness, *update, last, parts);
+  for (const Updated& one : *order) {
+    Tensor& gradient = less.tensors[Index(one.gradient)];
+    gradient.movable = false;
+    if (early) gradient.held_until.reset();
+  }
   less.Validate();
-  return OffloadedStep{std::move(less), moments};
+  return less;
 }
 
 std::optional<Trace> BuiltElsewhere(const Trace& trace) {

@@ -43,10 +43,6 @@ inline constexpr int64_t kLeastMoments = 4096;
 // trace has a recording.
 std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device);
 
-// Bytes per second at which the host is assumed to read and write what its optimizer updates.
-// Eight-channel DDR4-3200 moves at most twice as many.
-inline constexpr Bandwidth kHostUpdate{100'000'000'000};
-
 // Returns the step of a model whose construction takes no memory of the device beside the model: it
 // is built on the host, or in the types that it has. Returns nullopt if its construction gives
 // nothing back. REQUIRES: the trace has a recording.
@@ -60,23 +56,26 @@ struct OffloadedStep {
 // Returns the step with moments, and the update of the parameters that they belong to, on the host,
 // as torchao's `CPUOffloadOptimizer` with `offload_gradients`: each gradient is copied to the host
 // while backward goes on, and then freed. The update takes as long as the later copies, and then as
-// the host's update at `kHostUpdate` or the copies of the parameters back, whichever takes longer.
+// the host's update at `Device::host_update` or the copies of the parameters back, whichever takes
+// longer.
 // Returns nullopt in the cases of `With8BitOptimizer`, if an op behind backward, such as one that
 // clips gradients, uses one, or if a gradient exists before an op of forward, as where several
 // passes add to it. REQUIRES: the trace has a recording. `cost` has times for its ops.
-std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const CostModel& cost);
+std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Device& device,
+                                                    const CostModel& cost);
 
-// Returns the step with moments on the host, as `spillway_torch.fit` keeps them: the device updates
-// the parameters part by part, while the moments of the next part come and those of the one before
-// leave. Returns nullopt in the cases of `With8BitOptimizer`. REQUIRES: the trace has a recording.
-// `cost` has times for its ops.
+// Returns the step with updates in parts of at most 64 MiB of moments, as `spillway_torch.fit`
+// makes them of those on the host. A policy can have the moments of a part outside but while its
+// update runs. An update takes its share of the time of all, and no more temporary tensors than its
+// part needs. Returns nullopt in the cases of `With8BitOptimizer`, or if a large parameter has no
+// gradient of its own. REQUIRES: the trace has a recording. `cost` has times for its ops.
 //
-// Behind backward, the update takes as long as its ops, or as the copies in one direction,
-// whichever takes longer, and the copies of one part. If it is `early`, each parameter is updated
-// as soon as its gradient is there and its moments have come, while backward goes on, and the
-// gradient is then freed; nullopt also in the other cases of `WithOffloadedOptimizer`.
-std::optional<OffloadedStep> WithStreamedOptimizer(const Trace& trace, const CostModel& cost,
-                                                   bool early);
+// If updates are `early`, each follows the op of backward that completes its last gradient, and its
+// gradients are then freed; nullopt also in the other cases of `WithOffloadedOptimizer`. Else they
+// follow backward, and only so many `eighths` of the moments are in parts; one op, whose moments
+// stay on the device, updates the rest.
+std::optional<Trace> WithUpdatesInParts(const Trace& trace, const CostModel& cost, bool early,
+                                        int64_t eighths = 8);
 
 }  // namespace spillway::lab
 

@@ -41,27 +41,25 @@ Step WithNumbers(const Step& step, StepChanges::Numbers numbers, const Device& d
 }
 
 Step WithUpdate(const CostedStep& step, StepChanges::Update update, const Device& device) {
-  constexpr const char* kNotAdam =
+  const std::string kNotAdam =
       "its update does not hold two moments for each parameter, as that of Adam does";
   if (update == StepChanges::Update::k8Bit) {
     return Made(With8BitOptimizer(*step.trace, device), "optimizer", kNotAdam);
   }
-  const bool early = update == StepChanges::Update::kEarly;
-  const bool streamed = update == StepChanges::Update::kStreamed;
-  std::optional<OffloadedStep> made = early || streamed
-                                          ? WithStreamedOptimizer(*step.trace, *step.cost, early)
-                                          : WithOffloadedOptimizer(*step.trace, *step.cost);
+  const std::string used = ", or gradients are used between backward and the update";
+  if (update != StepChanges::Update::kOffloaded) {
+    const bool early = update == StepChanges::Update::kEarly;
+    return Made(WithUpdatesInParts(*step.trace, *step.cost, early), "optimizer",
+                kNotAdam + (early ? used : ""));
+  }
+  std::optional<OffloadedStep> made = WithOffloadedOptimizer(*step.trace, device, *step.cost);
   if (made && made->host > device.host_memory) {
-    throw UsageError(fmt::format("optimizer: {} needs {} of host memory, of which {} has {}",
-                                 early      ? "early"
-                                 : streamed ? "streamed"
-                                            : "offloaded",
+    throw UsageError(fmt::format("optimizer: offloaded needs {} of host memory, of which {} has {}",
                                  FormatBytes(made->host), device.name,
                                  FormatBytes(device.host_memory)));
   }
-  const std::string used = ", or gradients are used between backward and the update";
   return Made(made ? std::optional(std::move(made->trace)) : std::nullopt, "optimizer",
-              kNotAdam + (streamed ? "" : used));
+              kNotAdam + used);
 }
 
 }  // namespace

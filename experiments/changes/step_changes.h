@@ -24,7 +24,7 @@ struct StepChanges {
     kRecorded,
     k8Bit,       // `With8BitOptimizer`
     kOffloaded,  // `WithOffloadedOptimizer`
-    kStreamed,   // `WithStreamedOptimizer`
+    kParts,      // `WithUpdatesInParts`
     kEarly,      // the same, while backward runs
   };
 

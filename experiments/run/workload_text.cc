@@ -24,8 +24,7 @@ constexpr std::pair<const char*, HostTimes> kHostTimes[] = {
 constexpr std::array<std::string_view, 2> kAttentionNames{"fused", "math"};
 // By value of the changes of a step; the first value is no change.
 constexpr std::array<std::string_view, 3> kNumbersNames{"", "bf16", "autocast"};
-constexpr std::array<std::string_view, 5> kUpdateNames{"", "8bit", "offloaded", "streamed",
-                                                       "early"};
+constexpr std::array<std::string_view, 5> kUpdateNames{"", "8bit", "offloaded", "parts", "early"};
 
 // Returns the value whose name is the text. REQUIRES: the text is among the names.
 template <typename Enum, size_t kCount>
@@ -128,11 +127,13 @@ constexpr WorkloadOption kOptions[] = {
      [](const Case& c) {
        return c.attention ? NameOf(kAttentionNames, *c.attention) : std::string();
      }},
-    {"optimizer", "", "sgd|adam|adamw", "8bit|offloaded|streamed|early",
+    {"optimizer", "", "sgd|adam|adamw", "8bit|offloaded|parts|early",
      "Update rule: sgd (with momentum, the default), adam or adamw; of a recorded step like "
      "Adam's, "
-     "8bit keeps the moments in 8 bits, offloaded keeps them and updates on the host, streamed "
-     "keeps them there and updates on the device, and early does so while backward runs",
+     "8bit keeps the moments in 8 bits, offloaded keeps them and updates on the host, parts "
+     "updates "
+     "part by part, so that a policy can have the moments of the others on the host, and early "
+     "does so while backward runs",
      SetOptimizer,
      [](const Case& c) {
        return c.optimizer ? std::string(Name(*c.optimizer))

@@ -3,33 +3,34 @@
 #include <algorithm>
 
 namespace spillway::policies {
-namespace {
-
-// The number of ops with streamed parameters for which parameters are prefetched.
-constexpr int kAhead = 4;
-
-}  // namespace
-
 bool StreamedParameters::LivesOutside(const Trace& trace, TensorId tensor) const {
   const TensorKind kind = trace.tensor(tensor).kind;
-  return outside_ && (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState);
+  return outside_ && (kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState) &&
+         (chosen_.empty() || chosen_[Index(tensor)]);
 }
 
 void StreamedParameters::PrefetchAfter(PolicyContext& context, OpId op) {
   if (!outside_ || context.recomputing()) return;
   std::erase_if(prefetched_, [&](TensorId id) { return context.Where(id) == Residency::kOutside; });
-  const size_t ops = context.trace().ops.size();
-  int prepared = 0;
-  for (size_t next = Index(op) + 1; next < ops && prepared < kAhead; ++next) {
-    bool uses = false;
-    for (const TensorId id : context.liveness().Storages(static_cast<OpId>(next))) {
-      if (!LivesOutside(context.trace(), id)) continue;
-      uses = true;
+  if (uses_.empty()) FindUses(context);
+  auto next = std::ranges::upper_bound(uses_, op, {}, [](const auto& use) { return use.first; });
+  for (int prepared = 0; next != uses_.end() && prepared < ahead_; ++prepared, ++next) {
+    for (const TensorId id : next->second) {
       if (context.Where(id) != Residency::kOutside) continue;
       if (!context.Prefetch(id)) return;
       prefetched_.push_back(id);
     }
-    if (uses) ++prepared;
+  }
+}
+
+void StreamedParameters::FindUses(const PolicyContext& context) {
+  for (size_t i = 0; i < context.trace().ops.size(); ++i) {
+    const auto op = static_cast<OpId>(i);
+    std::vector<TensorId> used;
+    for (const TensorId id : context.liveness().Storages(op)) {
+      if (LivesOutside(context.trace(), id)) used.push_back(id);
+    }
+    if (!used.empty()) uses_.emplace_back(op, std::move(used));
   }
 }
 

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -112,6 +113,63 @@ constexpr int64_t kEnough = 1000;
 constexpr int64_t kManyTrials = 100;
 constexpr int kLevels = 10;
 
+// So many shares of the optimizer state, and then of the parameters with all of the state, are
+// tried outside. The best of each, by a trial that plans nothing else, is searched.
+constexpr size_t kOutsideShares = 8;
+// None is, if a plan with all of them inside takes at most one part in so many longer than the
+// bound, or than the iteration in core if that is more.
+constexpr int64_t kNearBound = 50;
+
+// Which parameters and states may live outside between their uses.
+enum class Outside : uint8_t { kNone, kState, kWholeState, kAll };
+
+// Returns the storages of a kind in the order of their uses; nothing if one op uses more than half
+// of their bytes, so that they have to be there at once.
+std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
+  const Trace& trace = facts.trace();
+  const auto is_one = [&](TensorId id) {
+    return trace.tensor(id).kind == kind && trace.tensor(id).movable;
+  };
+  std::vector<TensorId> found;
+  std::vector<bool> seen(trace.tensors.size());
+  Bytes all, most;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    Bytes at_once;
+    for (const TensorId id : facts.liveness().Storages(static_cast<OpId>(i))) {
+      if (!is_one(id)) continue;
+      at_once += facts.Aligned(id);
+      if (seen[Index(id)]) continue;
+      seen[Index(id)] = true;
+      found.push_back(id);
+      all += facts.Aligned(id);
+    }
+    most = std::max(most, at_once);
+  }
+  return most * 2 > all ? std::vector<TensorId>() : found;
+}
+
+// Returns `before` with growing shares of the storages: of those that are used first and, if
+// `spread`, of those at equal distances. A recorded program has the state of the first updates
+// outside
+// (`spillway_torch.fit`).
+std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
+                                            const std::vector<TensorId>& before, bool spread) {
+  std::vector<std::vector<TensorId>> sets{{}};
+  for (size_t share = 1; share <= kOutsideShares && !ordered.empty(); ++share) {
+    sets.push_back(before);
+    const auto part = ordered.first((ordered.size() * share + kOutsideShares - 1) / kOutsideShares);
+    sets.back().insert(sets.back().end(), part.begin(), part.end());
+    if (!spread || share == kOutsideShares) continue;
+    sets.push_back(before);
+    for (size_t i = 0; i < ordered.size(); ++i) {
+      if ((i + 1) * share / kOutsideShares > i * share / kOutsideShares) {
+        sets.back().push_back(ordered[i]);
+      }
+    }
+  }
+  return sets;
+}
+
 // Returns the time, lengthened by one part in `part`.
 Duration Longer(Duration time, int64_t part) {
   return Duration::Picoseconds(time.picoseconds() + time.picoseconds() / part);
@@ -122,8 +180,9 @@ constexpr int64_t kAlike = 500;
 
 class JointPolicy final : public PlannedPolicy {
  public:
-  JointPolicy(const SearchOptions& options, const Effort& effort, bool early_updates)
-      : options_(options), effort_(effort), early_updates_(early_updates) {}
+  JointPolicy(const SearchOptions& options, const Effort& effort, bool early_updates,
+              Outside outside)
+      : options_(options), effort_(effort), early_updates_(early_updates), outside_(outside) {}
 
   Preparation Prepare(const Trace& trace, const Device& device, const CostModel& cost,
                       const TrialRun& trial, const std::string& plan) override {
@@ -145,6 +204,9 @@ class JointPolicy final : public PlannedPolicy {
                         std::back_inserter(memories));
     }
     Duration enough = in_core;  // others are not tried if a plan is as fast as this
+    if (outside_ == Outside::kWholeState) {
+      options_.outside = Streamable(*probe.facts, TensorKind::kOptimizerState);
+    }
     for (size_t i = 0; i < memories.size(); ++i) {
       const Bytes memory = memories[i];
       options_.trials = i == 0 ? trials : 1;
@@ -156,8 +218,18 @@ class JointPolicy final : public PlannedPolicy {
       if (shortest && *shortest <= enough) break;
       SearchIn(memory, probe.facts, trial, in_core, best, shortest);
     }
-    // A recorded program can carry out only the decisions of another policy's run.
-    if (!trace.hooks && (!shortest || *shortest > enough)) {
+    // A recorded program has moves of its own, and can carry out only the decisions of another
+    // policy's run.
+    const auto near = [&] {
+      const Duration bound = JointBound(probe.facts->trace(), cost, device.memory);
+      return shortest && *shortest <= Longer(std::max(in_core, bound), kNearBound);
+    };
+    const bool chooses = outside_ == Outside::kState || outside_ == Outside::kAll;
+    if (!trace.hooks && chooses && !near()) {
+      SearchOutside(device.memory, trials, probe.facts, trial, in_core, best, shortest);
+    }
+    const bool may_others = !trace.hooks && outside_ == Outside::kAll;
+    if (may_others && (!shortest || *shortest > enough)) {
       TryOthers(memories, trial, best, shortest);
     }
     best.micro = options_.chooser.batches();
@@ -201,6 +273,51 @@ class JointPolicy final : public PlannedPolicy {
     }
   }
 
+  // Searches for plans in which some states live outside, and for some in which all of them and
+  // some parameters do.
+  void SearchOutside(Bytes memory, int64_t trials, const std::shared_ptr<const JointFacts>& facts,
+                     const TrialRun& trial, Duration in_core, JointPlan& best,
+                     std::optional<Duration>& shortest) {
+    const bool spread = !facts->trace().recording;
+    const std::vector<TensorId> state = Streamable(*facts, TensorKind::kOptimizerState);
+    std::vector<std::vector<TensorId>> chosen{
+        FastestOutside(SharesOf(state, {}, spread), memory, facts, trial)};
+    if (outside_ == Outside::kAll) {
+      const std::vector<TensorId> parameters = Streamable(*facts, TensorKind::kParameter);
+      chosen.push_back(FastestOutside(SharesOf(parameters, state, spread), memory, facts, trial));
+    }
+    chosen.push_back(state);  // the trials know little of what is searched next
+    std::ranges::sort(chosen);
+    chosen.erase(std::ranges::unique(chosen).begin(), chosen.end());
+    std::erase_if(chosen, [](const std::vector<TensorId>& set) { return set.empty(); });
+    for (std::vector<TensorId>& set : chosen) {
+      options_.outside = std::move(set);
+      options_.trials = std::max<int64_t>(trials / std::ssize(chosen), 1);
+      SearchIn(memory, facts, trial, in_core, best, shortest);
+    }
+    options_.outside.clear();
+  }
+
+  // Returns the set with which the step is fastest if nothing else is planned; an empty one if it
+  // then is as fast without.
+  std::vector<TensorId> FastestOutside(const std::vector<std::vector<TensorId>>& sets, Bytes memory,
+                                       const std::shared_ptr<const JointFacts>& facts,
+                                       const TrialRun& trial) const {
+    std::vector<Duration> times(sets.size(), kForever);
+    InParallel(sets.size(), [&](size_t i) {
+      JointPlan plan(facts->trace());
+      plan.drops = options_.recompute;
+      plan.memory = memory;
+      for (const TensorId id : sets[i]) plan.storages[Index(id)].fate = Fate::kOutside;
+      const auto judged = Judge(options_, {1, 1, reordered_}, [&](const TrialOptions& options) {
+        PlanExecutor executor(facts, plan, options_.chooser);
+        return trial(executor, memory, options);
+      });
+      if (judged) times[i] = judged->time;
+    });
+    return sets[static_cast<size_t>(std::ranges::min_element(times) - times.begin())];
+  }
+
   // Tries all other policies, with each algorithm and with parameters inside and outside.
   void TryOthers(const std::vector<Bytes>& memories, const TrialRun& trial, JointPlan& best,
                  std::optional<Duration>& shortest) const {
@@ -237,6 +354,7 @@ class JointPolicy final : public PlannedPolicy {
   SearchOptions options_;
   const Effort effort_;
   const bool early_updates_;
+  const Outside outside_;
 };
 
 class PlanFilePolicy final : public PlannedPolicy {
@@ -307,7 +425,16 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
                     "whether each parameter is updated as soon as nothing reads it any more, so "
                     "that its gradient need not stay, or all of them after the backward pass") ==
       "early";
-  return std::make_unique<JointPolicy>(options, effort, early_updates);
+  const auto outside = params.Enum<Outside>(
+      "outside", "all",
+      {{"none", Outside::kNone},
+       {"state", Outside::kState},
+       {"whole-state", Outside::kWholeState},
+       {"all", Outside::kAll}},
+      "what may live outside between the ops that use it: nothing, a share of the optimizer state, "
+      "this state and no less, or state and "
+      "parameters");
+  return std::make_unique<JointPolicy>(options, effort, early_updates, outside);
 }
 
 std::unique_ptr<Policy> MakePlanPolicy(Params& params) {

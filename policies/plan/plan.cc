@@ -97,9 +97,6 @@ class PlanReader {
         Required("tensor",
                  [&](Value name) {
                    storage = Find("tensor", tensors_, name);
-                   if (!facts_.GapOf(*storage)) {
-                     document_.Fail("the storage is never idle, so it can have no plan");
-                   }
                    if (plan_.storages[Index(*storage)].fate != Fate::kKeep) {
                      document_.Fail("the storage is listed twice");
                    }
@@ -107,21 +104,28 @@ class PlanReader {
         Required("fate",
                  [&](Value fate) {
                    const std::string_view name = document_.ReadString(fate);
-                   if (name != "offload" && name != "evict") {
-                     document_.Fail("expected \"offload\" or \"evict\"");
+                   if (name != "offload" && name != "evict" && name != "outside") {
+                     document_.Fail("expected \"offload\", \"evict\" or \"outside\"");
                    }
-                   plan.fate = name == "offload" ? Fate::kOffload : Fate::kEvict;
+                   plan.fate = name == "offload" ? Fate::kOffload
+                               : name == "evict" ? Fate::kEvict
+                                                 : Fate::kOutside;
                  }),
         Optional("prefetch", [&](Value op) { prefetch = Find("op", ops_, op); }),
         Optional("again", [&](Value flag) { again = document_.ReadBool(flag); }));
-    const Gap& gap = *facts_.GapOf(*storage);
+    const bool stays = StaysOnDevice(facts_.trace().tensor(*storage).kind);
+    if ((plan.fate == Fate::kOutside) != stays) {
+      document_.Fail("parameters and optimizer state, and no others, can be \"outside\"");
+    }
+    const std::optional<Gap>& gap = facts_.GapOf(*storage);
+    if (!gap && !stays) document_.Fail("the storage is never idle, so it can have no plan");
     if (prefetch.has_value() != (plan.fate == Fate::kOffload)) {
       document_.Fail("an offloaded storage needs \"prefetch\", and no other storage has it");
     }
-    if (prefetch && (*prefetch <= gap.left || *prefetch > gap.needed)) {
+    if (prefetch && (*prefetch <= gap->left || *prefetch > gap->needed)) {
       document_.Fail(fmt::format("\"prefetch\" must be an op after '{}' and not after '{}'",
-                                 facts_.trace().op(gap.left).name,
-                                 facts_.trace().op(gap.needed).name));
+                                 facts_.trace().op(gap->left).name,
+                                 facts_.trace().op(gap->needed).name));
     }
     if (again && plan.fate != Fate::kEvict) {
       document_.Fail("only an evicted storage has \"again\"");
@@ -250,8 +254,10 @@ std::string FormatPlan(const JointFacts& facts, const JointPlan& plan) {
     json.BeginObjectOnOneLine().Put("tensor", trace.tensors[i].name);
     if (storage.fate == Fate::kOffload) {
       json.Put("fate", "offload").Put("prefetch", trace.op(storage.prefetch).name);
-    } else {
+    } else if (storage.fate == Fate::kEvict) {
       json.Put("fate", "evict").Put("again", storage.again);
+    } else {
+      json.Put("fate", "outside");
     }
     json.EndObject();
   }

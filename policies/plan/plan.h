@@ -20,6 +20,7 @@ enum class Fate : uint8_t {
   kKeep,     // stays on the device
   kOffload,  // copied out as soon as it is written, released when memory is short, prefetched
   kEvict,    // dropped after its last use before the gap, recomputed when it is needed
+  kOutside,  // a parameter or optimizer state that lives outside between its uses, prefetched
 };
 
 struct StoragePlan {

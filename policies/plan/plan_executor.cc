@@ -10,6 +10,10 @@ namespace {
 
 // The copy back of a storage that was given up starts this long before it has to.
 constexpr Duration kSlack = Duration::Microseconds(500);
+// What lives outside is prefetched for so many ops that use some. A recorded program has the state
+// of one update come while it makes another one (`spillway_torch.fit`).
+constexpr int kAhead = 16;
+constexpr int kProgramAhead = 1;
 
 bool IsOnDevice(const PolicyContext& context, TensorId storage) {
   const Residency where = context.Where(storage);
@@ -37,6 +41,17 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan pl
   }
   std::ranges::stable_sort(
       queue_, {}, [this](TensorId id) { return std::tuple(Of(id).prefetch, needs_[Index(id)]); });
+  std::vector<bool> outside;
+  for (const StoragePlan& storage : plan_.storages) {
+    outside.push_back(storage.fate == Fate::kOutside);
+  }
+  if (std::ranges::count(outside, true) == 0) return;
+  streamed_ =
+      StreamedParameters(std::move(outside), facts_->trace().recording ? kProgramAhead : kAhead);
+}
+
+bool PlanExecutor::LivesOutside(const Trace& trace, TensorId tensor) {
+  return streamed_.LivesOutside(trace, tensor);
 }
 
 void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
@@ -71,6 +86,7 @@ void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
     ++prefetched_;
   }
   Refetch(context, op);
+  streamed_.PrefetchAfter(context, op);
 }
 
 void PlanExecutor::GiveUp(TensorId storage, OpId next) {
@@ -115,7 +131,7 @@ Hint PlanExecutor::PlacementHint(const PolicyContext& context, TensorId tensor) 
 }
 
 bool PlanExecutor::OnAllocFailure(PolicyContext& context, Bytes) {
-  return ReleaseOldest(context) || GiveUpFarthest(context);
+  return streamed_.MakeRoom(context) || ReleaseOldest(context) || GiveUpFarthest(context);
 }
 
 bool PlanExecutor::ReleaseOldest(PolicyContext& context) {

@@ -4,7 +4,8 @@
 // released when a request finds no room; the oldest copy goes first, since it has landed first. A
 // prefetch starts before the op that the plan names, or as soon after it as there is room, and
 // prefetches keep the order in which the storages are needed. If the plan leaves nothing to
-// release, the storage that is needed last leaves. So nearly every plan fits.
+// release, the storage that is needed last leaves. So nearly every plan fits. What lives outside is
+// prefetched as in streamed_parameters.h.
 
 #ifndef SPILLWAY_POLICIES_PLAN_PLAN_EXECUTOR_H_
 #define SPILLWAY_POLICIES_PLAN_PLAN_EXECUTOR_H_
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "policies/kernels/kernel_choice.h"
+#include "policies/parts/streamed_parameters.h"
 #include "policies/plan/facts.h"
 #include "policies/plan/plan.h"
 #include "sim/core/policy.h"
@@ -24,6 +26,7 @@ class PlanExecutor final : public Policy {
   // REQUIRES: the facts are about the trace that runs.
   PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan plan, KernelChooser chooser);
 
+  bool LivesOutside(const Trace& trace, TensorId tensor) override;
   void BeforeOp(PolicyContext& context, OpId op) override;
   KernelPlan ChooseKernels(PolicyContext& context, OpId op) override;
   void BeforeLaunch(PolicyContext& context, OpId op) override;
@@ -66,6 +69,7 @@ class PlanExecutor final : public Policy {
   const std::vector<OpId> needs_;
   std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
   std::vector<TensorId> queue_;                                // to prefetch, in this order
+  StreamedParameters streamed_;
 
   OpId current_{};
   std::vector<OpId> issued_;  // since `farthest_` was brought up to date

@@ -41,6 +41,7 @@ class Search {
       const bool few = trials_.left() * 4 < options_.trials * 3;
       if ((drops && !options_.recompute) || (few && !beginnings.empty())) continue;
       JointPlan keep(facts_.trace());
+      for (const TensorId id : options_.outside) keep.storages[Index(id)].fate = Fate::kOutside;
       keep.drops = drops;
       keep.memory = memory;
       std::vector<Scored> best = TryGrid(trials_, choices_, keep, in_core);

@@ -178,7 +178,7 @@ std::vector<Scored> InLessMemory(Trials& trials, std::span<const Scored> plans) 
 
 std::vector<Scored> TryGrid(Trials& trials, std::span<const TensorId> choices,
                             const JointPlan& keep, Duration in_core) {
-  std::vector<Scored> points{{keep, kForever, ProfileInCore(trials.facts())}};
+  std::vector<Scored> points{{keep, kForever, ProfileInCore(trials.facts(), keep)}};
   trials.Score(points);
   if (points[0].time <= in_core) return points;
   AddPoints(trials, choices, points);

@@ -106,12 +106,19 @@ Duration TimeOf(const CostModel& cost, const Op& op, const KernelPlan& kernels) 
 
 }  // namespace
 
-Profile ProfileInCore(const JointFacts& facts) {
+Profile ProfileInCore(const JointFacts& facts, const JointPlan& plan) {
   Profile profile(facts.trace().ops.size() + 1);
   for (size_t i = 0; i < facts.trace().tensors.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
     const Liveness& liveness = facts.liveness();
     if (liveness.Root(id) != id || liveness.Uses(id).empty()) continue;
+    if (plan.storages[i].fate == Fate::kOutside) {
+      for (const OpId op : liveness.Uses(id)) {
+        profile[Index(op)] += facts.Aligned(id);
+        profile[Index(op) + 1] -= facts.Aligned(id);
+      }
+      continue;
+    }
     const TensorKind kind = facts.trace().tensor(id).kind;
     const bool stays = StaysOnDevice(kind);
     const size_t from = stays || kind == TensorKind::kInput ? 0 : Index(*liveness.FirstUse(id));

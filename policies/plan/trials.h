@@ -35,6 +35,7 @@ struct SearchOptions {
   int iterations = 1;      // each trial runs so many; the last one is measured
   double slower_link = 1;  // if less than 1, plans are also tried with this share of the link
   std::shared_ptr<const Trace> reordered = nullptr;  // as in `TrialOptions`
+  std::vector<TensorId> outside = {};  // these parameters and states live outside in all plans
 };
 
 struct Judged {
@@ -51,8 +52,9 @@ std::optional<Judged> Judge(const SearchOptions& search, TrialOptions options,
 // that could be released for it do not count.
 using Profile = std::vector<Bytes>;
 
-// Returns the profile of a run that keeps everything and runs the fastest kernels.
-Profile ProfileInCore(const JointFacts& facts);
+// Returns the profile of a run that keeps everything but what lives outside, and that runs the
+// fastest kernels.
+Profile ProfileInCore(const JointFacts& facts, const JointPlan& plan);
 
 // The number of plans that are tried at the same time. It is not the number of cores, because the
 // result must not depend on that.

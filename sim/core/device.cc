@@ -310,6 +310,7 @@ void ReadHost(Section& host, Device& device) {
   if (host.Has("library_call")) device.library_call = host.Time("library_call");
   if (host.Has("compress")) device.codec.compress = host.Rate("compress");
   if (host.Has("decompress")) device.codec.decompress = host.Rate("decompress");
+  if (host.Has("update")) device.host_update = host.Rate("update");
   if (host.Has("launch_ahead")) device.launch_ahead = host.Count("launch_ahead", 1024);
   if (host.Has("codec_threads")) device.codec.threads = host.Count("codec_threads", 1024);
 }

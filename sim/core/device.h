@@ -138,6 +138,9 @@ struct Device {
   // waits before it enqueues the next command. 0 means that there is no bound.
   int launch_ahead = 0;
   HostCodec codec;
+  // Bytes per second that the host reads and writes while it updates parameters as Adam does. The
+  // default is half of what eight channels of DDR4-3200 move.
+  Bandwidth host_update{100'000'000'000};
   CostLaw device_malloc;  // cudaMalloc
   CostLaw device_free;    // cudaFree
   CostLaw host_malloc;    // cudaMallocHost: pinned memory
@@ -196,6 +199,7 @@ std::optional<int> ParseCapability(std::string_view text);
 //   [host]        launch_overhead  library_call (default: launch_overhead)
 //                 compress  decompress (of one thread; default 10 GB/s)
 //                 codec_threads (default "8")  launch_ahead (default: no bound)
+//                 update (of all cores together; default 100 GB/s)
 //   [driver]      malloc_fixed  malloc_per_mib  free_fixed  free_per_mib  pinned_fixed
 //                 pinned_per_mib
 //                 malloc_small  free_small (below 1 MiB; default: as other sizes)

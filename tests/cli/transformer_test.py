@@ -270,6 +270,12 @@ echo '{"rows": [{"status": "ok", "weights_digest": "'"$(echo "$2" | cut -c1)"'"}
             self.fails(2, "is for networks that spillway builds", "run", f"{trace},attention=fused")
             self.fails(2, "has no recorded step", "run", f"{trace},loss-chunks=2")
 
+    def test_parameters_and_state_that_find_no_room_are_counted(self):
+        adamw = ("run", "llama-8b@2048:1,optimizer=adamw", "--memory", "24GiB", "--policy", "joint:effort=1", "--device")
+        page = " ".join(self.ok(*adamw, "rtx4090", code=1).split())
+        self.assertIn("take 89.7 GiB, 1.75 GiB more than the 24 GiB of the device and the 64 GiB outside: no policy fits", page)
+        self.assertNotIn("no policy fits", self.ok(*adamw, "rtx4090:host=128GiB"))
+
     def test_wrong_options_of_training(self):
         for option in ("accumulate", "loss-chunks"):
             for text in ("0", "-1", "1.5", "70000", "x"):

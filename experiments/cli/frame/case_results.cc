@@ -56,6 +56,29 @@ std::string FormatGap(const RunResult& result) {
       result.policy, time, 100 * (time / bound - 1), bound);
 }
 
+// Returns a sentence that says how many bytes lack if parameters and optimizer state find no room
+// on the device and outside together, or an empty text.
+std::string FormatLacking(const LoadedCase& loaded) {
+  const Inputs& inputs = *loaded.inputs;
+  const Trace& trace = *inputs.trace();
+  Bytes needed, outside = inputs.device().host_memory;
+  for (const Tensor& tensor : trace.tensors) {
+    const bool persists =
+        tensor.kind == TensorKind::kParameter || tensor.kind == TensorKind::kOptimizerState;
+    if (persists && !tensor.alias_of && !tensor.part_of) needed += tensor.size;
+  }
+  for (const ExternalPool& pool : inputs.device().pools) outside += pool.size;
+  const Bytes memory = inputs.MemoryOf(loaded.asked);
+  if (memory == Bytes::Unlimited() || outside == Bytes::Unlimited() || needed <= memory + outside)
+    return {};
+  return fmt::format(
+      "Parameters and optimizer state take {}, {} more than the {} of the device and the {} "
+      "outside: "
+      "no policy fits, whatever it moves.\n",
+      FormatBytes(needed), FormatBytes(needed - memory - outside), FormatBytes(memory),
+      FormatBytes(outside));
+}
+
 std::string FormatGroup(const CaseResults& group, size_t width) {
   const std::vector<RunResult> results = Ranked<RunResult>(group.results, StandingOfResult);
   std::string text =
@@ -76,6 +99,7 @@ std::string FormatGroup(const CaseResults& group, size_t width) {
     }
     if (!result.fits()) text += FormatMisfit(result, results.size() == 1, width);
   }
+  text += Wrapped(FormatLacking(group.loaded), width);
   return text;
 }
 

@@ -95,15 +95,18 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 }
 
 // Returns the results of combinations of changes with which it fits: of the numbers, of the
-// optimizer, of the loss, and of checkpoints around all or as few blocks as make it fit. Of the
-// combinations that keep the numerics, and of all, only the cheapest is returned.
-std::vector<FitRow> Combined(const Question& one, const std::vector<std::string>& blocks) {
+// optimizer, of the loss, and of checkpoints around all or as few blocks as make it fit, or of the
+// numbers and of what Spillway does. Of the combinations that keep the numerics, and of all, only
+// the cheapest is returned.
+std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
+                             const std::vector<std::string>& blocks) {
   struct Made {
     Question changed;
     std::vector<StepChange> parts;
   };
   std::vector<Made> all{{one, {}}};
-  for (const auto& changes : {ChangesOfNumbers(), ChangesOfOptimizer(), ChangesOfLoss()}) {
+  for (const auto& changes :
+       {ChangesOfNumbers(), ChangesOfOptimizer(one.device()), ChangesOfLoss()}) {
     const size_t before = all.size();
     for (size_t i = 0; i < before; ++i) {
       for (const StepChange& change : changes) {
@@ -137,6 +140,15 @@ std::vector<FitRow> Combined(const Question& one, const std::vector<std::string>
       if (better(cheapest, row)) cheapest = row;
       if (std::ranges::all_of(parts, &StepChange::exact) && better(exact, row)) exact = row;
     };
+    const auto numbers = ChangesOfNumbers();
+    const auto is_part = [&](const StepChange& change) {
+      return change.remedy.change == parts[0].remedy.change;
+    };
+    if (parts.size() == 1 && std::ranges::any_of(numbers, is_part)) {
+      for (FitRow& row : BySpillway(changed, as_it_is)) {
+        if (row.runs_in_pytorch()) add(std::move(row));
+      }
+    }
     if (parts.size() > 1) add(changed.Remedied({"combination", "", "", ""}));
     if (blocks.empty() || !one.trace().training) continue;
     for (FitRow& row : Checkpointed(changed, blocks)) add(std::move(row));
@@ -161,7 +173,7 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   }
   const Question one = builds ? given.About(*std::move(built)) : given;
   const Trace& trace = one.trace();
-  std::vector<FixedChange> fixed = FixedChanges(trace);
+  std::vector<FixedChange> fixed = FixedChanges(one);
   if (builds) {
     fixed.insert(fixed.begin(), [](const Question& asked, std::string&) {
       return std::optional(asked.Remedied(BuildElsewhere()));
@@ -177,7 +189,8 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   }
   tries.emplace_back([&] { return WithSmallerBatch(one, others); });
   const std::vector<std::string> blocks = BlocksInOrder(trace);
-  if (trace.recording) tries.emplace_back([&] { return Combined(one, blocks); });
+  if (trace.recording) tries.emplace_back([&] { return Combined(one, fit.as_it_is, blocks); });
+  tries.emplace_back([&] { return BySpillway(one, fit.as_it_is); });
   if (trace.recording && trace.training) {
     if (!blocks.empty()) tries.emplace_back([&] { return Checkpointed(one, blocks); });
     tries.emplace_back([&] { return WithMicroBatches(one, others); });

@@ -113,8 +113,13 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
        "cross_entropy is in torch.nn.functional."},
       {"8-bit AdamW", "8-bit moments change the numerics, by bitsandbytes from 0.45 on."},
       {"optimizer on host",
-       "With the optimizer on the host, the time assumes that the host reads and writes 100 GB/s "
-       "to update parameters."},
+       "With the optimizer on the host, the time is an estimate: the host is assumed to read and "
+       "write so much in a second to update parameters."},
+      {"Spillway",
+       "spillway_torch.fit decides which activations go to the host or are recomputed, and which "
+       "share of the optimizer's state is on the host; with early_updates, the program may neither "
+       "clip nor add up gradients. The results are those of an ordinary step, but for the last "
+       "bits of a loss in chunks."},
   };
   for (const Remark& remark : kRemarks) {
     if (any([&](const FitRow& row) { return row.remedy.find(remark.part) != row.remedy.npos; })) {
@@ -134,6 +139,10 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
 std::string FormatMisses(const Fit& fit) {
   std::string text;
   for (const FitRow& row : fit.misses) {
+    if (row.change == "spillway") {
+      text += Wrapped(fmt::format("It does not fit with {}: {}.", row.remedy, row.reason));
+      continue;
+    }
     const Bytes missing = row.metrics.peak_reserved - row.available();
     text += Wrapped(fmt::format(
         "It does not fit with {}, which reserves {}{}.", row.remedy,
@@ -198,7 +207,10 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, or of policies of research policy, policy and allocator",
+       "optimizer, loss chunks, spillway (activations and state as spillway_torch.fit moves them), "
+       "or "
+       "of policies of research policy, policy and allocator, or weights streamed (parameters are "
+       "outside, too)",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},

@@ -86,10 +86,11 @@ class Search {
 };
 
 // Returns the changes to search for, the unchanged workload first.
-std::vector<FixedChange> ChangesOf(const Trace& trace, StepQuantity quantity) {
+std::vector<FixedChange> ChangesOf(const Question& asked, StepQuantity quantity) {
+  const Trace& trace = asked.trace();
   std::vector<FixedChange> changes{
       [](const Question& one, std::string&) -> std::optional<FitRow> { return one.AsItIs(); }};
-  std::ranges::move(FixedChanges(trace), std::back_inserter(changes));
+  std::ranges::move(FixedChanges(asked), std::back_inserter(changes));
   if (!trace.recording || !trace.training) return changes;
   if (const std::vector<std::string> blocks = BlocksInOrder(trace); !blocks.empty()) {
     changes.emplace_back([blocks](const Question& one, std::string&) -> std::optional<FitRow> {
@@ -109,7 +110,7 @@ std::vector<FixedChange> ChangesOf(const Trace& trace, StepQuantity quantity) {
 
 std::vector<Largest> FindLargest(const Question& one, const StepFamily& family,
                                  const FitOptions& options) {
-  const std::vector<FixedChange> changes = ChangesOf(one.trace(), family.quantity());
+  const std::vector<FixedChange> changes = ChangesOf(one, family.quantity());
   std::vector<std::optional<Largest>> found(changes.size());
   tbb::task_arena arena(options.jobs > 0 ? options.jobs : tbb::task_arena::automatic);
   arena.execute([&] {

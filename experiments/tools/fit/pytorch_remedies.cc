@@ -146,20 +146,21 @@ PyTorchRemedy EightBitOptimizer() {
           "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())"};
 }
 
-PyTorchRemedy OffloadedOptimizer() {
-  return {"offloaded optimizer", "optimizer on host (100 GB/s)", "",
+PyTorchRemedy OffloadedOptimizer(Bandwidth rate) {
+  return {"offloaded optimizer",
+          fmt::format("optimizer on host ({:.0f} GB/s)",
+                      static_cast<double>(rate.bytes_per_second) * 1e-9),
+          "",
           "optimizer = torchao.optim.CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, "
           "offload_gradients=True)"};
 }
 
-PyTorchRemedy StreamedOptimizer() {
-  return {"streamed optimizer", "optimizer state on host", "",
-          "spillway_torch.fit(model, optimizer, memory=BUDGET)"};
-}
-
-PyTorchRemedy EarlyUpdates() {
-  return {"early updates", "updates in backward", "",
-          "spillway_torch.fit(model, optimizer, memory=BUDGET, early_updates=True)"};
+PyTorchRemedy BySpillway(Bytes budget, bool has_state, bool early, bool chunks) {
+  return {
+      "spillway", fmt::format("Spillway: activations{}", has_state ? " and state" : ""), "",
+      fmt::format("{}\nspillway_torch.fit(model, optimizer, memory=\"{}MiB\"{}{})",
+                  ExpandableSegments().python, budget.count() / Bytes::MiB(1).count(),
+                  early ? ", early_updates=True" : "", chunks ? ", allow=\"chunked_loss\"" : "")};
 }
 
 PyTorchRemedy LossInChunks(int64_t chunks) {

@@ -10,14 +10,15 @@
 #include <string>
 
 #include "experiments/changes/other_batch.h"
+#include "traces/base/units.h"
 #include "traces/trace.h"
 
 namespace spillway::lab {
 
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
-  // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer" or
-  // "loss chunks"
+  // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer",
+  // "loss chunks" or "spillway"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -44,9 +45,11 @@ PyTorchRemedy Bfloat16();
 PyTorchRemedy AutocastToBfloat16();
 PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
-PyTorchRemedy OffloadedOptimizer();
-PyTorchRemedy StreamedOptimizer();
-PyTorchRemedy EarlyUpdates();
+// `rate` is what the host reads and writes in a second.
+PyTorchRemedy OffloadedOptimizer(Bandwidth rate);
+// `spillway_torch.fit` with a budget. `early` and `chunks` say if parameters are updated in
+// backward, and if the loss is in chunks.
+PyTorchRemedy BySpillway(Bytes budget, bool has_state, bool early, bool chunks);
 // `chunks` is the number of parts of the tokens.
 PyTorchRemedy LossInChunks(int64_t chunks);
 

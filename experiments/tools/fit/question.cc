@@ -257,7 +257,7 @@ std::optional<Trace> OnHost(std::optional<OffloadedStep> made, const char* what,
   return std::nullopt;
 }
 
-std::vector<StepChange> ChangesOfOptimizer() {
+std::vector<StepChange> ChangesOfOptimizer(const Device& device) {
   return {
       {EightBitOptimizer(), false,
        [](const Question& one, std::string& why_not) -> std::optional<Trace> {
@@ -269,19 +269,9 @@ std::vector<StepChange> ChangesOfOptimizer() {
          }
          return made;
        }},
-      {OffloadedOptimizer(), true,
-       [](const Question& one, std::string& why_not) {
-         return OnHost(WithOffloadedOptimizer(one.costed_trace(), one.cost()),
+      {OffloadedOptimizer(device.host_update), true, [](const Question& one, std::string& why_not) {
+         return OnHost(WithOffloadedOptimizer(one.costed_trace(), one.device(), one.cost()),
                        "An offloaded optimizer", one.device(), why_not);
-       }},
-      {StreamedOptimizer(), true,
-       [](const Question& one, std::string& why_not) {
-         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost(), false),
-                       "Optimizer state on the host", one.device(), why_not);
-       }},
-      {EarlyUpdates(), true, [](const Question& one, std::string& why_not) {
-         return OnHost(WithStreamedOptimizer(one.costed_trace(), one.cost(), true),
-                       "Optimizer state on the host", one.device(), why_not);
        }}};
 }
 
@@ -291,7 +281,8 @@ std::vector<StepChange> ChangesOfLoss() {
            }}};
 }
 
-std::vector<FixedChange> FixedChanges(const Trace& trace) {
+std::vector<FixedChange> FixedChanges(const Question& asked) {
+  const Trace& trace = asked.trace();
   using Row = std::optional<FitRow>;
   const auto not_tried = [](const char* sentence) -> FixedChange {
     return [sentence](const Question&, std::string& why_not) -> Row {
@@ -345,9 +336,102 @@ std::vector<FixedChange> FixedChanges(const Trace& trace) {
         not_tried("Checkpoints were not tried: the recording does not name the model's blocks. "
                   "Record it with model=..., see python3 -m spillway_torch."));
   }
-  add(ChangesOfOptimizer());
+  add(ChangesOfOptimizer(asked.device()));
   add(ChangesOfLoss());
   return changes;
+}
+
+namespace {
+
+// A step as `spillway_torch.fit` may run it.
+struct SpillwayStep {
+  Trace trace;
+  std::string policy;
+  PyTorchRemedy remedy;
+};
+
+// `outside` is a value of the parameter of `joint`.
+std::string PolicyOfSpillway(const char* outside) {
+  return fmt::format("joint:effort=1,updates=late,outside={}", outside);
+}
+
+// Returns the steps that differ in when parameters are updated, and in how much of the state of
+// late updates is on the host, for each of which a plan is made.
+std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
+  const Trace& trace = one.costed_trace();
+  std::vector<SpillwayStep> steps;
+  const auto add = [&](std::optional<Trace> made, const char* outside, bool has_state, bool early) {
+    if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
+    if (!made) return;
+    steps.push_back({*std::move(made), PolicyOfSpillway(outside),
+                     BySpillway(budget, has_state, early, chunks)});
+  };
+  add(WithUpdatesInParts(trace, one.cost(), true), "state", true, true);
+  if (!steps.empty()) return steps;
+  add(trace, "none", false, false);
+  for (const int64_t eighths : {2, 4, 6, 8}) {
+    add(WithUpdatesInParts(trace, one.cost(), false, eighths), "whole-state", true, false);
+  }
+  return steps;
+}
+
+// Returns the least memory of a step whose optimizer state is on the host as far as it can be.
+Bytes FloorOf(Trace trace, Bytes alignment) {
+  for (Tensor& tensor : trace.tensors) {
+    if (tensor.kind != TensorKind::kOptimizerState || !tensor.movable) continue;
+    tensor.kind = TensorKind::kInput;  // it is there while its update runs
+  }
+  return LayerBound(trace, alignment);
+}
+
+}  // namespace
+
+std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
+  const Trace& trace = one.trace();
+  if (!trace.recording || trace.hooks || !trace.training) return {};
+  std::optional<FitRow> best;
+  FitRow least = as_it_is;  // the step with the lowest floor
+  least.peak = {};
+  least.change.clear();
+  Trace smallest;
+  const auto try_all = [&](bool chunks) {
+    for (SpillwayStep& step : StepsOfSpillway(one, as_it_is.available(), chunks)) {
+      const Bytes floor = FloorOf(step.trace, one.device().alignment);
+      if (least.change.empty() || floor < least.metrics.peak_reserved) {
+        least.change = step.remedy.change;
+        least.remedy = step.remedy.text;
+        least.python = step.remedy.python;
+        least.metrics.peak_reserved = floor;
+        smallest = step.trace;
+      }
+      if (floor > as_it_is.available()) continue;
+      FitRow row =
+          one.About(std::move(step.trace)).Try("spillway", step.policy, FitAllocator::kExpandable);
+      row.remedy = step.remedy.text;
+      row.python = step.remedy.python;
+      if (row.status != FitStatus::kFits) continue;
+      if (!best || row.metrics.iteration < best->metrics.iteration) best = std::move(row);
+    }
+  };
+  try_all(false);
+  // Chunks are not tried if they cannot make it faster by much.
+  const Duration unchanged = as_it_is.metrics.iteration;
+  if (!best || (best->metrics.iteration - unchanged) * 10 > unchanged) try_all(true);
+  if (best) return {*best};
+  Bytes parameters;
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.kind == TensorKind::kParameter && !tensor.alias_of) parameters += tensor.size;
+  }
+  least.reason =
+      fmt::format("at least {} are needed at once, {} of them parameters, and {} are there",
+                  FormatBytes(least.metrics.peak_reserved), FormatBytes(parameters),
+                  FormatBytes(as_it_is.available()));
+  const FitRow streamed =
+      one.About(std::move(smallest))
+          .Try("weights streamed", PolicyOfSpillway("all"), FitAllocator::kExpandable);
+  std::vector<FitRow> rows{std::move(least)};
+  if (streamed.status == FitStatus::kFits) rows.push_back(streamed);
+  return rows;
 }
 
 std::optional<FitRow> Accumulated(const Question& one, const BatchTrace& part) {

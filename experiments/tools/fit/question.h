@@ -85,12 +85,21 @@ struct StepChange {
 // Return the changes of a recorded step's types of numbers, of its optimizer, and of its loss. At
 // most one of each can be made.
 std::vector<StepChange> ChangesOfNumbers();
-std::vector<StepChange> ChangesOfOptimizer();
+std::vector<StepChange> ChangesOfOptimizer(const Device& device);
 std::vector<StepChange> ChangesOfLoss();
 
-// Returns the changes to try for a workload with this trace, other than another batch,
+// Returns the changes to try for a workload on a device, other than another batch,
 // micro-batches, and checkpoints around all or the first blocks.
-std::vector<FixedChange> FixedChanges(const Trace& trace);
+std::vector<FixedChange> FixedChanges(const Question& asked);
+
+// Returns the fastest step that `spillway_torch.fit` would make of the recorded one. `joint`
+// decides which activations move, and which share of the optimizer state is on the host. Parameters
+// are updated in backward where the step allows it, and the loss is in chunks where that helps. If
+// no such step fits, returns how much memory one needs, and a row of change "weights streamed" if
+// it fits with parameters outside, too, which `spillway_torch.fit` does not do. Returns nothing if
+// the step has no recording, or has hooks, with which `spillway plan` plans it. `as_it_is` is the
+// result of the unchanged step.
+std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is);
 
 // Returns the result of the batch of the question in micro-batches of the batch of `part`; nullopt
 // if the step has no single update at its end. REQUIRES: `part` is the same recorded step at a

@@ -1,5 +1,6 @@
 #include "experiments/changes/changed_step.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -211,7 +212,7 @@ TEST(ChangedStepTest, OtherUpdatesHaveNo8BitForm) {
   inference.ops.resize(3);
   for (Tensor& tensor : inference.tensors) tensor.held_until.reset();
   EXPECT_FALSE(With8BitOptimizer(inference, device));
-  EXPECT_FALSE(WithOffloadedOptimizer(inference, testing::FixedCost()));
+  EXPECT_FALSE(WithOffloadedOptimizer(inference, device, testing::FixedCost()));
 }
 
 // A copy takes 16384 ns. After 20 us of `db` it has ended; ops of 10 ns leave it to the update.
@@ -219,7 +220,7 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
   const testing::FixedCost slow(Duration::Microseconds(20)), fast(Duration::Nanoseconds(10));
   Trace trace = Step(2);
   for (Op& op : trace.ops) op.recorded->host = {};
-  const OffloadedStep during = WithOffloadedOptimizer(trace, slow).value();
+  const OffloadedStep during = WithOffloadedOptimizer(trace, testing::RoundDevice(), slow).value();
   EXPECT_EQ(OpsOf(during.trace), "mm loss mean loss.bwd mm.dw db offloaded_adam.10 small");
   EXPECT_EQ(TensorOf(during.trace, "dw").held_until, OpId{5});
   EXPECT_EQ(TensorOf(during.trace, "db").held_until, OpId{7});
@@ -229,44 +230,51 @@ TEST(ChangedStepTest, GradientsLeaveWhileBackwardGoesOn) {
     return OpOf(step.trace, "offloaded_adam.10").recorded->time;
   };
   EXPECT_EQ(time(during), Duration::Nanoseconds(16384));
-  const OffloadedStep late = WithOffloadedOptimizer(trace, fast).value();
+  const OffloadedStep late = WithOffloadedOptimizer(trace, testing::RoundDevice(), fast).value();
   EXPECT_EQ(TensorOf(late.trace, "dw").held_until, OpId{6});
   EXPECT_EQ(time(late), Duration::Nanoseconds(16384 - 10 + 16384));
   // At db: parameters and small moments, dy, the gradients of w and b, and the loss.
   EXPECT_EQ(PeakOf(during.trace), 16384 + 96 + 512 + 16384 + 32 + 4);
 }
 
-// Two moments of 16384 bytes, of which a part has 2048: a byte takes 1 ns to be copied.
-TEST(ChangedStepTest, MomentsComeAndGoBehindBackward) {
-  const testing::FixedCost slow(Duration::Microseconds(20)), fast(Duration::Nanoseconds(10));
+// Two moments of 16384 bytes in sixteen parts of 2048.
+TEST(ChangedStepTest, UpdatesInPartsHaveTheirStateApart) {
+  const testing::FixedCost cost(Duration::Nanoseconds(1600));
   const Trace trace = Step(2);
-  const OffloadedStep copied = WithStreamedOptimizer(trace, fast, false).value();
-  EXPECT_EQ(OpsOf(copied.trace), "mm loss mean loss.bwd mm.dw db streamed_adam.10 small");
-  const auto time = [](const OffloadedStep& step, const char* update) {
-    return OpOf(step.trace, update).recorded->time;
-  };
-  EXPECT_EQ(time(copied, "streamed_adam.10"), Duration::Nanoseconds(2 * 16384 + 2048));
-  EXPECT_EQ(copied.host, Bytes(2 * 16384));
-  EXPECT_GE(time(WithStreamedOptimizer(trace, slow, false).value(), "streamed_adam.10"),
-            Duration::Microseconds(20) + Duration::Nanoseconds(2048));
-  // At db: parameters and small moments, the parts, dy, the gradients of w and b, and the loss.
-  constexpr int64_t kParts = 3 * 2048;
-  EXPECT_EQ(PeakOf(copied.trace), kPersistent - 2 * 16384 + kParts + 512 + 16384 + 32 + 4);
+  const Trace late = WithUpdatesInParts(trace, cost, false).value();
+  std::string parts;
+  for (int part = 0; part < 16; ++part) parts += fmt::format(" update{}.10", part);
+  EXPECT_EQ(OpsOf(late), "mm loss mean loss.bwd mm.dw db" + parts + " update_rest.10 small");
+  const Tensor& state = TensorOf(late, "update3.10.state");
+  EXPECT_EQ(state.size, Bytes(2048));
+  EXPECT_TRUE(state.movable);
+  EXPECT_FALSE(TensorOf(late, "dw").movable);
+  int64_t ops = 0;  // of the update
+  for (const Op& op : trace.ops) ops += op.phase == Phase::kUpdate && op.name != "small";
+  EXPECT_EQ(OpOf(late, "update3.10").recorded->time, Duration::Nanoseconds(100 * ops));
+  EXPECT_EQ(OpOf(late, "update_rest.10").recorded->time, Duration());
+  // Where all state stays, all but temporary tensors is as before.
+  EXPECT_EQ(PeakOf(late), kPersistent + 512 + 16384 + 32 + 4);
+
+  const Trace half = WithUpdatesInParts(trace, cost, false, 4).value();
+  EXPECT_EQ(TensorOf(half, "update7.10.state").size, Bytes(2048));
+  const Tensor& rest = TensorOf(half, "update_rest.10.state");
+  EXPECT_EQ(rest.size, Bytes(16384));
+  EXPECT_FALSE(rest.movable);
+  EXPECT_EQ(OpOf(half, "update_rest.10").recorded->time, Duration::Nanoseconds(800 * ops));
+  EXPECT_EQ(OpsOf(half).find("update8"), std::string::npos);
 }
 
-// Where `db` takes 40 us, the moments of w have come and gone before it ends.
 TEST(ChangedStepTest, EarlyUpdatesFreeGradients) {
-  const testing::FixedCost slow(Duration::Microseconds(40)), fast(Duration::Nanoseconds(10));
-  Trace trace = Step(2);
-  for (Op& op : trace.ops) op.recorded->host = {};
-  const OffloadedStep hidden = WithStreamedOptimizer(trace, slow, true).value();
-  EXPECT_EQ(OpsOf(hidden.trace), "mm loss mean loss.bwd mm.dw db early_adam.10 small");
-  EXPECT_EQ(TensorOf(hidden.trace, "dw").held_until, OpId{5});
-  EXPECT_EQ(TensorOf(hidden.trace, "db").held_until, OpId{7});
-  const OffloadedStep late = WithStreamedOptimizer(trace, fast, true).value();
-  EXPECT_EQ(TensorOf(late.trace, "dw").held_until, OpId{6});
-  EXPECT_EQ(OpOf(late.trace, "early_adam.10").recorded->time,
-            Duration::Nanoseconds(2 * 16384 - 10 + 2048));
+  const testing::FixedCost cost(Duration::Nanoseconds(10));
+  const Trace early = WithUpdatesInParts(Step(2), cost, true).value();
+  std::string parts;
+  for (int part = 0; part < 16; ++part) parts += fmt::format(" update{}.10", part);
+  EXPECT_EQ(OpsOf(early), "mm loss mean loss.bwd mm.dw" + parts + " db update_rest.10 small");
+  EXPECT_FALSE(TensorOf(early, "dw").held_until);
+  EXPECT_EQ(TensorOf(early, "db").held_until, OpId{23});
+  // At mm.dw: x, dy, the gradient of w, and the loss.
+  EXPECT_EQ(PeakOf(early), kPersistent + 16 + 512 + 16384 + 4);
 }
 
 // The copy of du waits for that of dw. Both end long after backward, 20 ns after mm.dw and at its
@@ -281,8 +289,9 @@ TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
     builder.Op("u.step", Phase::kUpdate, {"du", "mu", "vu", "u"}, {"mu", "vu", "u"});
   });
   for (Op& op : trace.ops) op.recorded->host = {};
-  const OffloadedStep step =
-      WithOffloadedOptimizer(trace, testing::FixedCost(Duration::Nanoseconds(10))).value();
+  const OffloadedStep step = WithOffloadedOptimizer(trace, testing::RoundDevice(),
+                                                    testing::FixedCost(Duration::Nanoseconds(10)))
+                                 .value();
   EXPECT_EQ(OpOf(step.trace, "offloaded_adam.12").recorded->time,
             Duration::Nanoseconds(2 * 16384 - 20 + 2 * 16384));
 }
@@ -309,9 +318,9 @@ TEST(ChangedStepTest, GradientsThatAccumulateStay) {
     builder.Op("mm.later", Phase::kForward, {"x", "w"}, {"y"});
     builder.Op("mm.dw.later", Phase::kBackward, {"x", "y", "dw"}, {"dw"});
   });
-  EXPECT_FALSE(WithOffloadedOptimizer(passes, testing::FixedCost()));
-  EXPECT_FALSE(WithStreamedOptimizer(passes, testing::FixedCost(), true));
-  EXPECT_TRUE(WithStreamedOptimizer(passes, testing::FixedCost(), false));
+  EXPECT_FALSE(WithOffloadedOptimizer(passes, testing::RoundDevice(), testing::FixedCost()));
+  EXPECT_FALSE(WithUpdatesInParts(passes, testing::FixedCost(), true));
+  EXPECT_TRUE(WithUpdatesInParts(passes, testing::FixedCost(), false));
   EXPECT_TRUE(With8BitOptimizer(passes, testing::RoundDevice()));
 }
 
@@ -321,9 +330,9 @@ TEST(ChangedStepTest, GradientsThatAreClippedStay) {
     builder.Op("clip", Phase::kUpdate, {"dw"}, {"dw", "norm"});
   });
   clipped.ops[7].inputs.push_back(clipped.ops[6].outputs[1]);  // moments read the norm
-  EXPECT_FALSE(WithOffloadedOptimizer(clipped, testing::FixedCost()));
-  EXPECT_FALSE(WithStreamedOptimizer(clipped, testing::FixedCost(), true));
-  EXPECT_TRUE(WithStreamedOptimizer(clipped, testing::FixedCost(), false));
+  EXPECT_FALSE(WithOffloadedOptimizer(clipped, testing::RoundDevice(), testing::FixedCost()));
+  EXPECT_FALSE(WithUpdatesInParts(clipped, testing::FixedCost(), true));
+  EXPECT_TRUE(WithUpdatesInParts(clipped, testing::FixedCost(), false));
   const Trace small = With8BitOptimizer(clipped, testing::RoundDevice()).value();
   EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db clip adam8bit.11 small");
   EXPECT_EQ(TensorOf(small, "norm").held_until, OpId{7});

@@ -83,7 +83,7 @@ TEST(WorkloadTextTest, ErrorsNameTextOptionAndValidValues) {
       message("gpt2:8,optimizer=adan"),
       HasSubstr("unknown optimizer 'adan'; did you mean 'adam'? (valid: sgd, adam, adamw)"));
   EXPECT_THAT(message("s.json,optimizer=adam"),
-              HasSubstr("(valid: 8bit, offloaded, streamed, early)"));
+              HasSubstr("(valid: 8bit, offloaded, parts, early)"));
   EXPECT_THAT(message("s.json,precision=fp32"), HasSubstr("(valid: bf16, autocast)"));
   EXPECT_THAT(message("s.json,clip-norm=1"),
               AllOf(HasSubstr("clip-norm: the option is for networks that spillway builds"),

@@ -358,7 +358,8 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   const Trace trace = LowerNetwork(testing::Chain(), {8, "torch", true});
   const Trace inference = LowerNetwork(testing::Chain(), {8, "torch", false});
   const Trace other = LowerNetwork(testing::Residual(), {8, "torch", true});
-  const std::string plan = Run(trace, Memory(trace, 30), "joint:effort=300,recompute=false").plan;
+  const std::string plan =
+      Run(trace, Memory(trace, 30), "joint:effort=300,recompute=false,outside=none").plan;
   ASSERT_THAT(plan, HasSubstr("\"offload\""));
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string text = plan;
@@ -375,7 +376,9 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
       {inference, plan, "another trace of the name"},
       {trace, replaced("spillway-plan", "spillway-cake"), "expected \"spillway-plan\""},
       {trace, replaced("\"version\": 1", "\"version\": 2"), "unsupported version 2"},
-      {trace, replaced("\"offload\"", "\"burn\""), "expected \"offload\" or \"evict\""},
+      {trace, replaced("\"offload\"", "\"burn\""),
+       "expected \"offload\", \"evict\" or \"outside\""},
+      {trace, replaced("\"offload\"", "\"outside\""), "and no others, can be \"outside\""},
       {trace, replaced("\"tensor\": \"", "\"tensor\": \"no."), "the trace has no tensor"},
       {trace, replaced("\"prefetch\": \"", "\"prefetch\": \"no."), "the trace has no op"},
       {trace, replaced("\"fate\"", "\"fat\""), "unknown key 'fat'"},
@@ -402,6 +405,39 @@ TEST_F(JointTest, RefusesPlansThatAreWrongStaleOrForeign) {
   EXPECT_THROW(registry_.Make("joint:effort=much"), UsageError);
   for (const char* robust : {"0.9", "link", "link:", "link:0", "link:1", "link:nan", "link:0.9x"}) {
     EXPECT_THROW(registry_.Make(fmt::format("joint:robust={}", robust)), UsageError) << robust;
+  }
+}
+
+// Parameters and optimizer state of a transformer under AdamW, of which some have to leave.
+TEST_F(JointTest, WhatLivesOutsideIsPlannedWithAllElse) {
+  for (const auto network : {testing::Llama, testing::Gpt}) {
+    const Trace trace = LowerNetwork(
+        network(), {.batch = 2, .preset = "torch", .training = true, .optimizer = OpType::kAdamW});
+    const Bytes peak = Run(trace, Bytes::Unlimited(), "liveness").metrics.peak_reserved;
+    for (const int percent : {50, 80}) {
+      const Bytes memory = RoundDown(Bytes(peak.count() / 100 * percent), device_.alignment);
+      const Outcome outcome = Play(trace, memory, "joint:effort=30");
+      const Report& joint = outcome.report;
+      EXPECT_THAT(Check(*outcome.trace, joint), IsEmpty());
+      bool any = false;
+      for (const char* part : {"joint:effort=30,outside=none", "joint:effort=30,outside=state",
+                               "liveness:parameters=outside"}) {
+        const Report alone = Run(trace, memory, part);
+        if (!alone.fits()) continue;
+        any = true;
+        ASSERT_TRUE(joint.fits()) << part << " in " << percent << " % of " << trace.name;
+        EXPECT_LE(joint.metrics.iteration * 100, alone.metrics.iteration * 102)
+            << part << " in " << percent << " % of " << trace.name;
+      }
+      EXPECT_TRUE(any) << percent << " % of " << trace.name;
+      const Report again = Run(trace, memory, PolicyOf(joint.plan));
+      EXPECT_EQ(again.timeline, joint.timeline);
+      EXPECT_EQ(again.plan, joint.plan);
+    }
+    const Bytes half = RoundDown(Bytes(peak.count() / 2), device_.alignment);
+    EXPECT_THAT(Run(trace, half, "joint:effort=30").plan, HasSubstr("\"outside\""));
+    EXPECT_THAT(Run(trace, half, "joint:effort=30,outside=none").plan,
+                Not(HasSubstr("\"outside\"")));
   }
 }
 
