@@ -150,8 +150,7 @@ std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
 
 // Returns `before` with growing shares of the storages: of those that are used first and, if
 // `spread`, of those at equal distances. A recorded program has the state of the first updates
-// outside
-// (`spillway_torch.fit`).
+// outside (`spillway_torch.fit`).
 std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
                                             const std::vector<TensorId>& before, bool spread) {
   std::vector<std::vector<TensorId>> sets{{}};
@@ -432,8 +431,7 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
        {"whole-state", Outside::kWholeState},
        {"all", Outside::kAll}},
       "what may live outside between the ops that use it: nothing, a share of the optimizer state, "
-      "this state and no less, or state and "
-      "parameters");
+      "this state and no less, or state and parameters");
   return std::make_unique<JointPolicy>(options, effort, early_updates, outside);
 }
 
