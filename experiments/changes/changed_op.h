@@ -16,6 +16,10 @@ namespace spillway::lab {
 
 // Returns the number of elements of the tensor.
 int64_t Elements(const Tensor& tensor);
+// Returns true for the kinds of tensors that live across iterations.
+inline bool IsPersistent(TensorKind kind) {
+  return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
+}
 // Returns true iff the tensor has elements of fp32, and no gaps between them.
 bool IsFp32(const Tensor& tensor);
 // Returns true iff the trace has a parameter in fp32 and no values of 16 bits.

@@ -10,6 +10,7 @@
 #include "experiments/changes/changed_step.h"
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_batch.h"
+#include "experiments/changes/other_optimizer.h"
 #include "traces/base/error.h"
 #include "traces/base/units.h"
 

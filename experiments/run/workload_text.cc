@@ -129,11 +129,9 @@ constexpr WorkloadOption kOptions[] = {
      }},
     {"optimizer", "", "sgd|adam|adamw", "8bit|offloaded|parts|early",
      "Update rule: sgd (with momentum, the default), adam or adamw; of a recorded step like "
-     "Adam's, "
-     "8bit keeps the moments in 8 bits, offloaded keeps them and updates on the host, parts "
-     "updates "
-     "part by part, so that a policy can have the moments of the others on the host, and early "
-     "does so while backward runs",
+     "Adam's, 8bit keeps the moments in 8 bits, offloaded keeps them and updates on the host, "
+     "parts updates part by part, so that a policy can have the moments of the others on the "
+     "host, and early does so while backward runs",
      SetOptimizer,
      [](const Case& c) {
        return c.optimizer ? std::string(Name(*c.optimizer))

@@ -18,7 +18,8 @@
 
 namespace spillway::policies {
 
-// Returns true for the kinds of tensors that no plan moves.
+// Returns true for the kinds of tensors that live across iterations. They stay on the device, or
+// are outside but while an op uses them.
 inline bool StaysOnDevice(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
 }

@@ -105,6 +105,7 @@ std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
     std::vector<StepChange> parts;
   };
   std::vector<Made> all{{one, {}}};
+  size_t with_numbers = 0;  // the first of them have no change of another kind
   for (const auto& changes :
        {ChangesOfNumbers(), ChangesOfOptimizer(one.device()), ChangesOfLoss()}) {
     const size_t before = all.size();
@@ -118,13 +119,14 @@ std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
         all.push_back(std::move(next));
       }
     }
+    if (with_numbers == 0) with_numbers = all.size();
   }
   std::optional<FitRow> cheapest, exact;
   const auto better = [](const std::optional<FitRow>& best, const FitRow& row) {
     return !best || row.metrics.iteration < best->metrics.iteration;
   };
-  for (const auto& [changed, parts] : all) {
-    if (parts.empty()) continue;
+  for (size_t i = 1; i < all.size(); ++i) {
+    const auto& [changed, parts] = all[i];
     const auto add = [&](FitRow row) {
       if (row.status != FitStatus::kFits) return;
       std::vector<PyTorchRemedy> remedies;
@@ -140,11 +142,7 @@ std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
       if (better(cheapest, row)) cheapest = row;
       if (std::ranges::all_of(parts, &StepChange::exact) && better(exact, row)) exact = row;
     };
-    const auto numbers = ChangesOfNumbers();
-    const auto is_part = [&](const StepChange& change) {
-      return change.remedy.change == parts[0].remedy.change;
-    };
-    if (parts.size() == 1 && std::ranges::any_of(numbers, is_part)) {
+    if (i < with_numbers) {
       for (FitRow& row : BySpillway(changed, as_it_is)) {
         if (row.runs_in_pytorch()) add(std::move(row));
       }

@@ -208,9 +208,8 @@ Columns<FitRow> FitColumns() {
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
        "optimizer, loss chunks, spillway (activations and state as spillway_torch.fit moves them), "
-       "or "
-       "of policies of research policy, policy and allocator, or weights streamed (parameters are "
-       "outside, too)",
+       "or of policies of research policy, policy and allocator, or weights streamed (parameters "
+       "are outside, too)",
        &FitRow::change, "change"},
       {"policy", "", "that it runs under", &FitRow::policy, "policy"},
       {"allocator", "", "that serves it", &FitRow::allocator, "allocator"},

@@ -9,6 +9,7 @@
 #include "experiments/changes/changed_op.h"
 #include "experiments/changes/changed_step.h"
 #include "experiments/changes/loss_in_chunks.h"
+#include "experiments/changes/other_optimizer.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/changes/other_optimizer.h"
 #include "policies/recorded/as_recorded.h"
 #include "tests/testing/fixtures.h"
 
