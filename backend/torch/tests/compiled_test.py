@@ -446,26 +446,28 @@ class FitTest(unittest.TestCase):
 
     def test_state_leaves_no_more_room_than_it_needs(self):
         """The memory through which it comes and goes exists during the update alone, when little else does."""
-        def leaves(outside, lost=(0.0,)):
+        def leaves(outside, lost=(0.0,), parts=(25,) * 4, more=0):
             """lost: seconds that the graph loses with the least state on the host, and with each of 25 bytes more."""
             graph = types.SimpleNamespace(joint=types.SimpleNamespace(gradients=[0], size=[200]), lost=0.0)
             fitted = object.__new__(CompiledFitted)
             fitted._budget, fitted._hosted, fitted._device = 1000, 0, "cpu"
-            fitted._states = types.SimpleNamespace(all_outside=lambda: 0, parts=[25] * 4)
+            fitted._states = types.SimpleNamespace(all_outside=lambda: 0, parts=parts)
 
             def fit_in(graphs, events, more):
                 graph.lost = lost[max(0, -more) // 25]
                 return 5 + more
-            fitted._fit_in = fit_in
+            fitted._fit_in = mock.Mock(side_effect=fit_in)
             last = Call(graph, outside, outside)
-            over, more = fitted._decide([], [(last, False), (last, True)], 0, True)
-            self.assertEqual((over, fitted._hosted), (5 + more, -more))
+            over, left = fitted._decide([], [(last, False), (last, True)], more, True)
+            self.assertEqual((over, fitted._hosted), (5 + left, more - left))
+            self.assertTrue(parts or fitted._fit_in.call_count == 1)  # nothing else is tried where there is no state
             return fitted._hosted
         self.assertEqual(leaves(500), 5)
         self.assertEqual(leaves(750, (0.0, 0.0)), 25)  # with 200 of gradients, three parts of 25 do not fit beside them
         copies = 2 * 25 / CPU.link
         self.assertEqual(leaves(500, (9 * copies, 7 * copies, 6.5 * copies)), 30)  # the second part would gain less than it costs
         self.assertEqual(leaves(500, (0.9 * copies, 0.0)), 5)
+        self.assertEqual(leaves(500, (9 * copies,), (), -10), 0)
 
     def test_plans_as_files(self):
         make = lambda: Breaks(16)

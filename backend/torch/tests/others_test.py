@@ -120,6 +120,10 @@ class OthersTest(unittest.TestCase):
         self.assertEqual([(op["slots"][0]["signature"].split()[0], op["recorded"]["time_ns"]) for op in table["ops"]],
                          [("aten::mm", round(2 * 64 * 32 * 128 / 500)), (attention, round(4 * scores * 64 / 500)),
                           (f"{attention}_backward", round(10 * scores * 64 / 250))])
+        source = JUDGE.parent / "operators" / "b200.csv"
+        self.assertEqual(write(source.read_text(encoding="utf-8")).returncode, 0)
+        published = JUDGE.parents[3] / "traces" / "recorded" / "operators" / "published" / "b200.json.zst"
+        self.assertEqual(read_document(self.folder / "table.json")["ops"], read_document(published)["ops"])
         for text in ("operator\n", facts + "XX,1,1,1,,,1,\n", facts + "NT,64,32,128,,,none,\n"):
             done = write(text)
             self.assertEqual((done.returncode, done.stderr.startswith("write_table: ")), (3, True))

@@ -309,7 +309,7 @@ class Joint:
             level[r] = depth
             part = self.nodes[at].target is operator.getitem
             for i in runs.inputs[r]:
-                if node[i] in self.tangents and runs.outside[i] and depth == 0 and (free[at] or fusible[at]):
+                if depth == 0 and runs.outside[i] and (free[at] or fusible[at]) and node[i] in self.tangents:
                     parent[find(place[r])] = find(place[given.setdefault(i, r)])
                 joins = free[at] or fusible[at] and (fusible[node[i]] or free[node[i]])
                 if i in level and (part or level[i] == depth and joins and not self.apart[node[i]]):

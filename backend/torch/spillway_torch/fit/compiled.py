@@ -497,7 +497,7 @@ class CompiledFitted:
             leave = min(most, max(exceeds, update))
             exceeds = over(more - leave)
         part = max(parts, default=0)
-        while free and exceeds <= 0 and leave + part <= most:  # another part, if its copies take less than what the graphs gain
+        while free and exceeds <= 0 < part <= most - leave:  # another part, if its copies take less than what the graphs gain
             lost, copies = self._lost(events), 2 * part / rates_of(self._device).link
             if lost <= copies:
                 break
