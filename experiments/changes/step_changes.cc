@@ -11,6 +11,7 @@
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_batch.h"
 #include "experiments/changes/other_optimizer.h"
+#include "experiments/changes/other_world.h"
 #include "traces/base/error.h"
 #include "traces/base/units.h"
 
@@ -63,6 +64,18 @@ Step WithUpdate(const CostedStep& step, StepChanges::Update update, const Device
               kNotAdam + used);
 }
 
+// Returns the number of processes that the changes ask for, one for each GPU; nullopt if they ask
+// for none.
+std::optional<int64_t> WantedWorld(const StepChanges& changes, const Device& device) {
+  if (!changes.nodes) return changes.world;
+  if (changes.world) throw UsageError("nodes: it cannot be combined with world");
+  if (!device.cluster) {
+    throw UsageError(fmt::format(
+        "nodes: the file of {} does not say how many GPUs a host has; use world", device.name));
+  }
+  return *changes.nodes * device.cluster->gpus;
+}
+
 }  // namespace
 
 Step Changed(Step step, const StepChanges& changes, const Device& device,
@@ -77,6 +90,9 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
   if (others.any() && !step->recording) {
     throw UsageError("the trace has no recorded step, of which only the batch can be changed");
   }
+  if (const std::optional<int64_t> world = WantedWorld(changes, device)) {
+    step = std::make_shared<const Trace>(WithWorld(*step, *world));
+  }
   if (changes.numbers != Numbers::kRecorded) {
     step = WithNumbers(step, changes.numbers, device, *costed(step).cost);
   }
@@ -90,8 +106,12 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
                          *changes.loss_chunks));
   }
   if (changes.passes.value_or(1) > 1) {
-    const BatchTrace whole = AtBatch(given, {}, batch * *changes.passes);
-    step = Made(InMicroBatches(*whole.trace, *step, device, *changes.passes), "accumulate",
+    StepChanges first;
+    first.batch = batch * *changes.passes;
+    first.world = changes.world;
+    first.nodes = changes.nodes;
+    const Step whole = Changed(given, first, device, costed);
+    step = Made(InMicroBatches(*whole, *step, device, *changes.passes), "accumulate",
                 "an operator of forward or backward follows one of the update");
   }
   return step;

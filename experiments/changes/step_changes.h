@@ -29,6 +29,8 @@ struct StepChanges {
   };
 
   std::optional<int64_t> batch;
+  std::optional<int64_t> world;  // `WithWorld`
+  std::optional<int64_t> nodes;  // the same, with the GPUs of so many hosts
   Numbers numbers = Numbers::kRecorded;
   Update update = Update::kRecorded;
   std::optional<int64_t> loss_chunks;  // `WithLossInChunks`

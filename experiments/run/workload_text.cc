@@ -163,6 +163,15 @@ constexpr WorkloadOption kOptions[] = {
      [](const Case& c) {
        return CountText(c.loss_chunks ? c.loss_chunks : c.changes.loss_chunks);
      }},
+    {"world", "", nullptr, "",
+     "Number of processes of which the recorded one is to be one: the groups that reach from the "
+     "first to the last process grow, and shards of parameters, gradients and state get smaller",
+     [](Case& c, const std::string& text) { c.changes.world = ReadCount("world", text); },
+     [](const Case& c) { return CountText(c.changes.world); }},
+    {"nodes", "", nullptr, "",
+     "The same, as a number of hosts, each with the GPUs that the device's file says",
+     [](Case& c, const std::string& text) { c.changes.nodes = ReadCount("nodes", text); },
+     [](const Case& c) { return CountText(c.changes.nodes); }},
     {"host", "plain", nullptr, "",
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "

@@ -274,6 +274,18 @@ Columns<FitRow> FitColumns() {
        }},
       {"samples_per_second", "1/s", "batch over iteration_ms",
        [](auto& row) { return SamplesPerSecond(row.batch, row.metrics.iteration); }, "samples/s"},
+      {"tokens_per_second", "1/s",
+       "rows that the embedding of the step looks up, over iteration_ms",
+       [](auto& row) {
+         return row.tokens > 0 ? SamplesPerSecond(row.tokens, row.metrics.iteration) : std::nullopt;
+       },
+       "tokens/s"},
+      {"world", "1", "processes that share the step, one for each GPU; absent if it is one",
+       [](auto& row) { return row.world > 1 ? std::optional(row.world) : std::nullopt; }, "world"},
+      {"communication_ms", "ms", "time of the collectives",
+       [](auto& row) { return When(row.world > 1, row.metrics.communication); }, "collectives ms"},
+      {"exposed_ms", "ms", "the part of it in which the compute stream does nothing else",
+       [](auto& row) { return When(row.world > 1, row.metrics.exposed); }, "exposed ms"},
   };
   for (Column<FitRow>& column : columns) {
     if (!column.name.starts_with("peak_") || column.type != "array") continue;
@@ -283,20 +295,16 @@ Columns<FitRow> FitColumns() {
 }
 
 std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
-  constexpr std::string_view kVerdict[] = {"workload",
-                                           "batch",
-                                           "device",
-                                           "best",
-                                           "fits",
-                                           "iteration_ms",
-                                           "peak_reserved_bytes",
-                                           "margin_bytes",
-                                           "memory_bytes",
-                                           "cost",
-                                           "peak_allocated_bytes",
-                                           "outside_bytes",
-                                           "recorded_reserved_bytes",
-                                           "peak_requested_bytes"};
+  const bool several =
+      std::ranges::any_of(fits, [](const Fit& fit) { return fit.as_it_is.world > 1; });
+  std::vector<std::string_view> shown;
+  for (const std::string_view name :
+       {"workload", "batch", "device", "best", "fits", "iteration_ms", "peak_reserved_bytes",
+        "tokens_per_second", "exposed_ms", "margin_bytes", "memory_bytes", "cost",
+        "peak_allocated_bytes", "outside_bytes", "recorded_reserved_bytes",
+        "peak_requested_bytes"}) {
+    if (several || (name != "exposed_ms" && name != "tokens_per_second")) shown.push_back(name);
+  }
   std::vector<FitRow> verdicts;
   std::vector<std::string> workloads;  // in the order given
   for (const Fit& fit : fits) {
@@ -316,9 +324,11 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   };
   std::string text =
       "Sizes are in GiB.\n\n" +
-      FormatRanked<FitRow>(FitColumns(), kVerdict, verdicts, standing, "the fastest", width) +
+      FormatRanked<FitRow>(FitColumns(), shown, verdicts, standing, "the fastest", width) +
       ExplainReclaims(verdicts);
-  for (const std::string& workload : std::set<std::string>(workloads.begin(), workloads.end())) {
+  std::set<std::string_view> told;
+  for (const std::string& workload : workloads) {
+    if (!told.insert(workload).second) continue;
     std::vector<HostPart> hosts;
     for (const FitRow& row : verdicts) {
       if (row.workload == workload && row.policy == "as-recorded") {
@@ -338,7 +348,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   for (const Fit& fit : fits) {
     if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
   }
-  std::set<std::string_view> told;  // workloads; the peak is the same on all devices
+  told.clear();  // the peak is the same on all devices
   for (const Fit& fit : fits) {
     const std::string& workload = fit.as_it_is.workload;
     if (!told.insert(workload).second) continue;

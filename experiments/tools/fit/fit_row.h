@@ -36,6 +36,8 @@ enum class FitStatus : uint8_t {
 struct FitRow {
   std::string workload, network, device;
   int64_t batch = 0;
+  int64_t world = 1;   // `WorldOf` the step
+  int64_t tokens = 0;  // `TokensOf` the step
   BatchSource batch_source = BatchSource::kGiven;
   std::string arithmetic;  // the times hold for matrix products in this arithmetic
   std::string cost;        // where the kernel times come from (`CostModel::Provenance`)

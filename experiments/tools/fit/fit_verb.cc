@@ -36,6 +36,7 @@ struct FitVerbOptions {
   std::string memory;
   std::string outside;
   std::string batch = "1x";
+  std::vector<std::string> worlds, nodes;
   std::string vary;
   FormatOption format;
   PoliciesOption policies;
@@ -74,6 +75,8 @@ void Describe(const FitVerbOptions& options, const std::vector<LoadedCase>& case
   DescribeCases(all, manifest);
   manifest.configuration.emplace_back("outside", OutsideOf(options));
   manifest.configuration.emplace_back("batch", options.batch);
+  manifest.configuration.emplace_back("world", fmt::format("{}", fmt::join(options.worlds, ",")));
+  manifest.configuration.emplace_back("nodes", fmt::format("{}", fmt::join(options.nodes, ",")));
   manifest.configuration.emplace_back("vary", options.vary);
 }
 
@@ -165,10 +168,25 @@ std::string NameOf(const Question& one) {
   return fmt::format("{} on {}", one.workload().name, one.loaded().asked.device);
 }
 
+// Returns the texts of the workloads, each once for each number of processes that is asked for.
+std::vector<std::string> WorkloadsOf(const FitVerbOptions& options) {
+  if (options.worlds.empty() && options.nodes.empty()) return options.workloads;
+  std::vector<std::string> texts;
+  for (const std::string& workload : options.workloads) {
+    for (const auto& [option, values] :
+         {std::pair("world", &options.worlds), std::pair("nodes", &options.nodes)}) {
+      for (const std::string& value : *values) {
+        texts.push_back(fmt::format("{},{}={}", workload, option, value));
+      }
+    }
+  }
+  return texts;
+}
+
 // Loads the workloads with the changes of their steps on the device.
 std::vector<FitWorkload> LoadWorkloads(const FitVerbOptions& options, const std::string& device) {
   std::vector<FitWorkload> workloads;
-  for (const std::string& workload : options.workloads) {
+  for (const std::string& workload : WorkloadsOf(options)) {
     Case asked = WithWorkload(options.asked, workload);
     asked.device = device;
     const auto trace = std::make_shared<const Trace>(LoadTrace(asked));
@@ -294,8 +312,8 @@ void AddFit(Command& program, Session& session) {
       "changes make it fit (the function spillway_torch.fit predicts "
       "nothing: it keeps training in a budget); exit code 1 if no unchanged workload fits "
       "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit gpt2.json.zst --memory 4GiB",
-                   "fit gpt2:8 --vary length --device h100,h200"};
+  verb.examples = {"fit gpt2.json.zst --memory 4GiB", "fit gpt2:8 --vary length --device h100,h200",
+                   "fit rank.json --device h100 --world 8,64,512"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              std::string(CaseKeyOf("workload").help) +
@@ -319,6 +337,12 @@ void AddFit(Command& program, Session& session) {
       "Answer for another batch: a number of samples, or a factor such as 2x or 0.5x. Networks "
       "are lowered at that batch. A recording is interpolated if two of different batches are "
       "given, else all sizes and times that are proportional to the batch are scaled");
+  verb.Texts("--world", options.worlds,
+             "Answer for a recorded process among other numbers of processes (8,64,512), one for "
+             "each GPU: the option world of the workload");
+  verb.Texts("--nodes", options.nodes,
+             "Answer for a recorded process on other numbers of hosts: the option nodes of the "
+             "workload");
   verb.Text(
           "--vary", options.vary,
           "Answer for the largest value with which a workload fits, as it is and with each "

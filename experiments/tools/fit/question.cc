@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <utility>
 
 #include "experiments/changes/autocast_step.h"
@@ -10,6 +12,7 @@
 #include "experiments/changes/changed_step.h"
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_optimizer.h"
+#include "experiments/changes/other_world.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
@@ -30,6 +33,22 @@ const char* TextOf(FitAllocator allocator) { return kAllocators[static_cast<size
 
 // Returns the policy that runs the workload unchanged.
 std::string PolicyOf(const Trace& trace) { return trace.recording ? "as-recorded" : "liveness"; }
+
+// Returns the number of rows that the step looks up in the table for which that is most, which are
+// the tokens of a language model; 0 if it looks up none.
+int64_t TokensOf(const Trace& trace) {
+  std::map<double, double> rows;  // by the elements of the table
+  for (const Op& op : trace.ops) {
+    if (op.phase != Phase::kForward) continue;
+    if (op.type == OpType::kEmbedding) rows[0] += op.NumberAttribute("rows");
+    if (OperatorOf(op) == "aten::embedding") {
+      rows[op.FindAttribute("elements").value_or(0)] += op.FindAttribute("indices").value_or(0);
+    }
+  }
+  double most = 0;
+  for (const auto& [table, count] : rows) most = std::max(most, count);
+  return std::llround(most);
+}
 
 // Returns the trace of the network of the case at another batch, or length. Throws `InputError` if
 // the batch is larger than that of any workload.
@@ -93,6 +112,8 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
   row_.workload = workload.name;
   row_.network = trace.network;
   row_.batch = trace.batch;
+  row_.world = WorldOf(trace);
+  row_.tokens = TokensOf(trace);
   row_.batch_source = workload.batch_source;
   row_.arithmetic = cost().ArithmeticFor(trace);
   row_.cost = cost().Provenance();

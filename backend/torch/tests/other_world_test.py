@@ -1,0 +1,158 @@
+"""Tests that the program makes the step of a process among others (`world=`) as it is recorded there."""
+
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from sharded_test import GPU, shard, stack, train, world
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from spillway_torch import record
+
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+SAME = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
+def blocks(width):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, 3 * width), nn.LayerNorm(3 * width), nn.GELU(), nn.Linear(3 * width, width))
+                           for _ in range(3))).cuda()
+
+
+def sharded(width=96, clip=False, optimizer=None, **options):
+    def make(_):
+        model = shard(blocks(width), **options)
+        return model, train(model, width, clip=clip, optimizer=optimizer and optimizer(model.parameters()))
+    return make
+
+
+def checkpointed(_):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    model = shard(nn.Sequential(*(checkpoint_wrapper(block) for block in blocks(96))), mp_policy=BFLOAT16)
+    return model, train(model, 96, clip=True)
+
+
+def accumulated(_):
+    import contextlib
+    model = shard(blocks(96))
+
+    @contextlib.contextmanager
+    def sync(last):
+        model.set_requires_gradient_sync(last)
+        yield
+    return model, train(model, 96, batches=3, sync=sync)
+
+
+def replicas(size):
+    model = shard(blocks(96), mesh=init_device_mesh("cuda", (size // 4, 4), mesh_dim_names=("replicas", "shards")))
+    return model, train(model, 96)
+
+
+def buckets(_):
+    model = stack(4, 64).cuda()
+    return model, train(model, 64, DistributedDataParallel(model, gradient_as_bucket_view=True))
+
+
+def parts_of_shards(size):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 64, bias=False)).cuda()
+    mesh = init_device_mesh("cuda", (size // 2, 2), mesh_dim_names=("shards", "parts"))
+    parallelize_module(model, mesh["parts"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["shards"])
+    return model, train(model, 64)
+
+
+def parts(size):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU(), nn.Linear(256, 16384, bias=False)).cuda()
+    parallelize_module(model, init_device_mesh("cuda", (size,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model, train(model, 256)
+
+
+def updated_by_owners(_):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = stack(4, 64).cuda()
+    return model, train(model, 64, DistributedDataParallel(model), optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW))
+
+
+def alone(_):
+    model = blocks(96)
+    return model, train(model, 96)
+
+
+class OtherWorldTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def recorded(self, make, size, rank=0):
+        path = self.folder / f"{size}.json"
+        with world(size, rank):
+            model, step = make(size)
+            record(step, GPU, model=model, warm_up=3).write(path)
+        return path
+
+    def run_step(self, workload):
+        ran = subprocess.run([os.environ["SPILLWAY"], "run", workload, "--policy", "as-recorded", "--allocator", "pytorch", "--device",
+                              "h100", "--format", "json"], capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        return json.loads(ran.stdout)["rows"][0]
+
+    def refused(self, workload, device="h100"):
+        ran = subprocess.run([os.environ["SPILLWAY"], "run", workload, "--device", device], capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 2, ran.stdout)
+        return ran.stderr
+
+    def test_the_step_is_that_of_a_recording_there(self):
+        cases = {
+            "types": (sharded(mp_policy=BFLOAT16), 4, 32, 0), "one type": (sharded(clip=True), 4, 16, 3),
+            "back": (sharded(mp_policy=BFLOAT16, clip=True), 32, 2, 0), "kept": (sharded(reshard_after_forward=False), 4, 8, 0),
+            "rounded": (sharded(mp_policy=BFLOAT16), 8, 40, 0), "more than rows": (sharded(48), 4, 96, 0),
+            "rounded in one type": (sharded(80), 4, 12, 2),
+            "some": (sharded(reshard_after_forward=2), 8, 16, 0),
+            "several operators": (sharded(optimizer=lambda p: torch.optim.AdamW(p, foreach=True)), 4, 16, 0),
+            "checkpoints": (checkpointed, 4, 32, 0), "accumulation": (accumulated, 2, 8, 1), "replicas": (replicas, 8, 32, 5),
+            "buckets": (buckets, 2, 64, 0), "parts of shards": (parts_of_shards, 8, 32, 6)}
+        for name, (make, size, other, rank) in cases.items():
+            with self.subTest(name):
+                made = self.run_step(f"{self.recorded(make, size, rank)},world={other}")
+                there = self.run_step(str(self.recorded(make, other, rank)))
+                self.assertEqual([made[key] for key in SAME], [there[key] for key in SAME])
+                for key in "iteration_ms", "communication_ms":
+                    self.assertAlmostEqual(made[key], there[key], delta=1e-4 * there[key])
+                self.assertEqual(made["workload"], f"{there['workload']},world={other}")
+
+    def test_what_only_a_recording_says_is_refused(self):
+        for make, text in (parts, "is part of a computation that 4 processes share"), (updated_by_owners, "which ones that are"), (
+                alone, "no collectives of several processes"):
+            with self.subTest(text):
+                self.assertIn(text, self.refused(f"{self.recorded(make, 4)},world=8"))
+
+    def test_sizes_are_checked(self):
+        path = self.recorded(replicas, 8)
+        self.assertIn("6 processes are not a multiple of the 4 of the inner dimensions", self.refused(f"{path},world=6"))
+        self.assertIn("'0' is not a whole number", self.refused(f"{path},world=0"))
+        self.assertIn("cannot be combined with world", self.refused(f"{path},world=8,nodes=2"))
+        self.assertIn("does not say how many GPUs a host has", self.refused(f"{path},nodes=2", "v100"))
+        self.assertIn("world", self.refused("gpt2:8,world=8"))
+
+    def test_fit_answers_for_several(self):
+        path = self.recorded(sharded(), 4)
+        ran = subprocess.run([os.environ["SPILLWAY"], "fit", path, "--device", "h100", "--world", "8,64", "--nodes", "2", "--format", "json"],
+                             capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        rows = json.loads(ran.stdout)["rows"]
+        self.assertEqual([row["world"] for row in rows], [8, 64, 16])
+        self.assertGreater(rows[0]["peak_requested_bytes"], rows[1]["peak_requested_bytes"])
+        self.assertGreater(rows[1]["communication_ms"], rows[0]["communication_ms"])
+
+
+if __name__ == "__main__":
+    unittest.main()

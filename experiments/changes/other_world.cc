@@ -1,0 +1,448 @@
+#include "experiments/changes/other_world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "experiments/changes/changed_op.h"
+#include "traces/base/error.h"
+#include "traces/liveness.h"
+
+namespace spillway::lab {
+namespace {
+
+// A collective of the whole world with fewer bytes in forward adds up numbers, such as a loss.
+constexpr int64_t kNumbers = 65536;
+
+int64_t Number(const Op& op, std::string_view attribute) {
+  return std::llround(op.FindAttribute(attribute).value_or(0));
+}
+
+// What the growing groups of a step shard.
+class Shards {
+ public:
+  explicit Shards(const Trace& trace)
+      : trace_(trace),
+        liveness_(trace),
+        world_(WorldOf(trace)),
+        sharded_(trace.tensors.size()),
+        pieces_(trace.tensors.size()),
+        groups_(trace.tensors.size()) {
+    for (const Op& op : trace.ops) {
+      if (Grows(op)) Begin(op);
+    }
+    while (Follow()) {
+    }
+  }
+
+  bool Grows(const Op& op) const {
+    return op.IsCollective() && Number(op, "ranks") * Number(op, "stride") == world_;
+  }
+  const Liveness& liveness() const { return liveness_; }
+  // Returns true iff the whole storage of the tensor is that of shards.
+  bool IsSharded(TensorId id) const { return sharded_[Index(liveness_.Root(id))]; }
+  // Returns true iff the tensor is this process's part of a tensor that a growing group gathers.
+  bool IsPiece(TensorId id) const { return pieces_[Index(id)]; }
+  bool Shrinks(TensorId id) const { return IsSharded(id) || IsPiece(id); }
+  // Returns the number of shards that are side by side in the storage; 0 if it holds none.
+  int64_t ShardsIn(TensorId id) const { return groups_[Index(liveness_.Root(id))]; }
+  // Returns true iff the shards that the op gathers come from tensors that live across iterations.
+  bool GathersParameters(const Op& op) const {
+    return std::ranges::any_of(op.inputs,
+                               [&](TensorId id) { return Shrinks(id) && IsOfParameters(id); });
+  }
+
+ private:
+  bool IsOfParameters(TensorId id) const {
+    const TensorId root = liveness_.Root(id);
+    if (IsPersistent(trace_.tensor(root).kind)) return true;
+    return std::ranges::any_of(liveness_.Writers(root), [&](OpId writer) {
+      const Op& op = trace_.op(writer);
+      return !op.IsCollective() && std::ranges::any_of(op.inputs, [&](TensorId input) {
+        return Shrinks(input) && liveness_.Root(input) != root && IsOfParameters(input);
+      });
+    });
+  }
+
+  // Marks the shards of a collective, and the tensors that are made of the shards of all processes.
+  void Begin(const Op& op) {
+    const std::string_view kind = OperatorOf(op);
+    const bool gathers = kind == "all_gather";
+    if (!gathers && kind != "reduce_scatter") return;
+    const auto& shards = gathers ? op.inputs : op.outputs;
+    const auto& wholes = gathers ? op.outputs : op.inputs;
+    for (const TensorId whole : wholes) {
+      groups_[Index(liveness_.Root(whole))] = Number(op, "ranks");
+    }
+    for (const TensorId shard : shards) {
+      if (ShardsIn(shard) == 0) {
+        sharded_[Index(liveness_.Root(shard))] = true;
+      } else if (liveness_.Root(shard) != shard) {
+        pieces_[Index(shard)] = true;
+      }
+    }
+  }
+
+  int64_t ElementsOf(const std::vector<TensorId>& ids) const {
+    int64_t sum = 0;
+    for (const TensorId id : ids) sum += Elements(trace_.tensor(id));
+    return sum;
+  }
+
+  // Marks what ops compute element by element from shards, or shards from. Returns true if there
+  // was something to mark.
+  bool Follow() {
+    bool changed = false;
+    const auto mark = [&](TensorId id) {
+      if (Shrinks(id) || ShardsIn(id) > 0) return;
+      sharded_[Index(liveness_.Root(id))] = true;
+      changed = true;
+    };
+    const auto mark_all = [&](const std::vector<TensorId>& ids) {
+      std::ranges::for_each(ids, mark);
+    };
+    const auto shrinks = [&](TensorId id) { return Shrinks(id); };
+    for (const Op& op : trace_.ops) {
+      if (op.IsCollective() || op.inputs.empty() || op.outputs.empty()) continue;
+      std::set<int64_t> counts;
+      for (const auto* operands : {&op.inputs, &op.outputs}) {
+        for (const TensorId id : *operands) {
+          if (Shrinks(id)) counts.insert(Elements(trace_.tensor(id)));
+        }
+      }
+      counts.erase(1);
+      for (const auto* operands : {&op.inputs, &op.outputs}) {
+        for (const TensorId id : *operands) {
+          if (counts.contains(Elements(trace_.tensor(id)))) mark(id);
+        }
+      }
+      const int64_t in = ElementsOf(op.inputs), out = ElementsOf(op.outputs);
+      if (in == out && std::ranges::all_of(op.inputs, shrinks)) mark_all(op.outputs);
+      if (in == out && std::ranges::all_of(op.outputs, shrinks)) mark_all(op.inputs);
+      const int64_t shards = ShardsIn(op.outputs[0]);
+      if (shards > 1 && in * shards == out) mark_all(op.inputs);
+    }
+    return changed;
+  }
+
+  const Trace& trace_;
+  const Liveness liveness_;
+  const int64_t world_;
+  std::vector<bool> sharded_;    // by storage
+  std::vector<bool> pieces_;     // by tensor
+  std::vector<int64_t> groups_;  // by storage
+};
+
+// Throws `UsageError` if the step cannot be that of `world` processes.
+void Check(const Trace& trace, const Shards& shards, int64_t world) {
+  if (WorldOf(trace) == 1) {
+    throw UsageError("world: the step has no collectives of several processes");
+  }
+  for (const Op& op : trace.ops) {
+    if (!op.IsCollective()) continue;
+    const std::string_view kind = OperatorOf(op);
+    if (kind == "send" || kind == "receive") {
+      throw UsageError(fmt::format(
+          "world: '{}' sends a message to one process, as stages of a pipeline do; record the step "
+          "with the processes that it is to have",
+          op.name));
+    }
+    if (!shards.Grows(op)) continue;
+    if (world % Number(op, "stride") != 0) {
+      throw UsageError(fmt::format(
+          "world: {} processes are not a multiple of the {} of the inner dimensions of the mesh",
+          world, Number(op, "stride")));
+    }
+    if (kind == "broadcast" && op.phase == Phase::kUpdate) {
+      throw UsageError(fmt::format(
+          "world: '{}' sends parameters from the process that updates them; which ones that are "
+          "among {} processes, only a recording says",
+          op.name, world));
+    }
+    const bool forward = op.phase == Phase::kForward;
+    if (kind == "all_to_all" || (forward && kind == "reduce_scatter") ||
+        (forward && kind == "all_reduce" && Number(op, "bytes") > kNumbers) ||
+        (forward && kind == "all_gather" && !shards.GathersParameters(op))) {
+      throw UsageError(fmt::format(
+          "world: '{}' is part of a computation that {} processes share, as in tensor or context "
+          "parallelism; record the step with the processes that it is to have",
+          op.name, Number(op, "ranks")));
+    }
+  }
+}
+
+// Multiplies numbers of shards.
+struct Factor {
+  int64_t recorded, world;
+
+  // Returns the number, rounded up.
+  int64_t Of(int64_t number) const {
+    return static_cast<int64_t>((static_cast<Int128>(number) * recorded + world - 1) / world);
+  }
+  // Returns the number of ranks of a growing group.
+  int64_t Ranks(int64_t ranks) const { return ranks * world / recorded; }
+  // Gives the tensor the shape and size of a shard.
+  void Shrink(Tensor& tensor) const {
+    const int64_t elements = Elements(tensor);
+    if (tensor.shape.empty() || elements == 0 || tensor.size.count() % elements != 0) return;
+    const int64_t bytes = tensor.size.count() / elements;
+    tensor.shape[0] = Of(tensor.shape[0]);
+    tensor.size = Bytes(Elements(tensor) * bytes);
+  }
+};
+
+// Makes the tensors those of another world.
+class Resizing {
+ public:
+  Resizing(const Trace& trace, const Shards& shards, Factor factor, Trace& made)
+      : trace_(trace), shards_(shards), factor_(factor), made_(made) {
+    std::map<TensorId, std::vector<TensorId>> views;
+    std::vector<TensorId> pieces;
+    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+      const auto id = static_cast<TensorId>(i);
+      if (shards.IsPiece(id)) pieces.push_back(id);
+      if (!shards.IsSharded(id)) continue;
+      factor.Shrink(made.tensors[i]);
+      const TensorId root = shards.liveness().Root(id);
+      if (id != root) views[root].push_back(id);
+    }
+    for (const auto& [root, ids] : views) Lay(root, ids);
+    for (const TensorId id : pieces) Cut(id);
+    for (const Op& op : trace.ops) {
+      if (shards.Grows(op)) Pad(op);
+      if (!op.IsCollective() && op.inputs.size() == 1) PadParts(op);
+    }
+    Request();
+  }
+
+ private:
+  // Returns the shards that an op copies into the storage side by side; none if there is no such
+  // op.
+  std::vector<TensorId> CopiedInto(TensorId root) const {
+    for (const OpId writer : shards_.liveness().Writers(root)) {
+      const Op& op = trace_.op(writer);
+      int64_t elements = 0;
+      for (const TensorId id : op.inputs) {
+        if (shards_.Shrinks(id)) elements += Elements(trace_.tensor(id));
+      }
+      elements *= std::max<int64_t>(1, shards_.ShardsIn(root));
+      if (!op.IsCollective() && elements == Elements(trace_.tensor(root))) return op.inputs;
+    }
+    return {};
+  }
+
+  // Lays the views of a storage side by side again, each with the extent of its own shard.
+  void Lay(TensorId root, const std::vector<TensorId>& views) {
+    Tensor& storage = made_.tensors[Index(root)];
+    const Bytes whole = trace_.tensor(root).size;
+    const int64_t bytes =
+        std::max<int64_t>(1, whole.count() / std::max<int64_t>(1, Elements(trace_.tensor(root))));
+    std::map<int64_t, int64_t> places{{0, 0}, {whole.count(), 0}};  // before, and now
+    std::map<std::pair<int64_t, int64_t>, int64_t> sizes;           // by the places before
+    int64_t begin = 0;
+    for (const TensorId id : CopiedInto(root)) {
+      const int64_t end = begin + Elements(trace_.tensor(id)) * bytes;
+      places[end] = 0;
+      sizes[{std::exchange(begin, end), end}] = Elements(made_.tensor(id)) * bytes;
+    }
+    for (const TensorId id : views) {
+      const int64_t first = shards_.liveness().Offset(id).count();
+      const int64_t end = first + trace_.tensor(id).size.count();
+      places[first] = places[end] = 0;
+      sizes.emplace(std::pair(first, end), made_.tensor(id).size.count());
+    }
+    for (auto place = places.begin(), next = std::next(place); next != places.end();
+         place = next++) {
+      const auto known = sizes.find({place->first, next->first});
+      const int64_t gap = factor_.Of((next->first - place->first) / bytes) * bytes;
+      next->second = place->second + (known == sizes.end() ? gap : known->second);
+    }
+    Resize(storage, Bytes(places.rbegin()->second), bytes);
+    for (const TensorId id : views) {
+      const Tensor& before = trace_.tensor(id);
+      const int64_t first = shards_.liveness().Offset(id).count();
+      const int64_t outer = shards_.liveness().Offset(*before.alias_of).count();
+      Tensor& view = made_.tensors[Index(id)];
+      view.offset = Bytes(places[first] - places[outer]);
+      Resize(view, Bytes(places[first + before.size.count()] - places[first]), bytes);
+    }
+  }
+
+  static void Resize(Tensor& tensor, Bytes size, int64_t bytes) {
+    tensor.size = size;
+    if (tensor.shape.size() == 1) tensor.shape[0] = size.count() / bytes;
+  }
+
+  // Makes a process's part of a gathered tensor that of another world.
+  void Cut(TensorId id) {
+    Tensor& piece = made_.tensors[Index(id)];
+    const int64_t before = std::max<int64_t>(1, piece.size.count());
+    const int64_t bytes = std::max<int64_t>(1, before / std::max<int64_t>(1, Elements(piece)));
+    const int64_t index = piece.offset.count() / before;
+    factor_.Shrink(piece);
+    int64_t elements = 0;
+    for (const TensorId shard : CopiedInto(shards_.liveness().Root(id))) {
+      elements += Elements(made_.tensor(shard));
+    }
+    if (elements > 0) Resize(piece, Bytes(elements * bytes), bytes);
+    piece.offset = index * piece.size;
+  }
+
+  // Makes the whole tensor of a collective as large as the shards of all processes, which are
+  // rounded up.
+  void Pad(const Op& op) {
+    const bool gathers = OperatorOf(op) == "all_gather";
+    if (!gathers && OperatorOf(op) != "reduce_scatter") return;
+    const int64_t ranks = Number(op, "ranks");
+    for (const TensorId shard : gathers ? op.inputs : op.outputs) {
+      for (const TensorId whole : gathers ? op.outputs : op.inputs) {
+        const TensorId root = shards_.liveness().Root(whole);
+        const Bytes one = trace_.tensor(shard).size;
+        if (!shards_.Shrinks(shard) || trace_.tensor(root).size != one * ranks) continue;
+        Lengthen(root, made_.tensor(shard).size * factor_.Ranks(ranks));
+      }
+    }
+  }
+
+  // Does the same with what an op copies out of a gathered tensor: the shards of all processes, one
+  // tensor for each parameter.
+  void PadParts(const Op& op) {
+    const int64_t ranks = shards_.ShardsIn(op.inputs[0]);
+    if (ranks == 0) return;
+    const std::vector<TensorId> shards = CopiedInto(shards_.liveness().Root(op.inputs[0]));
+    for (size_t i = 0; i < std::min(shards.size(), op.outputs.size()); ++i) {
+      const Tensor& part = trace_.tensor(op.outputs[i]);
+      const Tensor& shard = trace_.tensor(shards[i]);
+      if (part.alias_of || Elements(part) != Elements(shard) * ranks) continue;
+      const int64_t elements = Elements(made_.tensor(shards[i])) * factor_.Ranks(ranks);
+      Lengthen(op.outputs[i], elements * Bytes(part.size.count() / Elements(part)));
+    }
+  }
+
+  // Makes the storage longer, unless it is.
+  void Lengthen(TensorId root, Bytes size) {
+    Tensor& storage = made_.tensors[Index(root)];
+    if (size <= storage.size) return;
+    Resize(storage, size, storage.size.count() / std::max<int64_t>(1, Elements(storage)));
+  }
+
+  // Changes the requests that the program made before the step: those of shards, and those with the
+  // sizes that only shards of the lane have.
+  void Request() {
+    using Key = std::pair<uint8_t, int64_t>;
+    std::map<Key, Bytes> sizes;
+    std::set<Key> others;
+    std::vector<SetupRequest>& requests = made_.recording->requests;
+    std::vector<bool> known(requests.size());
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
+      const Tensor& tensor = trace_.tensors[i];
+      if (tensor.alias_of) continue;
+      const Bytes size = made_.tensors[i].size;
+      if (size == tensor.size) {
+        others.insert({tensor.lane, tensor.size.count()});
+      } else {
+        sizes[{tensor.lane, tensor.size.count()}] = size;
+      }
+      if (tensor.request && *tensor.request < requests.size()) {
+        if (requests[*tensor.request].size == tensor.size) requests[*tensor.request].size = size;
+        known[*tensor.request] = true;
+      }
+    }
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Key key(requests[i].lane, requests[i].size.count());
+      const auto size = sizes.find(key);
+      if (!known[i] && size != sizes.end() && !others.contains(key)) {
+        requests[i].size = size->second;
+      }
+    }
+  }
+
+  const Trace& trace_;
+  const Shards& shards_;
+  const Factor factor_;
+  Trace& made_;
+};
+
+// Changes the work of an op that has shards among its operands, and the size of a growing group.
+void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace& made, Op& op) {
+  int64_t whole = 0, before = 0, after = 0, elements_before = 0, elements_after = 0;
+  for (const auto* operands : {&op.inputs, &op.outputs}) {
+    for (const TensorId id : *operands) {
+      const Tensor &was = trace.tensor(id), &is = made.tensor(id);
+      if (is.size == was.size) {
+        whole += was.size.count();
+        continue;
+      }
+      before += was.size.count();
+      after += is.size.count();
+      if (operands == &op.outputs) continue;
+      elements_before += Elements(was);
+      elements_after += Elements(is);
+    }
+  }
+  const auto set = [&](std::string_view name, int64_t value) {
+    const auto found = std::ranges::find(op.attributes, name, &Attribute::name);
+    if (found != op.attributes.end()) found->value = static_cast<double>(value);
+  };
+  if (op.IsCollective()) {
+    if (shards.Grows(op)) set("ranks", factor.Ranks(Number(op, "ranks")));
+    Bytes largest;
+    for (const auto* operands : {&op.inputs, &op.outputs}) {
+      for (const TensorId id : *operands) largest = std::max(largest, made.tensor(id).size);
+    }
+    if (before > 0) set("bytes", largest.count());
+    return;
+  }
+  const bool reads_shards = std::ranges::any_of(
+      op.inputs, [&](TensorId id) { return shards.ShardsIn(id) > 0 && !shards.Shrinks(id); });
+  if (reads_shards) set("row", factor.Of(Number(op, "row")));
+  if (before == 0) return;
+  Slot& slot = op.slots[0];
+  const int64_t traffic = slot.traffic.count();
+  const bool alone = whole < (before + whole) / 100;
+  const int64_t left = alone ? static_cast<int64_t>(Int128{traffic} * after / before)
+                             : std::max<int64_t>(0, traffic - (before - after));
+  slot.traffic = Bytes(left);
+  if (alone) {
+    set("elements", factor.Of(Number(op, "elements")));
+  } else if (Number(op, "elements") == elements_before) {
+    set("elements", elements_after);
+  }
+  if (op.recorded && traffic > 0) {
+    const auto time = static_cast<Int128>(op.recorded->time.picoseconds());
+    op.recorded->time = Duration::Picoseconds(static_cast<int64_t>(time * left / traffic));
+  }
+}
+
+}  // namespace
+
+int64_t WorldOf(const Trace& trace) {
+  int64_t world = 1;
+  for (const Op& op : trace.ops) {
+    if (op.IsCollective()) world = std::max(world, Number(op, "ranks") * Number(op, "stride"));
+  }
+  return world;
+}
+
+Trace WithWorld(const Trace& trace, int64_t world) {
+  const Shards shards(trace);
+  Check(trace, shards, world);
+  const Factor factor{WorldOf(trace), world};
+  Trace made = trace;
+  const Resizing resizing(trace, shards, factor, made);
+  for (Op& op : made.ops) Rework(trace, shards, factor, made, op);
+  made.name += fmt::format(",world={}", world);
+  Recording& recording = *made.recording;
+  recording.step = recording.plain_step = {};
+  recording.allocated = recording.reserved = {};
+  made.Validate();
+  return made;
+}
+
+}  // namespace spillway::lab
