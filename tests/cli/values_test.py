@@ -37,6 +37,8 @@ SEVERAL = {
     "limit --pool": (POOLS, ("alexnet", *SMALL, *LIVENESS)),
     "fit workloads": (NETWORKS, ("--device", "h200")),
     "fit --device": (DEVICES, ("alexnet:2",)),
+    "fit --world": (("4", "8", "64"), ("nothing.json", "--device", "h200")),
+    "fit --nodes": (("1", "2", "4"), ("nothing.json", "--device", "h200")),
     "fit --policy": (POLICIES[:2], ("vgg16:64", "--device", "gtx_970")),
     "report sources": (("alexnet:2", "alexnet:4"), (*LIVENESS, "-o", "x.html")),
     "report --policy": (POLICIES[:3], ("alexnet:2", "-o", "x.html")),
