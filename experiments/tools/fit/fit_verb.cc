@@ -312,8 +312,8 @@ void AddFit(Command& program, Session& session) {
       "changes make it fit (the function spillway_torch.fit predicts "
       "nothing: it keeps training in a budget); exit code 1 if no unchanged workload fits "
       "on any device, 4 if a policy failed, which costs only its own row");
-  verb.examples = {"fit gpt2.json.zst --memory 4GiB", "fit gpt2:8 --vary length --device h100,h200",
-                   "fit rank.json --device h100 --world 8,64,512"};
+  verb.examples = {"fit gpt2.json.zst --memory 4GiB",
+                   "fit gpt2:8 --vary length --device h100,h200"};
   auto& options = verb.Runs(Execute, session);
   verb.Texts("workloads", options.workloads,
              std::string(CaseKeyOf("workload").help) +
