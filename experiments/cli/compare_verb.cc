@@ -17,6 +17,7 @@
 #include "experiments/output/run_result.h"
 #include "experiments/run/case_keys.h"
 #include "experiments/run/inputs.h"
+#include "experiments/run/remedy.h"
 #include "experiments/run/workload_text.h"
 #include "traces/base/error.h"
 
@@ -133,7 +134,12 @@ int Execute(const CompareOptions& options, Session& session) {
                options.output.empty() ? format : FinishedRows<Row>::Format());
   options.policies.ForEach(cases.size(), [&](size_t i) {
     const auto& [asked, inputs] = cases[i];
-    Row row{i / policies.size(), RunForRow(asked, *inputs)};
+    Row row{i / policies.size(), {}};
+    std::optional<HostRange> range;
+    row.result = RunForRow(asked, *inputs, [&](const Outcome& outcome) {
+      if (!IsIsolated(asked)) range = HostRangeOf(asked, *inputs, outcome);
+    });
+    row.result.host_range = range;
     FindNeed(asked, *inputs, row.result);
     std::string name = asked.policy.name();
     if (groups.size() > 1) {

@@ -300,11 +300,7 @@ int Execute(const RunOptions& options, Session& session) {
   const Outcome outcome = RunCase(asked, *loaded.inputs);
   RunResult result = ResultOf(asked, *loaded.inputs, outcome);
   FindNeed(asked, *loaded.inputs, result);
-  if (result.fits()) {
-    Draft run = loaded.inputs->DraftOf(asked);
-    run.policy_plan = outcome.report.plan;
-    result.host_range = HostRangeOf(asked, run);
-  }
+  result.host_range = HostRangeOf(asked, *loaded.inputs, outcome);
   const Trace& trace = *outcome.trace;
   const Report& report = outcome.report;
   const std::string text =

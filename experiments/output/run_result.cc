@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <set>
 
 #include "experiments/output/wrap.h"
 #include "experiments/run/prepare.h"
@@ -208,22 +209,23 @@ bool LacksLinks(const Device& device, const Trace& trace) {
 }
 
 std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, size_t width) {
-  std::vector<std::string> bound, ranges;
+  std::vector<std::string> bound, ranges, waits;
+  std::set<std::string> untimed;
   for (const HostPart& part : parts) {
-    if (IsHostBound(part.metrics)) bound.push_back(part.device);
-    if (!part.range) continue;
-    ranges.push_back(fmt::format("{} to {} on {}", FormatDuration(part.range->fastest),
-                                 FormatDuration(part.range->slowest), part.device));
-  }
-  std::string text;
-  std::vector<std::string> untimed, waits;
-  for (const HostPart& part : parts) {
-    if (part.lacks_links) untimed.push_back(part.device);
+    const std::string& name = part.policy.empty() ? part.device : part.policy;
+    if (IsHostBound(part.metrics)) bound.push_back(name);
+    const char* const where = part.policy.empty() ? "on" : "under";
+    if (part.range) {
+      ranges.push_back(fmt::format("{} to {} {} {}", FormatDuration(part.range->fastest),
+                                   FormatDuration(part.range->slowest), where, name));
+    }
+    if (part.lacks_links) untimed.insert(part.device);
     if (part.metrics.communication == Duration()) continue;
-    waits.push_back(fmt::format("{} on {}, {} of them while nothing else runs",
-                                FormatDuration(part.metrics.communication), part.device,
+    waits.push_back(fmt::format("{} {} {}, {} of them while nothing else runs",
+                                FormatDuration(part.metrics.communication), where, name,
                                 FormatDuration(part.metrics.exposed)));
   }
+  std::string text;
   if (!waits.empty()) {
     text += fmt::format("The collectives of {} take {}.\n", whose, fmt::join(waits, "; "));
   }
@@ -235,8 +237,8 @@ std::string FormatHost(std::string_view whose, std::span<const HostPart> parts, 
   }
   if (!bound.empty()) {
     text += fmt::format(
-        "{} is host-bound on {}: the host takes at least 80 % of the time to issue its commands.\n",
-        whose, fmt::join(bound, ", "));
+        "{} is host-bound {} {}: the host takes at least 80 % of the time to issue its commands.\n",
+        whose, parts[0].policy.empty() ? "on" : "under", fmt::join(bound, ", "));
   }
   if (!ranges.empty()) {
     text += fmt::format(
@@ -442,7 +444,7 @@ Columns<RunResult> ResultColumns() {
        [](auto& r) { return When(r.fits() && r.timed, IsHostBound(r.report.metrics)); }},
       {"fastest_host_ms", "ms",
        "iteration_ms on the fastest host that was measured; absent unless the host's times are "
-       "assumed, in compare and in sweeps",
+       "assumed, and in sweeps",
        [](auto& r) {
          return When(r.host_range.has_value(), r.host_range.value_or(HostRange()).fastest);
        }},

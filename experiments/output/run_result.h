@@ -86,6 +86,7 @@ bool IsHostBound(const Metrics& metrics);
 // The part of the host in a run on a device.
 struct HostPart {
   std::string device;
+  std::string policy;  // if runs under several policies are told apart; else empty
   Metrics metrics;
   std::optional<HostRange> range;
   bool lacks_links = false;

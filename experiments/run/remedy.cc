@@ -160,4 +160,12 @@ std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft) {
   return fastest && slowest ? std::optional<HostRange>({*fastest, *slowest}) : std::nullopt;
 }
 
+std::optional<HostRange> HostRangeOf(const Case& asked, const Inputs& inputs,
+                                     const Outcome& outcome) {
+  if (!outcome.trace->recording || outcome.report.out_of_memory) return std::nullopt;
+  Draft run = inputs.DraftOf(asked);
+  run.policy_plan = outcome.report.plan;
+  return HostRangeOf(asked, run);
+}
+
 }  // namespace spillway::lab

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "experiments/run/case.h"
+#include "experiments/run/inputs.h"
 #include "experiments/run/prepared.h"
 #include "sim/core/cost_model.h"
 #include "traces/base/units.h"
@@ -56,6 +57,9 @@ struct HostRange {
 // Returns the range of a run, by `SimulateRemedy`; nullopt if the host's times are measured or
 // given, or if the run does not fit.
 std::optional<HostRange> HostRangeOf(const Case& asked, const Draft& draft);
+// Returns the range of a run that had the outcome. If it had a plan, that stays.
+std::optional<HostRange> HostRangeOf(const Case& asked, const Inputs& inputs,
+                                     const Outcome& outcome);
 
 }  // namespace spillway::lab
 

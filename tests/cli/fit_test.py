@@ -332,6 +332,12 @@ class FitTest(CommandTest):
             # Each of several devices has its own.
             page = " ".join(self.ok("fit", written(0, 0), "--device", "h100,h200").split())
             self.assertRegex(page, r"is host-bound on h\d00, h\d00: .* takes [\d.]+ us to [\d.]+ us on h\d00, [\d.]+ us to ")
+            # So has each of several policies.
+            compared = ("compare", written(0, 0), "--policy", "as-recorded,liveness")
+            self.assertEqual([row["fastest_host_ms"] for row in json.loads(self.ok(*compared, "--format", "json"))["rows"]], 2 * [told(written(0, 0))[2]])
+            page = " ".join(self.ok(*compared).split())
+            self.assertIn("is host-bound under as-recorded, liveness:", page)
+            self.assertRegex(page, r" takes [\d.]+ us to [\d.]+ us under as-recorded, [\d.]+ us to [\d.]+ us under liveness\.")
 
     def test_the_slowest_host_is_that_of_the_evidence(self):
         times = sorted(1e3 * float(row["host_ms_measured"]) / int(row["operators_recorded"])

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "experiments/output/wrap.h"
+#include "experiments/run/workload_text.h"
 
 namespace spillway::cli {
 
@@ -87,16 +88,19 @@ std::string FormatGroup(const CaseResults& group, size_t width) {
   if (const std::string table = FormatCompression(results, width); !table.empty()) {
     text += table + "\n";
   }
+  std::vector<HostPart> hosts;
+  for (const RunResult& result : results) {
+    if (!result.fits() || !result.timed || result.file.empty()) continue;
+    hosts.push_back({result.device, results.size() > 1 ? result.policy : std::string(),
+                     result.report.metrics, result.host_range, result.lacks_links});
+  }
+  text += FormatHost(results.size() > 1 ? group.loaded.inputs->trace()->name : results[0].policy,
+                     hosts, width);
   for (const RunResult& result : results) {
     if (group.loaded.asked.allocator.name() != result.allocator) {
       text += Wrapped(fmt::format("{}: allocator {}\n", result.policy, result.allocator), width);
     }
     text += Wrapped(FormatGap(result), width);
-    if (result.fits() && result.timed && !result.file.empty()) {
-      const HostPart host{result.device, result.report.metrics, result.host_range,
-                          result.lacks_links};
-      text += FormatHost(result.policy, {&host, 1}, width);
-    }
     if (!result.fits()) text += FormatMisfit(result, results.size() == 1, width);
   }
   text += Wrapped(FormatLacking(group.loaded), width);

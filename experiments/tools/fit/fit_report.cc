@@ -332,7 +332,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
     std::vector<HostPart> hosts;
     for (const FitRow& row : verdicts) {
       if (row.workload == workload && row.policy == "as-recorded") {
-        hosts.push_back({row.device, row.metrics, row.host_range, row.lacks_links});
+        hosts.push_back({row.device, "", row.metrics, row.host_range, row.lacks_links});
       }
     }
     text += FormatHost(workload, hosts, kTextWidth);
