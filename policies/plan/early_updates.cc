@@ -1,12 +1,24 @@
 #include "policies/plan/early_updates.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <vector>
 
 #include "traces/liveness.h"
 
 namespace spillway::policies {
+
+std::vector<size_t> LeavingOrder(size_t count) {
+  std::vector<size_t> order;
+  const size_t all = std::bit_ceil(count);
+  for (size_t i = 0; i < all; ++i) {
+    size_t reversed = 0;
+    for (size_t bit = 1; bit < all; bit *= 2) reversed = reversed * 2 + ((i & bit) != 0 ? 1 : 0);
+    if (reversed < count) order.push_back(reversed);
+  }
+  return order;
+}
 
 Trace WithEarlyUpdates(const Trace& trace) {
   const Liveness liveness(trace);

@@ -123,8 +123,9 @@ constexpr int64_t kNearBound = 50;
 // Which parameters and states may live outside between their uses.
 enum class Outside : uint8_t { kNone, kState, kWholeState, kAll };
 
-// Returns the storages of a kind in the order of their uses; nothing if one op uses more than half
-// of their bytes, so that they have to be there at once.
+// Returns the storages of a kind in the order of their uses, or of a recorded program in the order
+// in which `spillway_torch.fit` lets them leave; nothing if one op uses more than half of their
+// bytes, so that they have to be there at once.
 std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
   const Trace& trace = facts.trace();
   const auto is_one = [&](TensorId id) {
@@ -145,12 +146,15 @@ std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
     }
     most = std::max(most, at_once);
   }
-  return most * 2 > all ? std::vector<TensorId>() : found;
+  if (most * 2 > all) return {};
+  if (!trace.recording) return found;
+  std::vector<TensorId> leaving;
+  for (const size_t i : LeavingOrder(found.size())) leaving.push_back(found[i]);
+  return leaving;
 }
 
-// Returns `before` with growing shares of the storages: of those that are used first and, if
-// `spread`, of those at equal distances. A recorded program has the state of the first updates
-// outside (`spillway_torch.fit`).
+// Returns `before` with growing shares of the storages: of the first ones and, if `spread`, of those
+// at equal distances.
 std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
                                             const std::vector<TensorId>& before, bool spread) {
   std::vector<std::vector<TensorId>> sets{{}};

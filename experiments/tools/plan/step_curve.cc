@@ -10,6 +10,7 @@
 #include "experiments/run/run.h"
 #include "policies/parts/forwarding_policy.h"
 #include "policies/parts/in_parallel.h"
+#include "policies/plan/early_updates.h"
 #include "policies/recorded/step_executor.h"
 #include "policies/recorded/step_search.h"
 #include "traces/base/error.h"
@@ -275,13 +276,17 @@ PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
   PlannedStep fastest = plan_in(memory);
   if (fastest.fits() && fastest.plan.IsEmpty()) return fastest;
   const std::vector<TensorId>& state = places_.state();
-  std::vector<TensorId> outside;
+  const std::vector<size_t> leaving = LeavingOrder(state.size());
+  std::vector<size_t> left;  // indices of `state`, ascending
   Bytes size;
   for (int64_t share = 1; share <= kStateShares && !state.empty(); ++share) {
-    while (std::ssize(outside) < std::ssize(state) * share / kStateShares) {
-      outside.push_back(state[outside.size()]);
-      size += trace().tensor(outside.back()).size;
+    while (std::ssize(left) < std::ssize(state) * share / kStateShares) {
+      left.push_back(leaving[left.size()]);
+      size += trace().tensor(state[left.back()]).size;
     }
+    std::ranges::sort(left);
+    std::vector<TensorId> outside;
+    for (const size_t i : left) outside.push_back(state[i]);
     PlannedStep planned = plan_in(memory + size);
     // What updates need on the device while their state comes and goes is taken from the rest.
     for (int attempt = 0; attempt < 2 && planned.fits(); ++attempt) {

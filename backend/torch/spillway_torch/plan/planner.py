@@ -16,7 +16,7 @@ from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
-from ..tape.tape import Tape
+from ..tape.tape import Tape, leaving_order
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
 from .remedies import advice
@@ -217,9 +217,10 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 
 def _parts(plan: Plan) -> list[str]:
-    """Returns the names of the first parts of the optimizer's state, which are on the host."""
-    ends = list(itertools.accumulate((update.bytes for update in plan.tape.updates), initial=0))
-    return [storage_name(-2 - at) for at in range(bisect.bisect_left(ends, plan.state))]
+    """Returns the names of the parts of the optimizer's state that are on the host, in the order of their updates."""
+    order = leaving_order(len(plan.tape.updates))
+    ends = list(itertools.accumulate((plan.tape.updates[at].bytes for at in order), initial=0))
+    return [storage_name(-2 - at) for at in sorted(order[:bisect.bisect_left(ends, plan.state)])]
 
 
 def plan_from(document: dict[str, Any], tape: Tape) -> Plan:

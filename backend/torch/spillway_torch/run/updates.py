@@ -18,7 +18,7 @@ import torch
 from ..base.device import Device, Host, host_memory
 from ..base.errors import SpillwayError
 from ..step.distributed import is_taken_apart
-from ..tape.tape import Update
+from ..tape.tape import Update, leaving_order
 from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
 
 log = logging.getLogger("spillway_torch")
@@ -157,6 +157,15 @@ class HostedState:
         parameters = [parameter for parameter in parameters if parameter.names]
         return divided(parameters[::-1] if self._early else sorted(parameters, key=lambda of: of.tensor.nbytes))
 
+    def _leaving(self) -> list[list[Bucket]]:
+        """Returns the buckets in the order in which they leave; the parts of a parameter leave together."""
+        wholes: list[list[Bucket]] = []
+        for bucket in self._buckets:
+            if bucket.units[0].begin == 0:
+                wholes.append([])
+            wholes[-1].append(bucket)
+        return [wholes[at] for at in leaving_order(len(wholes))] if self._early else wholes
+
     def move(self, size: int) -> None:
         """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer.
 
@@ -166,13 +175,12 @@ class HostedState:
             return
         self._wanted, there = max(self._wanted, size), self.outside
         leaving: list[Bucket] = []
-        for bucket in self._buckets:
-            if bucket.outside:
-                continue
-            if there >= self._wanted and bucket.units[0].begin == 0:
+        for whole in self._leaving():
+            if there >= self._wanted:
                 break
-            leaving.append(bucket)
-            there += self._size(bucket)
+            if not whole[0].outside:
+                leaving += whole
+                there += sum(map(self._size, whole))
         parameters = list(dict.fromkeys(of for bucket in leaving for of in bucket.parameters))
         if not parameters:
             return

@@ -101,6 +101,16 @@ class Update:
     gradients: list[int] = dataclasses.field(default_factory=list)  # storages that nobody needs behind it
 
 
+def leaving_order(count: int) -> list[int]:
+    """Returns the order in which the states of so many updates leave the device, as their numbers.
+
+    However many are on the host, they lie at about equal distances, as those that `spillway plan` has there: the order is that of the
+    numbers' binary digits, read backwards.
+    """
+    digits = max(count - 1, 0).bit_length()
+    return sorted(range(count), key=lambda at: f"{at:0{digits}b}"[::-1])
+
+
 class Tape(Step):
     """A step that was recorded with the values of its tensors and the arguments of its operators, so that it can be planned.
 

@@ -76,6 +76,26 @@ TEST(EarlyUpdates, KeepHoldsBehindTheirUses) {
   }
 }
 
+TEST(EarlyUpdates, StatesLeaveAtEqualDistances) {
+  EXPECT_EQ(LeavingOrder(0), std::vector<size_t>());
+  EXPECT_EQ(LeavingOrder(5), (std::vector<size_t>{0, 4, 2, 1, 3}));
+  for (const size_t count : {1u, 8u, 31u, 64u, 100u}) {
+    std::vector<size_t> order = LeavingOrder(count);
+    ASSERT_EQ(order.size(), count);
+    // The distance to the next one is at most twice that of equal distances.
+    for (size_t left = 1; left < count; ++left) {
+      std::vector<size_t> outside(order.begin(), order.begin() + left);
+      std::ranges::sort(outside);
+      outside.push_back(count);
+      for (size_t i = 0; i < left; ++i) {
+        EXPECT_LE((outside[i + 1] - outside[i]) * left, 2 * count) << left << " of " << count;
+      }
+    }
+    std::ranges::sort(order);
+    EXPECT_EQ(std::ranges::unique(order).begin(), order.end());
+  }
+}
+
 TEST(EarlyUpdates, LeaveATraceWithoutUpdatesAlone) {
   for (const char* preset : {"vdnn", "vdnnpp"}) {
     const Trace trace = LowerNetwork(testing::Chain(), {2, preset, true});
