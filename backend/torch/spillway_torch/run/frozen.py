@@ -1,0 +1,390 @@
+"""Keeps frozen weights on the host, and has each of them on the device for the operators that read it.
+
+The memory of such a weight is given up, and the parameter stays as it is: the fallback of the dispatcher (watch.cc) sees each operator that
+is given the parameter, or a view of it, in forward, in backward and between steps. Before the operator runs, the weight comes back; the next
+ones are on their way, in the order in which the last step read them. Where a step has another order, the operator waits for a whole copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional
+
+import torch
+
+from ..base.device import Device, Host, Queue, bytes_of, host_memory
+from ..base.errors import SpillwayError
+from ..tape.frozen import ahead, window_of
+from ..tape.hooks import in_backward
+from ..tape.tape import geometry_of, view_of
+from .buckets import is_dense
+from .library import steps_library
+
+log = logging.getLogger("spillway_torch")
+
+MOST_SEEN = 100_000  # reads in a step that are noted
+
+
+@dataclasses.dataclass(eq=False)
+class Weight:
+    """A frozen weight: a parameter, or several in one storage."""
+
+    name: str
+    bytes: int
+    storage: int  # its address
+    tensors: list[weakref.ref[torch.Tensor]]
+    owners: list[tuple[weakref.ref[torch.nn.Module], str]]  # modules that have it, and its name there
+    number: int  # as the library knows it
+    host: Optional[Host] = None  # its copy
+    here: bool = True  # it has memory of the device
+    arrived: Any = None  # event: the copy from the host is done, and operators have not waited for it
+    left: Any = None  # event: the copy to the host is done
+    readers: int = 0  # operators that read it now
+    stays: bool = False  # another stream read it: it is not given up before that is done
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """One of the parameters that still exist."""
+        return next((tensor for tensor in (reference() for reference in self.tensors) if tensor is not None), None)
+
+    def is_as_it_was(self) -> bool:
+        """Returns whether the modules still have the parameters, in the same memory, and without gradients."""
+        for (owner, name), reference in zip(self.owners, self.tensors):
+            module, tensor = owner(), reference()
+            if tensor is None or module is None or module._parameters.get(name) is not tensor or tensor.requires_grad:
+                return False
+            if tensor.untyped_storage()._cdata != self.storage:
+                return False
+        return True
+
+
+class HostedWeights:
+    """The frozen weights of a model, some of which are on the host. They may be read, written, saved and copied as ever."""
+
+    def __init__(self, model: torch.nn.Module, device: Device, smallest: int) -> None:
+        """smallest: bytes of a weight that may leave."""
+        self._model, self._device, self._smallest = weakref.ref(model), device, smallest
+        self._weights: dict[str, Weight] = {}
+        self._numbers: list[Weight] = []  # all, also those of before
+        self._outside: dict[Weight, None] = {}  # those that leave in this step
+        self._order: list[Weight] = []  # as this step is expected to read them
+        self._seen: list[Weight] = []  # as it does
+        self._read = 0  # of these, up to the last one that backward read
+        self._at = -1  # the last read, in `_order`
+        self._shown = False  # all are on the device until the next step
+        self._began = False
+        self._hooked: set[str] = set()
+        self._lock = threading.RLock()
+        self.apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # around copies while a step is recorded
+        this = weakref.ref(self)
+
+        def begin(numbers: list[int]) -> None:
+            hosted = this()
+            if hosted is not None:
+                hosted._begin(numbers)
+
+        def end(numbers: list[int], written: list[int]) -> None:
+            hosted = this()
+            if hosted is not None:
+                hosted._end(numbers, written)
+
+        self._library = steps_library().Weights
+        self._native = self._library(begin, end)
+        self.find()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_native"):
+            self.close()
+
+    def find(self) -> None:
+        """Finds the frozen weights of the model that others than its modules do not hold."""
+        model = self._model()
+        found: dict[int, list[tuple[str, torch.nn.Module, str, torch.Tensor]]] = {}
+        for prefix, module in model.named_modules() if model is not None else ():
+            for name, tensor in module._parameters.items():
+                if tensor is not None:
+                    found.setdefault(tensor.untyped_storage()._cdata, []).append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
+        known = {weight.storage for weight in self._weights.values()}
+        for storage, held in found.items():
+            name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
+            size = held[0][3].untyped_storage().nbytes()
+            if storage in known or size < max(1, self._smallest) or self._library.holders(held[0][3]) > len(tensors) or not all(
+                    type(t) is torch.nn.Parameter and not t.requires_grad and t.device == self._device.place and is_dense(t)
+                    for t in tensors.values()):
+                continue
+            for tensor in tensors.values():
+                self._library.mark(tensor)
+            self._weights[name] = Weight(name, size, storage, [weakref.ref(tensor) for *_, tensor in held],
+                                         [(weakref.ref(module), attribute) for _, module, attribute, _ in held], len(self._numbers))
+            self._numbers.append(self._weights[name])
+
+    @property
+    def weights(self) -> Iterable[Weight]:
+        """The weights that may leave."""
+        return self._weights.values()
+
+    @property
+    def outside(self) -> int:
+        """The bytes of weights that leave in this step."""
+        return sum(weight.bytes for weight in self._outside)
+
+    def absent(self) -> int:
+        """Returns the bytes of weights that have no memory of the device now, as its allocator counts them."""
+        return sum(self._device.block(weight.bytes) for weight in self._outside if not weight.here)
+
+    def begin(self, names: Sequence[str], order: Sequence[str] = ()) -> None:
+        """Begins a step, in which these weights have memory of the device only when operators need them.
+
+        order: the names as the step reads them, which is taken where other weights leave than in the step before.
+
+        Raises `SpillwayError` if the host has no room.
+        """
+        with self._lock, torch.no_grad():
+            if self._began and not self._device.current():
+                self._give_up(())  # memory belongs to the stream of the step before
+            if not names and not self._outside:
+                return
+            self._device.begin()
+            self._began, self._shown = True, False
+            self._renew()
+            outside = dict.fromkeys(self._weights[name] for name in names if name in self._weights)
+            if list(outside) != list(self._outside):
+                self._change(outside)
+                self._order = [self._weights[name] for name in order if name in self._weights and self._weights[name] in outside]
+            elif self._read:
+                self._order = self._seen[:self._read]
+            self._seen, self._read, self._at = [], 0, -1
+            self._advance()
+
+    def close(self) -> None:
+        """Takes all weights back to the device, and gives the memory of the host back."""
+        with self._lock, torch.no_grad():
+            self._come_back()
+            for weight in self._weights.values():
+                if weight.host is not None:
+                    weight.host.close()
+                    weight.host = None
+            self._outside.clear()
+            self._native.close()
+
+    def show(self) -> None:
+        """Takes all weights to the device until the next step, so that the model can be saved as an object."""
+        with self._lock, torch.no_grad():
+            self._shown = True
+            self._come_back()
+
+    def _come_back(self) -> None:
+        for weight in self._outside:
+            tensor = weight.tensor
+            if tensor is None:
+                continue
+            self._fetch(weight)
+            self._settle(weight)
+        if self._outside:
+            self._device.now()
+
+    def _renew(self) -> None:
+        """Forgets weights that the program has replaced, moved or made trainable since, and finds others in their place."""
+        changed = [weight for weight in self._weights.values() if not weight.is_as_it_was()]
+        for weight in changed:
+            if weight in self._outside:
+                del self._outside[weight]
+                tensor = weight.tensor
+                if tensor is not None and tensor.untyped_storage()._cdata == weight.storage:  # the program may have it elsewhere
+                    self._fetch(weight)
+                    self._settle(weight)
+                    self._native.remove(tensor)
+            if weight.host is not None:
+                self._device.now()
+                weight.host.close()
+            del self._weights[weight.name]
+        if changed:
+            self._order, self._read = [], 0
+            self.find()
+
+    def _change(self, outside: dict[Weight, None]) -> None:
+        """Lets other weights leave from now on."""
+        new = [weight for weight in outside if weight.host is None]
+        size, free = sum(weight.bytes for weight in new), host_memory() if new else 0
+        if size > free:
+            raise SpillwayError(f"{size:,} bytes of frozen weights have to be on the host, which has {free:,} bytes free: give a larger "
+                                "budget, or free memory of the host")
+        for weight in self._outside:
+            if weight not in outside:
+                self._fetch(weight)
+                self._settle(weight)
+                self._native.remove(weight.tensor)
+        self._outside = {weight: None for weight in self._outside if weight in outside}
+        for weight in new:
+            weight.host = self._device.host(weight.bytes)
+            self._copy_out(weight)
+        for weight in outside:
+            if weight not in self._outside:
+                self._native.add(weight.tensor, weight.number)
+        self._outside = outside
+        self._add_hooks()
+        if new:
+            for weight in new:
+                self._leave(weight)
+            self._device.now()  # other streams may have used their memory until now
+            log.info("spillway: %s bytes of frozen weights are on the host", f"{self.outside:,}")
+
+    # ---- what operators do ----
+
+    def _begin(self, numbers: list[int]) -> None:
+        """Has weights on the device for an operator that reads them."""
+        with self._lock, self.apart(), torch.no_grad():
+            weights = [self._numbers[number] for number in numbers]
+            for weight in weights:
+                weight.readers += 1
+            try:
+                for weight in weights:
+                    self._note(weight)
+                    self._fetch(weight)
+                    self._settle(weight)
+                if not self._device.current():
+                    self._device.now()
+                    for weight in weights:
+                        weight.stays = True
+            except BaseException:
+                for weight in weights:
+                    weight.readers -= 1
+                raise
+
+    def _end(self, numbers: list[int], written: list[int]) -> None:
+        """Lets weights leave that an operator has read, and starts copies of the next ones."""
+        with self._lock, self.apart(), torch.no_grad():
+            for number in numbers:
+                self._numbers[number].readers -= 1
+            for number in written:
+                self._copy_out(self._numbers[number])
+            self._advance()
+
+    def _note(self, weight: Weight) -> None:
+        """Finds where in the expected order a read is."""
+        if len(self._seen) < MOST_SEEN:
+            self._seen.append(weight)
+        if in_backward():
+            self._read = len(self._seen)
+        for begin, end in ((self._at + 1, len(self._order)), (0, self._at + 1)):
+            with contextlib.suppress(ValueError):
+                self._at = self._order.index(weight, begin, end)
+                return
+
+    def _advance(self) -> None:
+        """Gives up what is not read next, and starts copies of what is."""
+        if self._shown:
+            return
+        next_ = ahead(self._order, self._at, lambda weight: weight.bytes, window_of(self.outside))
+        self._give_up(next_)
+        for weight in next_:
+            try:
+                self._fetch(weight)
+            except torch.OutOfMemoryError:  # it comes when it is read
+                return
+
+    def _give_up(self, stay: Iterable[Weight]) -> None:
+        for weight in self._outside:
+            if not weight.here or weight.readers or weight in stay:
+                continue
+            if weight.stays:
+                self._device.now()
+                weight.stays = False
+            self._settle(weight)
+            self._leave(weight)
+            tensor = weight.tensor
+            if tensor is not None:
+                weight.here = False
+                self._library.give_up(tensor)
+
+    def _settle(self, weight: Weight) -> None:
+        """Makes operators wait for a copy that is still writing to a weight."""
+        if weight.arrived is not None:
+            self._device.wait(Queue.COMPUTE, weight.arrived)
+            weight.arrived = None
+
+    def _leave(self, weight: Weight) -> None:
+        """Makes operators wait for a copy that is still reading a weight."""
+        if weight.left is not None:
+            self._device.wait(Queue.COMPUTE, weight.left)
+            weight.left = None
+
+    def _fetch(self, weight: Weight) -> None:
+        """Starts the copy of a weight from the host, unless it is on the device, or on its way."""
+        tensor = weight.tensor
+        if weight.here or tensor is None:
+            return
+        assert weight.host is not None
+        memory = self._device.empty(weight.bytes)
+        try:
+            self._device.wait(Queue.IN, self._device.record(Queue.COMPUTE))
+            self._device.copy(Queue.IN, memory, weight.host.bytes)
+            weight.arrived = self._device.record(Queue.IN)
+        except BaseException:  # such as that the user interrupts it
+            self._device.wait(Queue.COMPUTE, self._device.record(Queue.IN))
+            raise
+        self._library.put(tensor, memory)
+        weight.here = True
+
+    def _copy_out(self, weight: Weight) -> None:
+        """Starts the copy of a weight to the host."""
+        tensor = weight.tensor
+        if tensor is None or weight.host is None:
+            return
+        self._device.wait(Queue.OUT, self._device.record(Queue.COMPUTE))
+        self._device.copy(Queue.OUT, weight.host.bytes, bytes_of(tensor))
+        weight.left = self._device.record(Queue.OUT)
+
+    # ---- what programs save ----
+
+    def _add_hooks(self) -> None:
+        """Has weights on the host as CPU tensors in the `state_dict` of their modules."""
+        this = weakref.ref(self)
+        for weight in self._outside:
+            if weight.name in self._hooked:
+                continue
+            self._hooked.add(weight.name)
+            for owner, name in weight.owners:
+                module = owner()
+                if module is not None:
+                    module.register_state_dict_post_hook(_Shown(this, weight.name, name))
+
+    def _on_host(self, name: str) -> torch.Tensor | None:
+        """Returns a weight as a tensor on the host; None if it is not there."""
+        with self._lock:
+            weight = self._weights.get(name)
+            if weight is None or weight not in self._outside or weight.host is None or not weight.is_as_it_was():
+                return None
+            if weight.left is not None:
+                self._leave(weight)
+                self._device.now()
+            tensor = weight.tensor
+            return view_of(weight.host.bytes.untyped_storage(), geometry_of(tensor)) if tensor is not None else None
+
+
+class _Shown:
+    """A hook of `state_dict`, which copies of the module do not need."""
+
+    def __init__(self, hosted: Any, weight: str, name: str) -> None:
+        self._hosted, self._weight, self._name = hosted, weight, name
+
+    def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        hosted, key = self._hosted(), prefix + self._name
+        if hosted is None or not isinstance(state.get(key), torch.Tensor) or isinstance(state[key], torch.nn.Parameter):
+            return
+        found = hosted._on_host(self._weight)
+        if found is not None:
+            state[key] = found
+
+    def __reduce__(self) -> Any:
+        return _Shown, (_nobody, self._weight, self._name)
+
+
+def _nobody() -> None:
+    """Stands for weights of which a copy of a module knows nothing."""

@@ -1,0 +1,310 @@
+"""Tests frozen weights that are on the host while no operator reads them: the bits, the order of copies, and what programs do with them."""
+
+import contextlib
+import copy
+import gc
+import io
+import threading
+import unittest
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from adversary import Adversary
+from spillway_torch.base.device import CpuDevice, Queue
+from spillway_torch.base.errors import SpillwayError
+from spillway_torch.run.frozen import HostedWeights
+
+COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
+# The waits: the function, the queue that waits, and the queue that is waited for.
+WAITS = {
+    "a weight is read before it came": (("_begin",), COMPUTE, IN),
+    "memory is given up before the copy to it is done": (("_give_up",), COMPUTE, IN),
+    "memory comes back while its last owner uses it": (("_fetch",), IN, COMPUTE),
+    "a weight leaves before it was written": (("_copy_out",), OUT, COMPUTE),
+    "memory is given up before its weight has left": (("_leave",), COMPUTE, OUT),
+}
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, inputs, outputs, rank=3):
+        super().__init__()
+        self.linear = torch.nn.Linear(inputs, outputs)
+        self.low, self.high = torch.nn.Linear(inputs, rank, bias=False), torch.nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x):
+        return self.linear(x) + self.high(F.dropout(self.low(x), 0.3, self.training))
+
+
+class Lora(torch.nn.Module):
+    """A language model with adapters: an embedding that its head shares, checkpoints, and a weight that another module reads, in part."""
+
+    def __init__(self, layers=4, width=24, checkpoints=True):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40, width)
+        self.layers = torch.nn.ModuleList(torch.nn.ModuleList((Adapted(width, 2 * width), Adapted(2 * width, width)))
+                                          for _ in range(layers))
+        self.head = torch.nn.Linear(width, 40, bias=False)
+        self.head.weight = self.embed.weight
+        self.checkpoints = checkpoints
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(".low." in name or ".high." in name)
+
+    def block(self, up, down, x):
+        x = x + down(F.gelu(up(x)))
+        return x + F.linear(x, self.layers[0][1].linear.weight[:, :x.shape[-1]])
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for at, (up, down) in enumerate(self.layers):
+            if self.training and torch.rand(()) < 0.2:
+                continue
+            x = checkpoint(self.block, up, down, x, use_reentrant=False) if self.checkpoints and at % 2 else self.block(up, down, x)
+        return self.head(x)
+
+
+class Training:
+    def __init__(self, seed=0, make=Lora):
+        torch.manual_seed(seed)
+        self.model = make()
+        self.optimizer = torch.optim.AdamW((p for p in self.model.parameters() if p.requires_grad), 0.01)
+        self.at = 0
+        self.losses = []
+
+    def step(self):
+        torch.manual_seed(100 + self.at)
+        tokens = torch.randint(40, (3, 5 + self.at % 3))
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+        self.at += 1
+
+    def values(self):
+        return [v.detach().clone() for v in (*self.losses, *self.model.parameters())]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+class Small(torch.nn.Module):
+    """Only linear layers, so that nothing else calls for the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(6)))
+        self.layers.requires_grad_(False)
+        self.scale = torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        return self.layers(x * self.scale)
+
+
+class FrozenTest(unittest.TestCase):
+    def run_steps(self, device, between=lambda training, hosted: None, steps=5, make=Lora, share=1):
+        training = Training(make=make)
+        hosted = HostedWeights(training.model, device, 1)
+        names = [weight.name for weight in hosted.weights][::share]
+        for _ in range(steps):
+            hosted.begin(names)
+            training.step()
+            between(training, hosted)
+        return training, hosted
+
+    def ordinary(self, between=lambda training, hosted: None, steps=5):
+        training = Training()
+        for _ in range(steps):
+            training.step()
+            between(training, None)
+        return training.values()
+
+    def test_the_bits_are_those_of_an_ordinary_step(self):
+        want, more = self.ordinary(), self.ordinary(steps=6)
+        for seed, share in ((0, 1), (1, 1), (2, 2), (3, 3)):
+            with self.subTest(seed=seed, share=share):
+                device = Adversary(seed)
+                training, hosted = self.run_steps(device, share=share)
+                self.assertEqual(len(list(hosted.weights)), 17)  # the head's is the embedding's
+                self.assertGreater(hosted.absent(), 0)
+                self.assertTrue(same(want, training.values()))
+                self.assertEqual(device.violations, [])
+                hosted.close()
+                self.assertEqual(hosted.absent(), 0)
+                training.step()
+                self.assertTrue(same(more, training.values()))
+
+    def test_each_planted_race_is_caught(self):
+        def writes(training, _):
+            if training.at % 2:
+                with torch.no_grad():
+                    training.model.layers[2][0].linear.weight.mul_(1.01)
+
+        want = self.ordinary(writes)
+        self.assertTrue(same(want, self.run_steps(Adversary(0), writes)[0].values()))
+        for name, omit in WAITS.items():
+            with self.subTest(name):
+                caught = omitted = 0
+                for seed in range(20):
+                    device = Adversary(seed, omit)
+                    training, _ = self.run_steps(device, writes)
+                    caught += not same(want, training.values()) or bool(device.violations)
+                    omitted += device.omitted
+                    if caught:
+                        break
+                self.assertGreater(omitted, 0)
+                self.assertGreater(caught, 0)
+
+
+    def test_what_programs_do_between_steps(self):
+        def evaluates(training, _):
+            training.model.eval()
+            with torch.no_grad():
+                training.losses.append(training.model(torch.arange(6).view(1, 6)).sum())
+            with torch.inference_mode():
+                training.losses.append(training.model(torch.arange(4).view(1, 4)).sum().clone())
+            training.model.train()
+
+        def saves(training, hosted):
+            other, file = Lora(), io.BytesIO()
+            torch.save(training.model.state_dict(), file)
+            file.seek(0)
+            other.load_state_dict(torch.load(file))
+            if hosted is not None:
+                hosted.begin([weight.name for weight in hosted.weights])
+            training.losses += [v.detach().clone() for v in (*other.parameters(), *copy.deepcopy(training.model).parameters())]
+
+        def loads(training, _):
+            torch.manual_seed(training.at)
+            training.model.load_state_dict(Lora().state_dict())
+
+        def changes(training, _):
+            training.model.layers[1][0].linear.weight.data.add_(0.01)
+            training.model.layers[2][0].linear.weight.data = training.model.layers[2][0].linear.weight.data * 1.01
+            training.model.layers[3][0].linear.weight = torch.nn.Parameter(
+                training.model.layers[3][0].linear.weight.detach() + 0.01, requires_grad=False)
+
+        def converts(training, _):
+            training.model.layers[1][1].double().float()
+            training.model.to("cpu")
+
+        def trains(training, _):
+            if training.at == 2:
+                training.model.layers[2][1].linear.weight.requires_grad_()
+                training.optimizer.add_param_group({"params": [training.model.layers[2][1].linear.weight]})
+
+        def fails(training, _):
+            def interrupt(*_):
+                raise KeyboardInterrupt
+            for module in training.model.layers[2][1], training.model.head:
+                with contextlib.suppress(KeyboardInterrupt):
+                    handle = module.register_forward_hook(interrupt)
+                    training.step()
+                handle.remove()
+            with contextlib.suppress(RuntimeError):
+                training.model.head(torch.ones(3, 7))
+
+        def accumulates(training, _):
+            tokens = torch.arange(6).view(1, 6)
+            for _ in range(2):
+                training.model(tokens).square().mean().backward()
+
+        def reads_elsewhere(training, _):
+            result = []
+            weight = training.model.layers[3][1].linear.weight
+            thread = threading.Thread(target=lambda: result.append(weight.sum() + weight.T[3:5, 1].sum()))
+            thread.start()
+            thread.join()
+            training.losses += [result[0], torch.func.vmap(lambda x: F.linear(x, weight))(torch.ones(2, 48)), torch.stack([weight, weight])]
+
+        def differentiates(training, _):
+            result = training.model(torch.arange(6).view(1, 6)).square().mean()
+            gradient, = torch.autograd.grad(result, training.model.layers[0][0].low.weight, create_graph=True)
+            gradient.square().sum().backward()
+
+        for seed, between in enumerate((evaluates, saves, loads, changes, converts, trains, fails, accumulates, reads_elsewhere,
+                                        differentiates)):
+            with self.subTest(between.__name__):
+                device = Adversary(seed)
+                training, hosted = self.run_steps(device, between, 4)
+                self.assertTrue(same(self.ordinary(between, 4), training.values()))
+                self.assertEqual(device.violations, [])
+                self.assertGreater(hosted.absent(), 0)
+
+    def test_a_state_dict_has_weights_of_the_host(self):
+        training, hosted = self.run_steps(CpuDevice())
+        state, kept = training.model.state_dict(), training.model.state_dict(keep_vars=True)
+        self.assertEqual(state["embed.weight"].data_ptr(), state["head.weight"].data_ptr())
+        self.assertNotEqual(state["embed.weight"].data_ptr(), 0)
+        self.assertIs(kept["embed.weight"], training.model.embed.weight)
+        self.assertEqual(len({v.untyped_storage().data_ptr() for v in state.values()}), len(state) - 1)
+        hosted.close()
+        self.assertTrue(all(torch.equal(value, training.model.state_dict()[name]) for name, value in state.items()))
+
+    def test_a_model_is_saved_as_an_object_once_its_weights_are_shown(self):
+        training, hosted = self.run_steps(CpuDevice())
+        hosted.show()
+        file = io.BytesIO()
+        torch.save(training.model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+        self.assertTrue(same(list(training.model.parameters()), list(other.parameters())))
+        self.assertEqual(len(other.state_dict()), len(training.model.state_dict()))
+
+    def test_what_stays_on_the_device(self):
+        model = Small()
+        model.layers[1].weight.requires_grad_()
+        view = model.layers[2].weight.detach()[:3]  # it would lose its memory
+        model.layers[3].weight = torch.nn.Parameter(torch.ones(32, 16)[::2], requires_grad=False)
+        self.assertEqual([weight.name for weight in HostedWeights(model, CpuDevice(), 1).weights],
+                         [f"layers.{at}.weight" for at in (0, 4, 5)])
+        self.assertEqual(list(HostedWeights(model, CpuDevice(), 1 << 20).weights), [])
+        self.assertEqual(view.numel(), 48)
+
+    def test_weights_outlive_their_host(self):
+        training, hosted = self.run_steps(CpuDevice())
+        want, weight = training.values(), training.model.layers[1][0].linear.weight
+        self.assertEqual(weight.data_ptr(), 0)
+        del hosted
+        gc.collect()
+        self.assertTrue(same(want, training.values()))
+        self.assertNotEqual(weight.data_ptr(), 0)
+
+    def test_a_host_without_room(self):
+        training = Training()
+        hosted = HostedWeights(training.model, CpuDevice(), 1)
+        with mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):
+            with self.assertRaisesRegex(SpillwayError, "3,840 bytes of frozen weights have to be on the host, which has 1,000 bytes free"):
+                hosted.begin(["embed.weight"])
+        training.step()
+        self.assertEqual(hosted.outside, 0)
+
+    def test_the_order_is_that_of_the_last_step(self):
+        """What is fetched when it is read came too late."""
+        torch.manual_seed(0)
+        model, late = Small(), []
+        hosted = HostedWeights(model, CpuDevice(), 1)
+        names = [weight.name for weight in hosted.weights]
+        begin = HostedWeights._begin
+
+        def noting(this, numbers):
+            late.extend(number for number in numbers if not this._numbers[number].here)
+            begin(this, numbers)
+
+        with mock.patch.object(HostedWeights, "_begin", noting):
+            counts = []
+            for order in ((), (), names):
+                late.clear()
+                if order:
+                    hosted.begin(())
+                hosted.begin(names, order)
+                model(torch.ones(2, 16)).sum().backward()
+                counts.append(len(late))
+        self.assertEqual(counts, [12, 0, 6])  # the order that is given has no backward
+
+
+if __name__ == "__main__":
+    unittest.main()
