@@ -20,9 +20,10 @@ import torch
 
 from ..base.device import Device, Host, Queue, bytes_of, host_memory
 from ..base.errors import SpillwayError
-from ..tape.frozen import ahead, window_of
+from ..base.ledger import Ledger
+from ..tape.frozen import Frozen, ahead, chosen, window_of
 from ..tape.hooks import in_backward
-from ..tape.tape import geometry_of, view_of
+from ..tape.tape import Tape, geometry_of, view_of
 from .buckets import is_dense
 from .library import steps_library
 
@@ -129,6 +130,31 @@ class HostedWeights:
         """The weights that may leave."""
         return self._weights.values()
 
+    def frozen(self, ledger: Ledger, tape: Tape) -> list[Frozen]:
+        """Returns the weights that a recorded step only reads, by operators that can be seen.
+
+        A weight that autograd saves, and that no operator of backward reads, may be read by a kernel that takes its address.
+        """
+        found, unpacked = [], {unpack.pack.value[0] for unpack in tape.unpacks}
+        for weight in self._weights.values() if not tape.compiled else ():
+            tensor = weight.tensor
+            storage = ledger.known(tensor.untyped_storage()) if tensor is not None else None
+            if storage is None or storage.number in tape.writes:
+                continue
+            reads = tuple(at for at, op in enumerate(tape.ops) if storage.number in op.reads)
+            if reads and (storage.number not in unpacked or any(tape.ops[at].backward for at in reads)):
+                found.append(Frozen(weight.name, storage.number, weight.bytes, reads))
+        return found
+
+    def some(self, size: int) -> list[str]:
+        """Returns the names of weights of about so many bytes, of a step that was not recorded yet."""
+        return [weight.name for weight in chosen([Frozen(w.name, at, w.bytes, (at,)) for at, w in enumerate(self._weights.values())], size)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the weights that leave in this step."""
+        return [weight.name for weight in self._outside]
+
     @property
     def outside(self) -> int:
         """The bytes of weights that leave in this step."""
@@ -193,14 +219,13 @@ class HostedWeights:
         """Forgets weights that the program has replaced, moved or made trainable since, and finds others in their place."""
         changed = [weight for weight in self._weights.values() if not weight.is_as_it_was()]
         for weight in changed:
-            if weight in self._outside:
-                del self._outside[weight]
+            self._outside.pop(weight, None)
+            if weight.host is not None:
                 tensor = weight.tensor
                 if tensor is not None and tensor.untyped_storage()._cdata == weight.storage:  # the program may have it elsewhere
                     self._fetch(weight)
                     self._settle(weight)
                     self._native.remove(tensor)
-            if weight.host is not None:
                 self._device.now()
                 weight.host.close()
             del self._weights[weight.name]
@@ -219,14 +244,11 @@ class HostedWeights:
             if weight not in outside:
                 self._fetch(weight)
                 self._settle(weight)
-                self._native.remove(weight.tensor)
         self._outside = {weight: None for weight in self._outside if weight in outside}
         for weight in new:
             weight.host = self._device.host(weight.bytes)
+            self._native.add(weight.tensor, weight.number)  # for good: operators that write it change its copy
             self._copy_out(weight)
-        for weight in outside:
-            if weight not in self._outside:
-                self._native.add(weight.tensor, weight.number)
         self._outside = outside
         self._add_hooks()
         if new:
@@ -268,6 +290,8 @@ class HostedWeights:
 
     def _note(self, weight: Weight) -> None:
         """Finds where in the expected order a read is."""
+        if weight not in self._outside:
+            return
         if len(self._seen) < MOST_SEEN:
             self._seen.append(weight)
         if in_backward():

@@ -88,8 +88,7 @@ void Weights::Add(const Tensor& tensor, size_t number) {
   Registry& all = All();
   const std::lock_guard lock(all.mutex);
   all.known.insert_or_assign(
-      StorageOf(tensor),
-      Known{weak_from_this(), number, tensor.storage().getWeakStorageImpl()});
+      StorageOf(tensor), Known{weak_from_this(), number, tensor.storage().getWeakStorageImpl()});
   all.size = all.known.size();
 }
 
