@@ -281,14 +281,38 @@ class FrozenTest(unittest.TestCase):
         self.assertTrue(same(want, training.values()))
         self.assertNotEqual(weight.data_ptr(), 0)
 
+    def test_a_weight_that_is_replaced_before_backward_reads_it(self):
+        gradients = []
+        for device in None, Adversary(0):
+            torch.manual_seed(0)
+            model = Small()
+            hosted = HostedWeights(model, device, 1) if device is not None else None
+            for _ in range(3):
+                if hosted is not None:
+                    hosted.begin([weight.name for weight in hosted.weights])
+                loss = model(torch.ones(2, 16)).sum()
+                model.layers[2].weight.data = model.layers[2].weight.data * 2
+                model.layers[3].weight = torch.nn.Parameter(model.layers[3].weight * 2, requires_grad=False)
+                loss.backward()
+            gradients.append([model.scale.grad, *model.parameters()])
+        self.assertTrue(same(*gradients))
+
     def test_a_host_without_room(self):
         training = Training()
         hosted = HostedWeights(training.model, CpuDevice(), 1)
         with mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):
-            with self.assertRaisesRegex(SpillwayError, "2,560 bytes of frozen weights have to be on the host, which has 1,000 bytes free"):
+            with self.assertRaisesRegex(SpillwayError, "4,096 bytes of frozen weights have to be on the host, which has 1,000 bytes free"):
                 hosted.begin(["embed.weight"])
         training.step()
         self.assertEqual(hosted.outside, 0)
+        with mock.patch.object(hosted, "_copy_out", side_effect=MemoryError), self.assertRaises(MemoryError):
+            hosted.begin(["embed.weight"])
+        hosted.begin(["embed.weight"])
+        training.step()
+        want = Training()
+        want.step()
+        want.step()
+        self.assertTrue(same(want.values(), training.values()))
 
     def test_weights_that_stay_for_some_steps_may_change(self):
         def between(training, hosted):

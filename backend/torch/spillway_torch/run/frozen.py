@@ -7,6 +7,7 @@ ones are on their way, in the order in which the last step read them. Where a st
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import logging
@@ -17,10 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ..base.device import Device, Host, Queue, bytes_of, host_memory
 from ..base.errors import SpillwayError
 from ..base.ledger import Ledger
+from ..plan.plan import PAGE
 from ..tape.frozen import Frozen, ahead, chosen, window_of
 from ..tape.hooks import in_backward
 from ..tape.tape import Tape, geometry_of, view_of
@@ -32,17 +35,18 @@ log = logging.getLogger("spillway_torch")
 MOST_SEEN = 100_000  # reads in a step that are noted
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Weight:
     """A frozen weight: a parameter, or several in one storage."""
 
     name: str
     bytes: int
-    storage: int  # its address
+    base: torch.Tensor  # its bytes, which hold the storage
     tensors: list[weakref.ref[torch.Tensor]]
     owners: list[tuple[weakref.ref[torch.nn.Module], str]]  # modules that have it, and its name there
     number: int  # as the library knows it
-    host: Optional[Host] = None  # its copy
+    copy: Optional[torch.Tensor] = None  # memory of the host for its bytes
+    kept: bool = False  # the copy has been made, and follows what operators write
     here: bool = True  # it has memory of the device
     arrived: Any = None  # event: the copy from the host is done, and operators have not waited for it
     left: Any = None  # event: the copy to the host is done
@@ -60,7 +64,7 @@ class Weight:
             module, tensor = owner(), reference()
             if tensor is None or module is None or module._parameters.get(name) is not tensor or tensor.requires_grad:
                 return False
-            if tensor.untyped_storage()._cdata != self.storage:
+            if tensor.untyped_storage()._cdata != self.base.untyped_storage()._cdata:
                 return False
         return True
 
@@ -75,11 +79,14 @@ class HostedWeights:
         self._numbers: list[Weight] = []  # all, also those of before
         self._outside: dict[Weight, None] = {}  # those that leave in this step
         self._order: list[Weight] = []  # as this step is expected to read them
+        self._places: dict[Weight, list[int]] = {}  # in `_order`
         self._seen: list[Weight] = []  # as it does
         self._read = 0  # of these, up to the last one that backward read
         self._at = -1  # the last read, in `_order`
         self._shown = False  # all are on the device until the next step
         self._began = False
+        self._hosts: list[Host] = []
+        self._free: list[torch.Tensor] = []  # memory there of weights that are gone
         self._hooked: set[str] = set()
         self._lock = threading.RLock()
         self.apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # around copies while a step is recorded
@@ -111,7 +118,7 @@ class HostedWeights:
             for name, tensor in module._parameters.items():
                 if tensor is not None:
                     found.setdefault(tensor.untyped_storage()._cdata, []).append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
-        known = {weight.storage for weight in self._weights.values()}
+        known = {weight.base.untyped_storage()._cdata for weight in self._weights.values()}
         for storage, held in found.items():
             name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
             size = held[0][3].untyped_storage().nbytes()
@@ -121,7 +128,7 @@ class HostedWeights:
                 continue
             for tensor in tensors.values():
                 self._library.mark(tensor)
-            self._weights[name] = Weight(name, size, storage, [weakref.ref(tensor) for *_, tensor in held],
+            self._weights[name] = Weight(name, size, bytes_of(held[0][3]), [weakref.ref(tensor) for *_, tensor in held],
                                          [(weakref.ref(module), attribute) for _, module, attribute, _ in held], len(self._numbers))
             self._numbers.append(self._weights[name])
 
@@ -182,9 +189,9 @@ class HostedWeights:
             outside = dict.fromkeys(self._weights[name] for name in names if name in self._weights)
             if list(outside) != list(self._outside):
                 self._change(outside)
-                self._order = [self._weights[name] for name in order if name in self._weights and self._weights[name] in outside]
+                self._expect([self._weights[name] for name in order if name in self._weights and self._weights[name] in outside])
             elif self._read:
-                self._order = self._seen[:self._read]
+                self._expect(self._seen[:self._read])
             self._seen, self._read, self._at = [], 0, -1
             self._advance()
 
@@ -193,11 +200,13 @@ class HostedWeights:
         with self._lock, torch.no_grad():
             self._come_back()
             for weight in self._weights.values():
-                if weight.host is not None:
-                    weight.host.close()
-                    weight.host = None
+                weight.copy, weight.kept = None, False
             self._outside.clear()
+            self._free.clear()
             self._native.close()
+            for host in self._hosts:
+                host.close()
+            self._hosts.clear()
 
     def show(self) -> None:
         """Takes all weights to the device until the next step, so that the model can be saved as an object."""
@@ -207,11 +216,9 @@ class HostedWeights:
 
     def _come_back(self) -> None:
         for weight in self._outside:
-            tensor = weight.tensor
-            if tensor is None:
-                continue
-            self._fetch(weight)
-            self._settle(weight)
+            if weight.tensor is not None:
+                self._fetch(weight)
+                self._settle(weight)
         if self._outside:
             self._device.now()
 
@@ -220,23 +227,30 @@ class HostedWeights:
         changed = [weight for weight in self._weights.values() if not weight.is_as_it_was()]
         for weight in changed:
             self._outside.pop(weight, None)
-            if weight.host is not None:
-                tensor = weight.tensor
-                if tensor is not None and tensor.untyped_storage()._cdata == weight.storage:  # the program may have it elsewhere
+            if weight.copy is not None:
+                if self._library.holders(weight.base) > 1:  # the program has it elsewhere
                     self._fetch(weight)
                     self._settle(weight)
-                    self._native.remove(tensor)
+                self._native.remove(weight.base)
                 self._device.now()
-                weight.host.close()
+                self._free.append(weight.copy)
             del self._weights[weight.name]
         if changed:
-            self._order, self._read = [], 0
+            self._read = 0
+            self._expect([])
             self.find()
+
+    def _expect(self, order: list[Weight]) -> None:
+        self._order, self._places = order, {}
+        for at, weight in enumerate(order):
+            self._places.setdefault(weight, []).append(at)
 
     def _change(self, outside: dict[Weight, None]) -> None:
         """Lets other weights leave from now on."""
-        new = [weight for weight in outside if weight.host is None]
-        size, free = sum(weight.bytes for weight in new), host_memory() if new else 0
+        new = [weight for weight in outside if not weight.kept]
+        self._reuse(new)
+        lacking = [weight for weight in new if weight.copy is None]
+        size, free = sum(_pages(weight.bytes) for weight in lacking), host_memory() if lacking else 0
         if size > free:
             raise SpillwayError(f"{size:,} bytes of frozen weights have to be on the host, which has {free:,} bytes free: give a larger "
                                 "budget, or free memory of the host")
@@ -245,10 +259,16 @@ class HostedWeights:
                 self._fetch(weight)
                 self._settle(weight)
         self._outside = {weight: None for weight in self._outside if weight in outside}
+        if lacking:
+            self._hosts.append(self._device.host(size))
+        at = 0
+        for weight in lacking:  # each has a storage of its own, as the files that programs write expect
+            weight.copy = from_dlpack(self._hosts[-1].bytes[at:at + weight.bytes])
+            at += _pages(weight.bytes)
         for weight in new:
-            weight.host = self._device.host(weight.bytes)
-            self._native.add(weight.tensor, weight.number)  # for good: operators that write it change its copy
+            self._native.add(weight.base, weight.number)
             self._copy_out(weight)
+            weight.kept = True
         self._outside = outside
         self._add_hooks()
         if new:
@@ -256,6 +276,13 @@ class HostedWeights:
                 self._leave(weight)
             self._device.now()  # other streams may have used their memory until now
             log.info("spillway: %s bytes of frozen weights are on the host", f"{self.outside:,}")
+
+    def _reuse(self, weights: Sequence[Weight]) -> None:
+        """Gives weights the memory of the host that those had which are gone."""
+        for weight in (weight for weight in weights if weight.copy is None):
+            at = next((at for at, free in enumerate(self._free) if free.numel() == weight.bytes), None)
+            if at is not None:
+                weight.copy = self._free.pop(at)
 
     # ---- what operators do ----
 
@@ -266,6 +293,8 @@ class HostedWeights:
             for weight in weights:
                 weight.readers += 1
             try:
+                if not self._device.current() and not all(weight.here for weight in weights):
+                    self._device.now()  # the memory that they get belongs to another stream
                 for weight in weights:
                     self._note(weight)
                     self._fetch(weight)
@@ -285,8 +314,11 @@ class HostedWeights:
             for number in numbers:
                 self._numbers[number].readers -= 1
             for number in written:
+                if not self._device.current():
+                    self._device.now()
                 self._copy_out(self._numbers[number])
-            self._advance()
+            if self._device.current():
+                self._advance()
 
     def _note(self, weight: Weight) -> None:
         """Finds where in the expected order a read is."""
@@ -296,10 +328,9 @@ class HostedWeights:
             self._seen.append(weight)
         if in_backward():
             self._read = len(self._seen)
-        for begin, end in ((self._at + 1, len(self._order)), (0, self._at + 1)):
-            with contextlib.suppress(ValueError):
-                self._at = self._order.index(weight, begin, end)
-                return
+        places = self._places.get(weight)
+        if places is not None:
+            self._at = places[bisect.bisect_right(places, self._at) % len(places)]
 
     def _advance(self) -> None:
         """Gives up what is not read next, and starts copies of what is."""
@@ -322,10 +353,8 @@ class HostedWeights:
                 weight.stays = False
             self._settle(weight)
             self._leave(weight)
-            tensor = weight.tensor
-            if tensor is not None:
-                weight.here = False
-                self._library.give_up(tensor)
+            weight.here = False
+            self._library.give_up(weight.base)
 
     def _settle(self, weight: Weight) -> None:
         """Makes operators wait for a copy that is still writing to a weight."""
@@ -341,28 +370,25 @@ class HostedWeights:
 
     def _fetch(self, weight: Weight) -> None:
         """Starts the copy of a weight from the host, unless it is on the device, or on its way."""
-        tensor = weight.tensor
-        if weight.here or tensor is None:
+        if weight.here:
             return
-        assert weight.host is not None
+        assert weight.copy is not None
         memory = self._device.empty(weight.bytes)
         try:
             self._device.wait(Queue.IN, self._device.record(Queue.COMPUTE))
-            self._device.copy(Queue.IN, memory, weight.host.bytes)
+            self._device.copy(Queue.IN, memory, weight.copy)
             weight.arrived = self._device.record(Queue.IN)
         except BaseException:  # such as that the user interrupts it
             self._device.wait(Queue.COMPUTE, self._device.record(Queue.IN))
             raise
-        self._library.put(tensor, memory)
+        self._library.put(weight.base, memory)
         weight.here = True
 
     def _copy_out(self, weight: Weight) -> None:
         """Starts the copy of a weight to the host."""
-        tensor = weight.tensor
-        if tensor is None or weight.host is None:
-            return
+        assert weight.copy is not None
         self._device.wait(Queue.OUT, self._device.record(Queue.COMPUTE))
-        self._device.copy(Queue.OUT, weight.host.bytes, bytes_of(tensor))
+        self._device.copy(Queue.OUT, weight.copy, weight.base)
         weight.left = self._device.record(Queue.OUT)
 
     # ---- what programs save ----
@@ -383,13 +409,17 @@ class HostedWeights:
         """Returns a weight as a tensor on the host; None if it is not there."""
         with self._lock:
             weight = self._weights.get(name)
-            if weight is None or weight not in self._outside or weight.host is None or not weight.is_as_it_was():
+            if weight is None or weight not in self._outside or weight.copy is None or not weight.is_as_it_was():
                 return None
             if weight.left is not None:
                 self._leave(weight)
                 self._device.now()
             tensor = weight.tensor
-            return view_of(weight.host.bytes.untyped_storage(), geometry_of(tensor)) if tensor is not None else None
+            return view_of(weight.copy.untyped_storage(), geometry_of(tensor)) if tensor is not None else None
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 class _Shown:
