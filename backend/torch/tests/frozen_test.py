@@ -21,7 +21,6 @@ from spillway_torch import fit, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.run.frozen import HostedWeights
-from spillway_torch.run.library import steps_library
 from spillway_torch.tape.frozen import Frozen, chosen, visits
 from stepping import SCHEMAS
 
@@ -350,29 +349,11 @@ class FrozenTest(unittest.TestCase):
         self.assertEqual(counts, [12, 0, 6])  # the order that is given has no backward
 
 
-class Telling:
-    """The library, which tells a device that counts where a weight loses the memory that the program gave it."""
-
-    def __init__(self, device):
-        native = steps_library().Weights
-
-        class Weights(native):
-            @staticmethod
-            def give_up(tensor):
-                key = tensor.untyped_storage()._cdata
-                if key in device.sizes:
-                    device.give_back(key)
-                native.give_up(tensor)
-
-        self.Weights = Weights
-
-
 class FitTest(unittest.TestCase):
     def train(self, budget=None, device=None, steps=5, between=lambda training: None, **options):
         """Returns the values after some steps, what `fit` made, and the device, which counts if there is a budget."""
         with contextlib.ExitStack() as stack:
             if device is not None:
-                stack.enter_context(mock.patch("spillway_torch.run.frozen.steps_library", lambda: Telling(device)))
                 stack.enter_context(counted(device))
             training = Training(make=lambda: Lora(width=64, layers=6, **options))
             fitted = fit(training.model, training.optimizer, budget) if budget is not None else None
@@ -432,11 +413,12 @@ class FitTest(unittest.TestCase):
             device = Guarded()
             got, fitted = self.train(int(share * self.weights(want)), device, between=between, steps=7)
             self.assertTrue(same(want.values(), got.values()))
-            self.assertGreater(fitted._weights._hosted.absent(), 0)
+            hosted = fitted._weights._hosted
+            self.assertGreater(hosted.absent(), 0)
             with counted(device):
                 if at:
                     fitted.remove()
-                    self.assertEqual(fitted._weights._hosted.absent(), 0)
+                    self.assertEqual(hosted.absent(), 0)
                 else:
                     file = io.BytesIO()
                     torch.save(got.model, file)

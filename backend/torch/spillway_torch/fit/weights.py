@@ -71,6 +71,7 @@ class Weights:
             self._hosted.show()
 
     def close(self) -> None:
-        """Takes all weights back to the device."""
+        """Takes all weights back to the device, and lets go of the model."""
         if self._hosted is not None:
             self._hosted.close()
+        self._model, self._hosted = torch.nn.ModuleDict(), None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from ..base.document import write_document
-from ..base.errors import NoPlanError, SpillwayError
+from ..base.errors import FloorError, NoPlanError, SpillwayError
 from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
@@ -53,7 +53,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     """
     budget = parse_bytes(memory)
 
-    def plan_with(weights: Sequence[Frozen]) -> Plan | SpillwayError:
+    def plan_with(weights: Sequence[Frozen]) -> Plan | FloorError | NoPlanError:
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder) / "plan.json")
             arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
@@ -61,11 +61,11 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
             row = ask(planned_step(tape, movable_storages(tape, smallest), moves, names).trace(), folder, *arguments)[0]
             try:
                 return _plan_of(row, path, tape, budget, unforeseen, names)
-            except SpillwayError as error:
+            except (FloorError, NoPlanError) as error:
                 return error
 
-    found = fastest(tape, plan_with)
-    if isinstance(found, SpillwayError):
+    found = fastest(tape, budget, plan_with)
+    if not isinstance(found, Plan):
         raise found
     return found
 
@@ -127,7 +127,7 @@ def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen
     best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
     if budget < floor.bytes:
         found = f"; the least memory in which a plan was found is {best:,} bytes" if best > floor.bytes else ""
-        raise SpillwayError(floor.sentence(budget) + found + also + advice(tape, floor.at, _named(tape, row)))
+        raise FloorError(floor.sentence(budget) + found + also + advice(tape, floor.at, _named(tape, row)), floor.bytes)
     if row["status"] != "ok":
         raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
                           f"larger budget{also}", best)
