@@ -214,6 +214,11 @@ class FrozenTest(unittest.TestCase):
             with contextlib.suppress(RuntimeError):
                 training.model.head(torch.ones(3, 7))
 
+        def finds(training, hosted):
+            training.model.layers[1][1].linear.weight = torch.nn.Parameter(training.model.layers[1][1].linear.weight * 1.1, requires_grad=False)
+            if hosted is not None:
+                hosted.find()
+
         def accumulates(training, _):
             tokens = torch.arange(6).view(1, 6)
             for _ in range(2):
@@ -233,7 +238,7 @@ class FrozenTest(unittest.TestCase):
             gradient.square().sum().backward()
 
         for seed, between in enumerate((evaluates, saves, loads, changes, converts, trains, fails, accumulates, reads_elsewhere,
-                                        differentiates)):
+                                        differentiates, finds)):
             with self.subTest(between.__name__):
                 device = Adversary(seed)
                 training, hosted = self.run_steps(device, between, 4)
@@ -431,6 +436,15 @@ class FitTest(unittest.TestCase):
     def test_a_budget_that_cannot_be_kept_names_the_weights(self):
         with self.assertRaisesRegex(SpillwayError, "is below the floor.*; 408,064 bytes are frozen weights, of which 408,064 are on the host"):
             self.train(100_000, Guarded(), drop=0)
+
+    def test_weights_of_a_model_with_compiled_parts_stay(self):
+        device = Guarded()
+        with counted(device):
+            training = Training(make=lambda: Lora(drop=0))
+            training.model.layers[0][0].compile(backend="eager")
+            fitted = fit(training.model, training.optimizer, 1 << 30)
+            training.step()
+        self.assertIsNone(fitted._weights._hosted)
 
     def test_a_host_without_room(self):
         with mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):

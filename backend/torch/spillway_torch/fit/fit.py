@@ -638,6 +638,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
+    On a GPU, state of the optimizer and frozen weights may be on the host while nothing needs them, if the budget takes it (STEPS.md).
+
     model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
         `fully_shard`, each process calls `fit` for its own.
     optimizer: the one that updates the model, or a list of them; by default all that have parameters of it.

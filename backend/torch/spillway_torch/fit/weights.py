@@ -10,6 +10,7 @@ from ..base.device import Device
 from ..plan.plan import SMALLEST, Plan
 from ..run.frozen import HostedWeights
 from ..tape.frozen import WINDOWS, chosen, order_of
+from ..tape.regions import is_compiled
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
 from .states import UNPLANNED
@@ -26,11 +27,12 @@ class Weights:
     def record(self, recorder: TapeRecorder) -> None:
         """Begins a step that is recorded. Weights leave before the first one if a budget has no room for all of them."""
         device = recorder.device
-        if device.in_use() < 0:
+        if device.in_use() < 0 or any(map(is_compiled, self._model.modules())):  # compiled kernels take addresses
             return
         if self._hosted is None:
             self._hosted = HostedWeights(self._model, device, SMALLEST if device.type == "cuda" else 1)
-        self._hosted.find()
+        else:
+            self._hosted.find()
         over = device.in_use() > self._budget
         self._hosted.begin(self._hosted.some(device.in_use() - self._budget // 2) if over else self._hosted.names)
         self._hosted.apart, recorder.absent = recorder.apart, self._hosted.absent

@@ -112,19 +112,19 @@ class HostedWeights:
 
     def find(self) -> None:
         """Finds the frozen weights of the model that others than its modules do not hold."""
+        self._forget()
         model = self._model()
         found: dict[int, list[tuple[str, torch.nn.Module, str, torch.Tensor]]] = {}
         for prefix, module in model.named_modules() if model is not None else ():
             for name, tensor in module._parameters.items():
-                if tensor is not None:
+                if type(tensor) is torch.nn.Parameter and tensor.device == self._device.place and tensor.layout == torch.strided:
                     found.setdefault(tensor.untyped_storage()._cdata, []).append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
         known = {weight.base.untyped_storage()._cdata for weight in self._weights.values()}
         for storage, held in found.items():
             name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
             size = held[0][3].untyped_storage().nbytes()
             if storage in known or size < max(1, self._smallest) or self._library.holders(held[0][3]) > len(tensors) or not all(
-                    type(t) is torch.nn.Parameter and not t.requires_grad and t.device == self._device.place and is_dense(t)
-                    for t in tensors.values()):
+                    not t.requires_grad and is_dense(t) for t in tensors.values()):
                 continue
             for tensor in tensors.values():
                 self._library.mark(tensor)
@@ -185,7 +185,8 @@ class HostedWeights:
                 return
             self._device.begin()
             self._began, self._shown = True, False
-            self._renew()
+            if self._forget():
+                self.find()
             outside = dict.fromkeys(self._weights[name] for name in names if name in self._weights)
             if list(outside) != list(self._outside):
                 self._change(outside)
@@ -222,8 +223,8 @@ class HostedWeights:
         if self._outside:
             self._device.now()
 
-    def _renew(self) -> None:
-        """Forgets weights that the program has replaced, moved or made trainable since, and finds others in their place."""
+    def _forget(self) -> bool:
+        """Forgets weights that the program has replaced, moved or made trainable since, and returns whether there were some."""
         changed = [weight for weight in self._weights.values() if not weight.is_as_it_was()]
         for weight in changed:
             self._outside.pop(weight, None)
@@ -238,7 +239,7 @@ class HostedWeights:
         if changed:
             self._read = 0
             self._expect([])
-            self.find()
+        return bool(changed)
 
     def _expect(self, order: list[Weight]) -> None:
         self._order, self._places = order, {}

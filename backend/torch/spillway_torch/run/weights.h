@@ -1,8 +1,8 @@
 // Weights of the program that may be without memory: each operator that is given one has it there.
 //
 // A tensor of such a weight has the key of the watch (watch.cc) among its own, and so has each view
-// of it. So the fallback of the dispatcher sees the operators that read or write the weight, of all
-// threads, in forward, in backward and between steps, and no others.
+// of it. So the fallback of the dispatcher sees each operator that reads or writes the weight: in
+// all threads, in forward, in backward and between steps.
 
 #pragma once
 
@@ -18,9 +18,9 @@ namespace spillway_torch {
 
 class Weights : public std::enable_shared_from_this<Weights> {
  public:
-  // begin: takes the numbers of weights that an operator is about to be given, and gives them
-  // memory. end: takes the same, and those that the operator wrote. It follows each `begin`, also
-  // where the operator failed.
+  // begin: is called with the numbers of weights before an operator gets them, and gives them memory.
+  // end: is called behind the operator, also where that failed, with these numbers and with the
+  // numbers of the weights that it wrote.
   Weights(py::object begin, py::object end) : begin_(std::move(begin)), end_(std::move(end)) {}
   Weights(const Weights&) = delete;
   ~Weights() { Close(); }
@@ -36,7 +36,7 @@ class Weights : public std::enable_shared_from_this<Weights> {
   static void GiveUp(const Tensor& tensor);
   // Lets the storage have the memory of another tensor, which it shares.
   static void Put(const Tensor& tensor, const Tensor& memory);
-  // Returns how many tensors hold the storage of this one, and others that are not of Python.
+  // Returns how many holders the tensor's storage has, apart from its object in Python.
   static size_t Holders(const Tensor& tensor);
 
  private:
