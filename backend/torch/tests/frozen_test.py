@@ -20,6 +20,8 @@ from guard_test import Guarded, counted
 from spillway_torch import fit, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
+from spillway_torch.fit.family import Family
+from spillway_torch.plan.planner import predict
 from spillway_torch.run.frozen import HostedWeights
 from spillway_torch.tape.frozen import Frozen, chosen, visits
 from stepping import SCHEMAS
@@ -78,11 +80,12 @@ class Training:
         self.model = make()
         self.optimizer = torch.optim.AdamW((p for p in self.model.parameters() if p.requires_grad), 0.01)
         self.at = 0
+        self.lengths = 3  # so many different ones
         self.losses = []
 
     def step(self):
         torch.manual_seed(100 + self.at)
-        tokens = torch.randint(40, (3, 5 + self.at % 3))
+        tokens = torch.randint(40, (3, 5 + self.at % self.lengths))
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
@@ -355,12 +358,13 @@ class FrozenTest(unittest.TestCase):
 
 
 class FitTest(unittest.TestCase):
-    def train(self, budget=None, device=None, steps=5, between=lambda training: None, **options):
+    def train(self, budget=None, device=None, steps=5, between=lambda training: None, lengths=3, **options):
         """Returns the values after some steps, what `fit` made, and the device, which counts if there is a budget."""
         with contextlib.ExitStack() as stack:
             if device is not None:
                 stack.enter_context(counted(device))
             training = Training(make=lambda: Lora(width=64, layers=6, **options))
+            training.lengths = lengths
             fitted = fit(training.model, training.optimizer, budget) if budget is not None else None
             for _ in range(steps):
                 training.step()
@@ -450,6 +454,34 @@ class FitTest(unittest.TestCase):
         with mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):
             with self.assertRaisesRegex(SpillwayError, "bytes of frozen weights have to be on the host, which has 1,000 bytes free"):
                 self.train(280_000, Guarded(), drop=0)
+
+    def test_steps_without_a_plan_have_weights_on_the_host(self):
+        """What is saved leaves for the host, and that is not enough."""
+        want, _ = self.train(drop=0, lengths=1)
+        for plans in (False, True):
+            device, budget = Guarded(), int(0.9 * self.weights(want))
+            refuse = contextlib.nullcontext() if plans else mock.patch.object(Family, "plan_for")
+            with refuse, mock.patch.object(Family, "_try"):
+                got, fitted = self.train(budget, device, drop=0, lengths=1)
+            self.assertTrue(same(want.values(), got.values()))
+            self.assertGreater(fitted._weights._hosted.outside, 0)
+            self.assertLessEqual(device.peak, budget)
+            self.assertEqual("5 steps: 0 planned" in fitted.report(), not plans)
+
+    def test_copies_take_their_time(self):
+        """Over a slow link, a step takes as long as the copies of the weights, and less with fewer."""
+        _, fitted = self.train(300_000, Guarded(), steps=2, drop=0)
+        plan = fitted.plan
+        tape, seconds = plan.tape, []
+        tape.bandwidth = 1e6
+        for share in (0, 0.3, 1):
+            weights = chosen(tape.frozen, int(share * sum(weight.bytes for weight in tape.frozen)))
+            plan.weights = tuple(weight.name for weight in weights)
+            copied = sum(visit.weight.bytes for visit in visits(weights, lambda at: at)) / tape.bandwidth
+            seconds.append(predict(plan, 1 << 40).seconds)
+            self.assertLess(abs(seconds[-1] - copied), 0.05 * copied + 2 * plan.eager_seconds)
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertGreater(seconds[-1], 100 * seconds[0])
 
     def test_a_plan_has_a_file(self):
         _, fitted = self.train(300_000, Guarded(), steps=3, drop=0)

@@ -378,7 +378,7 @@ class Fitted:
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
         self._states.begin(state.rung.plan.state if state.rung is not None else None)
-        self._weights.begin(state.rung.plan if state.rung is not None else None)
+        self._weights.begin(executor.plan, state.rung is not None)
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:

@@ -58,14 +58,18 @@ class Weights:
         most: the bytes of a step in which all that was saved went to the host, and no weight.
         """
         over = most - int(UNPLANNED * self._budget)
-        self._unplanned = [weight.name for weight in chosen(tape.frozen, over * WINDOWS // (WINDOWS - 1))] if over > 0 else []
+        one = max((weight.bytes for weight in tape.frozen), default=0)  # that an operator reads, beside those that come
+        self._unplanned = [w.name for w in chosen(tape.frozen, over * WINDOWS // (WINDOWS - 1) + one)] if over > 0 else []
 
-    def begin(self, plan: Plan | None) -> None:
-        """Begins a step with a plan, or without one. Raises `SpillwayError` if the host has no room."""
+    def begin(self, plan: Plan, planned: bool) -> None:
+        """Begins a step. Raises `SpillwayError` if the host has no room.
+
+        planned: whether the plan is for the step; else it is the one that the step follows as far as it goes.
+        """
         if self._hosted is None:
             return
-        names = self._unplanned if plan is None else plan.weights
-        self._hosted.begin(names, [weight.name for _, weight in order_of(plan.tape.frozen)] if plan is not None and names else ())
+        names = plan.weights if planned or len(plan.weights) >= len(self._unplanned) else self._unplanned
+        self._hosted.begin(names, [weight.name for _, weight in order_of(plan.tape.frozen)] if names else ())
 
     def show(self) -> None:
         """Takes all weights to the device until the next step."""

@@ -18,9 +18,9 @@ namespace spillway_torch {
 
 class Weights : public std::enable_shared_from_this<Weights> {
  public:
-  // begin: is called with the numbers of weights before an operator gets them, and gives them memory.
-  // end: is called behind the operator, also where that failed, with these numbers and with the
-  // numbers of the weights that it wrote.
+  // begin: is called with the numbers of weights before an operator gets them, and gives them
+  // memory. end: is called behind the operator, also where that failed, with these numbers and with
+  // the numbers of the weights that it wrote.
   Weights(py::object begin, py::object end) : begin_(std::move(begin)), end_(std::move(end)) {}
   Weights(const Weights&) = delete;
   ~Weights() { Close(); }
