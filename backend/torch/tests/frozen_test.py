@@ -376,7 +376,8 @@ class FitTest(unittest.TestCase):
     def test_a_budget_below_the_weights_is_kept(self):
         for checkpoints, share in ((True, 0.6), (True, 0.9), (False, 0.6), (False, 1.1)):
             with self.subTest(checkpoints=checkpoints, share=share):
-                want, _ = self.train(drop=0, checkpoints=checkpoints)
+                ordinary = Guarded()
+                want, _ = self.train(1 << 30, ordinary, drop=0, checkpoints=checkpoints)
                 device, budget = Guarded(), int(share * self.weights(want))
                 with self.assertLogs("spillway_torch", "INFO") as logs:
                     got, fitted = self.train(budget, device, drop=0, checkpoints=checkpoints)
@@ -384,6 +385,8 @@ class FitTest(unittest.TestCase):
                 self.assertLessEqual(device.peak, budget)
                 peaks = [rung.plan.peak for family in fitted._structures.all() for rung in family.rungs]
                 self.assertLessEqual(max(peaks), budget)
+                eager = max(rung.plan.eager_peak for family in fitted._structures.all() for rung in family.rungs)
+                self.assertLess(abs(eager / ordinary.peak - 1), 0.03)
                 if checkpoints:  # else what runs again fetches weights, and counts as if they came for each storage
                     self.assertLess(abs(max(peaks) / device.peak - 1), 0.06)
                 self.assertIn(f"spillway: {fitted._weights._hosted.outside:,} bytes of frozen weights are on the host", "\n".join(logs.output))
