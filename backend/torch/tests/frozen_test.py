@@ -218,7 +218,8 @@ class FrozenTest(unittest.TestCase):
                 training.model.head(torch.ones(3, 7))
 
         def finds(training, hosted):
-            training.model.layers[1][1].linear.weight = torch.nn.Parameter(training.model.layers[1][1].linear.weight * 1.1, requires_grad=False)
+            linear = training.model.layers[1][1].linear
+            linear.weight = torch.nn.Parameter(linear.weight * 1.1, requires_grad=False)
             if hosted is not None:
                 hosted.find()
 
@@ -256,6 +257,12 @@ class FrozenTest(unittest.TestCase):
         self.assertNotEqual(state["embed.weight"].data_ptr(), 0)
         self.assertIs(kept["embed.weight"], training.model.embed.weight)
         self.assertEqual(len({v.untyped_storage().data_ptr() for v in state.values()}), len(state) - 1)
+        training.model.layers[1][0].linear = torch.nn.Linear(16, 32).requires_grad_(False)  # another module
+        hosted.begin([])
+        hosted.begin([weight.name for weight in hosted.weights])
+        state = training.model.state_dict()
+        self.assertEqual(training.model.layers[1][0].linear.weight.data_ptr(), 0)
+        self.assertTrue(all(value.data_ptr() for value in state.values()))
         hosted.close()
         self.assertTrue(all(torch.equal(value, training.model.state_dict()[name]) for name, value in state.items()))
 
@@ -389,7 +396,8 @@ class FitTest(unittest.TestCase):
                 self.assertLess(abs(eager / ordinary.peak - 1), 0.03)
                 if checkpoints:  # else what runs again fetches weights, and counts as if they came for each storage
                     self.assertLess(abs(max(peaks) / device.peak - 1), 0.06)
-                self.assertIn(f"spillway: {fitted._weights._hosted.outside:,} bytes of frozen weights are on the host", "\n".join(logs.output))
+                outside = fitted._weights._hosted.outside
+                self.assertIn(f"spillway: {outside:,} bytes of frozen weights are on the host", "\n".join(logs.output))
                 self.assertRegex(fitted.report(), r"and [0-9.]+ KiB of frozen weights are on the host")
 
     def weights(self, training):
@@ -441,7 +449,8 @@ class FitTest(unittest.TestCase):
             self.assertTrue(same(want.values(), got.values()))
 
     def test_a_budget_that_cannot_be_kept_names_the_weights(self):
-        with self.assertRaisesRegex(SpillwayError, "is below the floor.*; 408,064 bytes are frozen weights, of which 408,064 are on the host"):
+        names = "is below the floor.*; 408,064 bytes are frozen weights, of which 408,064 are on the host"
+        with self.assertRaisesRegex(SpillwayError, names):
             self.train(100_000, Guarded(), drop=0)
 
     def test_weights_of_a_model_with_compiled_parts_stay(self):

@@ -275,7 +275,7 @@ class _Planned:
 
     def _outlives(self, storage: Storage) -> bool:
         """Returns whether a storage exists before and after the step."""
-        return storage.number not in self.fetched and storage.born == BEFORE and (storage.number < -1 or self.tape.storages[storage.number].died is None)
+        return storage.born == BEFORE and (storage.number < -1 or self.tape.storages[storage.number].died is None)
 
     def _hooks(self, moves: tuple[str, ...]) -> dict[str, Any]:
         """Returns where the hooks of autograd run, and what they and the moves of storages cost the host."""

@@ -89,7 +89,7 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
                 plans[name] = _plan_of(row, str(pathlib.Path(folder) / f"plan-{name}.json"), sizes[name], budget, unforeseen)
             except SpillwayError as error:
                 plans[name] = error
-    for name in [name for name, plan in plans.items() if isinstance(plan, SpillwayError) and sizes[name].frozen]:
+    for name in [name for name, plan in plans.items() if sizes[name].frozen and (sizes[name].leaving or isinstance(plan, SpillwayError))]:
         try:
             plans[name] = make_plan(sizes[name], budget, moves=moves, policy=policy, unforeseen=unforeseen)
         except SpillwayError as error:
@@ -122,7 +122,8 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int, weights: tuple[str, ...] = ()) -> Plan:
     """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
     floor = floor_of(tape, row, unforeseen)
-    also = tape.staying + _frozen(tape, weights) + "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
+    also = tape.staying + _frozen(tape, weights) + "".join(
+        f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
                                   f"{group.reason}" for group in stuck(tape))
     best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
     if budget < floor.bytes:
@@ -150,7 +151,7 @@ def _frozen(tape: Tape, weights: tuple[str, ...]) -> str:
     """Returns a part of a message: the bytes of frozen weights."""
     size = sum(weight.bytes for weight in tape.frozen)
     there = sum(weight.bytes for weight in tape.frozen if weight.name in weights)
-    return (f"; {size:,} bytes are frozen weights, of which {there:,} are on the host then" if size else "")
+    return f"; {size:,} bytes are frozen weights, of which {there:,} are on the host then" if size else ""
 
 
 def ask(trace: dict[str, Any], folder: str, *arguments: str) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ SHARES = 16  # so many parts of the weights are tried
 SLOWER = 1.02  # times as slow as a step without a plan
 
 
-def fastest(tape: Tape, budget: int, plan_with: Callable[[Sequence[Frozen]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
+def fastest(tape: Tape, budget: int,
+            plan_with: Callable[[Sequence[Frozen]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
     """Returns a plan with no more weights on the host than it takes to have one, or with half of the others there, too, if that is faster.
 
     Nothing is compared with a plan that is hardly slower than a step without a plan. Where there is no plan, it returns why.

@@ -1,8 +1,9 @@
 """Keeps frozen weights on the host, and has each of them on the device for the operators that read it.
 
-The memory of such a weight is given up, and the parameter stays as it is: the fallback of the dispatcher (watch.cc) sees each operator that
-is given the parameter, or a view of it, in forward, in backward and between steps. Before the operator runs, the weight comes back; the next
-ones are on their way, in the order in which the last step read them. Where a step has another order, the operator waits for a whole copy.
+The memory of such a weight is given up, and the parameter stays as it is: the fallback of the dispatcher (watch.cc) sees each operator
+that is given the parameter, or a view of it, in forward, in backward and between steps. Before the operator runs, the weight comes back;
+the next ones are on their way, in the order in which the last step read them. Where a step has another order, the operator waits for a
+whole copy.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class HostedWeights:
         self._began = False
         self._hosts: list[Host] = []
         self._free: list[torch.Tensor] = []  # memory there of weights that are gone
-        self._hooked: set[str] = set()
+        self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()  # names there
         self._lock = threading.RLock()
         self.apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # around copies while a step is recorded
         this = weakref.ref(self)
@@ -118,7 +119,8 @@ class HostedWeights:
         for prefix, module in model.named_modules() if model is not None else ():
             for name, tensor in module._parameters.items():
                 if type(tensor) is torch.nn.Parameter and tensor.device == self._device.place and tensor.layout == torch.strided:
-                    found.setdefault(tensor.untyped_storage()._cdata, []).append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
+                    held = found.setdefault(tensor.untyped_storage()._cdata, [])
+                    held.append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
         known = {weight.base.untyped_storage()._cdata for weight in self._weights.values()}
         for storage, held in found.items():
             name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
@@ -398,25 +400,23 @@ class HostedWeights:
         """Has weights on the host as CPU tensors in the `state_dict` of their modules."""
         this = weakref.ref(self)
         for weight in self._outside:
-            if weight.name in self._hooked:
-                continue
-            self._hooked.add(weight.name)
             for owner, name in weight.owners:
                 module = owner()
-                if module is not None:
-                    module.register_state_dict_post_hook(_Shown(this, weight.name, name))
+                if module is not None and name not in self._hooked.setdefault(module, set()):
+                    self._hooked[module].add(name)
+                    module.register_state_dict_post_hook(_Shown(this, name))
 
-    def _on_host(self, name: str) -> torch.Tensor | None:
-        """Returns a weight as a tensor on the host; None if it is not there."""
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns a parameter as a tensor on the host; None if it is not there."""
         with self._lock:
-            weight = self._weights.get(name)
-            if weight is None or weight not in self._outside or weight.copy is None or not weight.is_as_it_was():
+            storage = tensor.untyped_storage()._cdata
+            weight = next((weight for weight in self._outside if weight.base.untyped_storage()._cdata == storage), None)
+            if weight is None or weight.copy is None:
                 return None
             if weight.left is not None:
                 self._leave(weight)
                 self._device.now()
-            tensor = weight.tensor
-            return view_of(weight.copy.untyped_storage(), geometry_of(tensor)) if tensor is not None else None
+            return view_of(weight.copy.untyped_storage(), geometry_of(tensor))
 
 
 def _pages(size: int) -> int:
@@ -426,19 +426,19 @@ def _pages(size: int) -> int:
 class _Shown:
     """A hook of `state_dict`, which copies of the module do not need."""
 
-    def __init__(self, hosted: Any, weight: str, name: str) -> None:
-        self._hosted, self._weight, self._name = hosted, weight, name
+    def __init__(self, hosted: Any, name: str) -> None:
+        self._hosted, self._name = hosted, name
 
     def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        hosted, key = self._hosted(), prefix + self._name
-        if hosted is None or not isinstance(state.get(key), torch.Tensor) or isinstance(state[key], torch.nn.Parameter):
+        hosted, key, tensor = self._hosted(), prefix + self._name, module._parameters.get(self._name)
+        if hosted is None or tensor is None or not isinstance(state.get(key), torch.Tensor) or state[key] is tensor:
             return
-        found = hosted._on_host(self._weight)
+        found = hosted._on_host(tensor)
         if found is not None:
             state[key] = found
 
     def __reduce__(self) -> Any:
-        return _Shown, (_nobody, self._weight, self._name)
+        return _Shown, (_nobody, self._name)
 
 
 def _nobody() -> None:
