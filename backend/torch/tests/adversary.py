@@ -10,6 +10,14 @@ import torch
 from spillway_torch.base.device import CpuDevice, Queue
 
 
+def is_given_up(storage):
+    """Returns whether a storage has no memory."""
+    try:
+        return not storage.data_ptr()
+    except RuntimeError:
+        return True
+
+
 class Event:
     def __init__(self, queue, done):
         self.queue, self.done = queue, done
@@ -115,7 +123,9 @@ class Adversary(CpuDevice):
             if isinstance(end, torch.Tensor):
                 return end
             storage, offset, size = end[0](), *end[1:]
-            return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,))
+            if storage is None or is_given_up(storage):
+                return None
+            return torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,))
 
         into, source = memory(into), memory(source)
         if into is None:

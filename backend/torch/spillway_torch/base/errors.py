@@ -18,6 +18,14 @@ class ProgramError(SpillwayError):
     """The program `spillway` is missing or failed."""
 
 
+class FloorError(SpillwayError):
+    """The budget is below the floor of all plans; `least` is the floor, in bytes."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
 class NoPlanError(SpillwayError):
     """The program found no plan within the budget; `best` is the least memory, in bytes, with which it found one."""
 

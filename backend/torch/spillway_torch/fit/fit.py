@@ -34,6 +34,7 @@ from .host import host_costs
 from .report import Taken
 from .states import States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
+from .weights import Weights
 
 if TYPE_CHECKING:
     from .compiled import CompiledFitted
@@ -138,14 +139,15 @@ class Fitted:
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
+        self._weights = Weights(self._model, budget)
         self._allowed = allowed
-        self._losses = ChunkedLosses(models, _state_of_model) if "chunked_loss" in allowed else None
+        self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
         for at, model in enumerate(self._models if hook_forward else ()):
             self._calls.append(self._call_of(at, model))
-            vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: _state_of_model(model)})
+            vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: self._state_of(model)})
         this = weakref.ref(self)  # the hooks of all optimizers outlive the model
 
         def before_update(of: torch.optim.Optimizer, *_: Any) -> None:
@@ -165,6 +167,11 @@ class Fitted:
         else:
             self._handles += register_optimizer_step_pre_hook(before_update), register_optimizer_step_post_hook(after_update)
         weakref.finalize(self, _remove, self._handles, self._open)
+
+    def _state_of(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Returns the model's state for copies and files, whose weights are on the device."""
+        self._weights.show()
+        return _state_of_model(model)
 
     def _call_of(self, at: int, model: torch.nn.Module) -> Callable[..., Any]:
         """Returns what stands in the place of the model's `_call_impl`."""
@@ -226,7 +233,8 @@ class Fitted:
         return self._taken.numbers()
 
     def remove(self) -> None:
-        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state comes back to the device."""
+        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state and frozen
+        weights come back to the device."""
         _remove(self._handles, self._open)
         for model, call in zip(self._models, self._calls):
             if vars(model).get(CALL) is call:
@@ -239,6 +247,7 @@ class Fitted:
         self._state = Removed()
         self._structures.close()
         self._states.close()
+        self._weights.close()
         self._calls.clear()  # they hold the models, and this
         self._models.clear()
         self._model = torch.nn.ModuleDict()
@@ -369,6 +378,7 @@ class Fitted:
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
         self._states.begin(state.rung.plan.state if state.rung is not None else None)
+        self._weights.begin(executor.plan, state.rung is not None)
         state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
@@ -425,11 +435,16 @@ class Fitted:
         gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device, self._model)
         self._states.find(recorder.device, self._optimizers)
+        self._weights.record(recorder)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
         self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
         recorder.mix = steps_library().mix
-        recorder.begin(stay)
+        try:
+            recorder.begin(stay)
+        except BaseException:
+            self._weights.end_recording()
+            raise
         self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
         self._structures.recordings += 1
         self._taken.guards = recorder.device.in_use() >= 0
@@ -471,6 +486,7 @@ class Fitted:
     def _give_up_recording(self) -> None:
         families = self._structures.all()
         assert isinstance(self._state, Recording)
+        self._weights.end_recording()
         self._state = Planned(self._state.recorder.device, families[-1]) if families else Waiting()
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -521,6 +537,7 @@ class Fitted:
                 raise
             return
         tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
+        self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, most)
         state.recorder.device.memory()
@@ -556,7 +573,7 @@ class Fitted:
         if isinstance(state, Recorded):
             memory = state.device.memory()
             update = memory.most if memory is not None else 0
-            if update > self._budget and not self._states.take_less(update):
+            if update > self._budget and not self._weights.take_less(state.tape, update) and not self._states.take_less(update):
                 self._state = Waiting()
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
                                     f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
@@ -577,6 +594,7 @@ class Fitted:
         family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])
+        self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
@@ -619,6 +637,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     A step lasts from the first call of the model until a backward reads what it saved. So it includes a loss function on the result,
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
+
+    On a GPU, state of the optimizer and frozen weights may be on the host while nothing needs them, if the budget takes it (STEPS.md).
 
     model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
         `fully_shard`, each process calls `fit` for its own.

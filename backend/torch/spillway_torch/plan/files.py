@@ -40,7 +40,9 @@ def write_plan(plan: Union[Plan, CompiledPlan], path: str | os.PathLike[str]) ->
 
     Raises `SpillwayError` if it cannot.
     """
-    _write(plan.document() if isinstance(plan, CompiledPlan) else document_of(plan), path)
+    if isinstance(plan, CompiledPlan):
+        return _write(plan.document(), path)
+    _write({**document_of(plan), **({"weights": list(plan.weights)} if plan.weights else {})}, path)
 
 
 @dataclasses.dataclass(frozen=True)

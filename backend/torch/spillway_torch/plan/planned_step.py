@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -18,10 +18,14 @@ from ..step.data import Again, Measured, Operand, Operator
 from ..step.data import Saved as SavedTensor
 from ..step.step import Step
 from ..tape.chains import Saved
+from ..tape.frozen import Visit, visits
 from ..tape.tape import Tape, fingerprint
 from .clock import host_clock
 from .plan import EVICT, OFFLOAD
 
+FETCH, READ = "spillway::fetch", "spillway::read"  # operators that stand for the copy of a weight, and for what reads it
+LANE = 1  # on which weights are fetched
+READ_SECONDS = 60e-6  # of the host, for a weight that comes and goes
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
 
 
@@ -30,14 +34,18 @@ def step_name(tape: Tape) -> str:
     return f"step-{fingerprint(tape)}"
 
 
-def planned_step(tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (OFFLOAD, EVICT)) -> Step:
-    """Returns the step of a tape in which the storages of `candidates` may move, in the ways of `moves`."""
-    return _Planned(tape, candidates).step(moves)
+def planned_step(tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (OFFLOAD, EVICT), weights: Collection[str] = ()) -> Step:
+    """Returns the step of a tape in which the storages of `candidates` may move, in the ways of `moves`.
+
+    weights: names of frozen weights that are on the host. An operator on a lane of its own fetches each of them.
+    """
+    return _Planned(tape, candidates, weights).step(moves)
 
 
 class _Planned:
-    def __init__(self, tape: Tape, candidates: list[Saved]) -> None:
+    def __init__(self, tape: Tape, candidates: list[Saved], weights: Collection[str]) -> None:
         self.tape = tape
+        self.hosted = {weight.storage: weight for weight in tape.frozen if weight.name in weights}
         self.movable = {s.storage: s for s in candidates}
         self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
         self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
@@ -54,6 +62,10 @@ class _Planned:
         self.storages: dict[int, Storage] = {}
         self.used: dict[int, int] = {}  # the last operator that uses a storage
         self.updated: set[int] = set()  # gradients that an update is the last to use
+        self.coming: dict[int, list[tuple[int, Visit]]] = {}  # by operator of the tape: what is fetched behind it, and its storage
+        self.wanted: dict[int, list[int]] = {}  # by operator of the tape: what it reads of that
+        self.host_ns = round(1e9 * READ_SECONDS) if tape.device == "cuda" else 0
+        self.fetched = range(max(tape.storages) + 1, max(tape.storages) + 1)  # these storages
         self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
         self.dies = {s: tape.storages[s].died for s in {pack.value[0] for pack in tape.packs} if tape.storages[s].born >= 0}
         self.dies |= {s: saved.dies for s, saved in self.movable.items()}
@@ -77,8 +89,15 @@ class _Planned:
 
     def step(self, moves: tuple[str, ...]) -> Step:
         tape = self.tape
+        for visit in visits(list(self.hosted.values()), self.home.__getitem__):
+            number = self.fetched.stop
+            self.fetched = range(self.fetched.start, number + 1)
+            self.coming.setdefault(visit.fetched, []).append((number, visit))
+            for at in visit.reads:
+                self.wanted.setdefault(at, []).append(number)
         self._add_operators()
-        by_number = {at: op for at, op in zip(self.numbers, self.operators) if op.phase != "update"}  # of two for one operator, the second
+        by_number = {at: op for at, op in zip(self.numbers, self.operators)  # of two for one operator, the second
+                     if op.phase != "update" and not op.lane and op.name != READ}
         self._hold(by_number)
         for unpack in tape.unpacks:  # backward takes it before the next operator, and may hold it until others have run
             if unpack.pack.value[0] in self.movable and unpack.op <= self.numbers[-1]:
@@ -91,7 +110,7 @@ class _Planned:
             op.scratch = rest[at] - unused
         started, before = host_clock(tape, tape.costs), 0.0
         for op, at in zip(self.operators, self.numbers):
-            if op.phase == "update":
+            if op.phase == "update" or op.lane:
                 continue
             op.host_ns, before = round(1e9 * (started[at + 1] - before)), started[at + 1]
         for op, at in zip(self.operators, self.numbers):
@@ -118,9 +137,11 @@ class _Planned:
         updates: dict[int, list[int]] = {}  # by operator
         for number, update in enumerate(self.tape.updates):
             updates.setdefault(len(self.tape.ops) if update.at is None else update.at, []).append(number)
+        self._add_fetches(-1)
         for at, op in enumerate(self.tape.ops):
             if at in self.absorbed:
                 skipped += op.seconds
+                self._add_fetches(at)
                 continue
             inside = self.inside.get(at, ())
             others = [s for s in dict.fromkeys([*op.fresh, *(v[0] for v in op.written)]) if s not in inside]
@@ -130,16 +151,47 @@ class _Planned:
                 chain = saved.chain
                 assert chain is not None
                 host = costs.started + costs.recomputed * len(chain.ops)
-                held = (storage for storage in chain.held if storage not in self.tape.gathered)  # others come and go
+                hosted = sum(self.tape.rounded(storage) for storage in chain.held if storage in self.hosted)  # they come again
+                held = (storage for storage in chain.held if storage not in self.tape.gathered and storage not in self.hosted)
                 self._add(at, [*(value[0] for value in chain.sources), *held], [saved.storage], seconds,
-                          Again(round(1e9 * chain.seconds), round(1e9 * host), chain.temporary))
+                          Again(round(1e9 * (chain.seconds + self._copying(hosted))), round(1e9 * host), chain.temporary + hosted))
             if saved is None or others:
-                inputs = [s for s in op.reads if s not in inside and (s in self.storages or self.tape.storages[s].born < 0)]
+                inputs = [s for s in op.reads if s not in inside and s not in self.hosted and
+                          (s in self.storages or self.tape.storages[s].born < 0)]
                 self._add(at, inputs, others, 0.0 if saved is not None else seconds)
+            self._add_reads(at, saved is not None and not others)
+            self._add_fetches(at)
             for number in updates.get(at, ()):
                 self._add_update(at, number)
         for number in updates.get(len(self.tape.ops), ()):
             self._add_update(len(self.tape.ops), number)
+
+    def _copying(self, size: int) -> float:
+        """Returns the seconds for a copy of so many bytes from the host."""
+        return size / self.tape.bandwidth if size else 0.0
+
+    def _add_fetches(self, at: int) -> None:
+        """Adds the copies of weights that start behind the operator `at`. The memory of the last one that left may be theirs."""
+        before = next((number for number in range(len(self.operators) - 1, -1, -1) if not self.operators[number].lane), None)
+        for number, visit in self.coming.get(at, ()):
+            size = self.tape.rounded(visit.weight.storage)
+            storage = self.storages[number] = Storage(number, size, len(self.operators), dtype=torch.uint8)
+            self.numbers.append(at)
+            self.operators.append(Operator(
+                FETCH, visit.weight.name, self.tape.ops[max(at, 0)].phase, [], [Operand(storage, 0, size, (), torch.uint8)], 0, False,
+                len(self.operators), time_ns=round(1e9 * self._copying(size)), host_ns=self.host_ns, number=max(at, 0), lane=LANE,
+                after=() if before is None else (before,)))
+
+    def _add_reads(self, at: int, again: bool) -> None:
+        """Has the operator that was added last read weights that were fetched, or, if it can run `again`, another one behind it."""
+        wanted = self.wanted.get(at, ())
+        if wanted and again:
+            op = self.tape.ops[at]
+            self.operators[-1].after = tuple(self.storages[number].born for number in wanted)
+            self.numbers.append(at)
+            self.operators.append(Operator(READ, op.module, op.phase, [], [], 0, False, len(self.operators), number=at))
+        for number in wanted:
+            self._read(self.operators[-1], number)
 
     def _add_update(self, at: int, number: int) -> None:
         """Adds an update behind the operator `at`."""
@@ -198,13 +250,16 @@ class _Planned:
         used = [0] * len(self.tape.ops) + self.tape.used[-1:]
         for at, home in enumerate(self.home):
             used[home] = max(used[home], self.tape.used[at])
+        gone = sum(map(self.tape.rounded, self.hosted))
         change = [0] * (len(self.tape.ops) + 2)
         for storage in self.storages.values():
+            if storage.number in self.fetched:
+                continue
             stays = self._outlives(storage) or storage.number in self.updated  # in the recorded step
             end = -1 if stays else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: behind all
             change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
             change[end] -= storage.size
-        return [max(0, most - alive) for most, alive in zip(used, itertools.accumulate(change))]
+        return [max(0, most - gone - alive) for most, alive in zip(used, itertools.accumulate(change))]
 
     def _set_layers(self, saved: Iterable[SavedTensor]) -> None:
         """Gives each operator of backward the layer of the one that saved what backward took last.

@@ -8,18 +8,21 @@ import itertools
 import json
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import Any, Union
 
 from ..base.document import write_document
-from ..base.errors import NoPlanError, SpillwayError
+from ..base.errors import FloorError, NoPlanError, SpillwayError
 from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
+from ..tape.frozen import Frozen
 from ..tape.tape import Tape, leaving_order
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
 from .remedies import advice
+from .weights import fastest
 
 FORMAT = "spillway-step-plan"
 AGREES = 0.8  # times the predicted time of the host: where steps take less, or more by as much, they may have a better plan
@@ -49,11 +52,22 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     the program is missing or fails.
     """
     budget = parse_bytes(memory)
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(pathlib.Path(folder) / "plan.json")
-        arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
-        row = ask(planned_step(tape, movable_storages(tape, smallest), moves).trace(), folder, *arguments)[0]
-        return _plan_of(row, path, tape, budget, unforeseen)
+
+    def plan_with(weights: Sequence[Frozen]) -> Plan | FloorError | NoPlanError:
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(pathlib.Path(folder) / "plan.json")
+            arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
+            names = tuple(weight.name for weight in weights)
+            row = ask(planned_step(tape, movable_storages(tape, smallest), moves, names).trace(), folder, *arguments)[0]
+            try:
+                return _plan_of(row, path, tape, budget, unforeseen, names)
+            except (FloorError, NoPlanError) as error:
+                return error
+
+    found = fastest(tape, budget, plan_with)
+    if not isinstance(found, Plan):
+        raise found
+    return found
 
 
 def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, EVICT),
@@ -75,6 +89,11 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
                 plans[name] = _plan_of(row, str(pathlib.Path(folder) / f"plan-{name}.json"), sizes[name], budget, unforeseen)
             except SpillwayError as error:
                 plans[name] = error
+    for name in [name for name, plan in plans.items() if sizes[name].frozen and (sizes[name].leaving or isinstance(plan, SpillwayError))]:
+        try:
+            plans[name] = make_plan(sizes[name], budget, moves=moves, policy=policy, unforeseen=unforeseen)
+        except SpillwayError as error:
+            plans[name] = error
     return plans
 
 
@@ -100,15 +119,16 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
     return {**trace, "version": max(8, trace["version"]), "sizes": listed}
 
 
-def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int) -> Plan:
+def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int, weights: tuple[str, ...] = ()) -> Plan:
     """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
     floor = floor_of(tape, row, unforeseen)
-    also = tape.staying + "".join(f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
+    also = tape.staying + _frozen(tape, weights) + "".join(
+        f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
                                   f"{group.reason}" for group in stuck(tape))
     best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
     if budget < floor.bytes:
         found = f"; the least memory in which a plan was found is {best:,} bytes" if best > floor.bytes else ""
-        raise SpillwayError(floor.sentence(budget) + found + also + advice(tape, floor.at, _named(tape, row)))
+        raise FloorError(floor.sentence(budget) + found + also + advice(tape, floor.at, _named(tape, row)), floor.bytes)
     if row["status"] != "ok":
         raise NoPlanError(f"no plan within {budget:,} bytes was found (one takes {best:,}; the floor is {floor.bytes:,}): give a "
                           f"larger budget{also}", best)
@@ -116,7 +136,22 @@ def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen
     plan.budget, plan.floor, plan.unforeseen = budget, floor, unforeseen
     plan.state_seconds = row["update_ms"] / 1e3 if plan.state else 0.0
     plan.peak, plan.eager_peak = plan.peak + unforeseen, plan.eager_peak + unforeseen
+    _set_weights(plan, weights)
     return plan
+
+
+def _set_weights(plan: Plan, weights: tuple[str, ...]) -> None:
+    """Notes frozen weights that a plan has on the host, as a step without a plan has not."""
+    if weights:
+        plan.weights, plan.eager_peak = weights, plan.tape.eager_peak() + plan.unforeseen
+        plan.eager_seconds = min(plan.eager_seconds, plan.seconds, sum(op.seconds for op in plan.tape.ops) + plan.update_seconds)
+
+
+def _frozen(tape: Tape, weights: tuple[str, ...]) -> str:
+    """Returns a part of a message: the bytes of frozen weights."""
+    size = sum(weight.bytes for weight in tape.frozen)
+    there = sum(weight.bytes for weight in tape.frozen if weight.name in weights)
+    return f"; {size:,} bytes are frozen weights, of which {there:,} are on the host then" if size else ""
 
 
 def ask(trace: dict[str, Any], folder: str, *arguments: str) -> list[dict[str, Any]]:
@@ -137,12 +172,14 @@ def predict(plan: Plan, memory: int | None = None) -> Plan:
         path = pathlib.Path(folder) / "plan.json"
         write_document(document_of(plan), path)
         budget = memory if memory is not None else plan.budget
-        row = ask(planned_step(plan.tape, movable_storages(plan.tape, 0)).trace(), folder, "--memory", text_of_size(budget), "--predict", str(path))[0]
+        step = planned_step(plan.tape, movable_storages(plan.tape, 0), weights=plan.weights)
+        row = ask(step.trace(), folder, "--memory", text_of_size(budget), "--predict", str(path))[0]
     plan.peak, plan.eager_peak = row["peak_allocated_bytes"], row["eager_peak_bytes"]
     plan.seconds, plan.eager_seconds = row["iteration_ms"] / 1e3, row["eager_ms"] / 1e3
     plan.host_seconds, plan.forward_seconds = row["host_ms"] / 1e3, row["forward_host_ms"] / 1e3
     plan.state_seconds = row["update_ms"] / 1e3 if plan.state else 0.0
     plan.floor = floor_of(plan.tape, row, 0)
+    _set_weights(plan, plan.weights)
     return plan
 
 
@@ -194,7 +231,8 @@ def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
 
 def _named(tape: Tape, row: dict[str, Any]) -> list[Storage]:
     """Returns the largest storages that exist at the floor."""
-    return [tape.storages[int(name[1:])] for name in row["floor_storages"].split() if not name.startswith("state")]
+    numbers = [int(name[1:]) for name in row["floor_storages"].split() if not name.startswith("state")]
+    return [tape.storages[number] for number in numbers if number in tape.storages]  # others are frozen weights that came
 
 
 def document_of(plan: Plan) -> dict[str, Any]:
@@ -247,7 +285,16 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
     return Plan(int(document["memory_bytes"]), actions, moments.releases, moments.prefetches, moments.drops, document["peak_bytes"],
                 document["eager_peak_bytes"], document["step_s"], document["eager_step_s"], None, tape, document["host_s"],
                 document["forward_host_s"],
-                state=sum(tape.updates[int(name.removeprefix("state."))].bytes for name in document.get("state", ())))
+                state=sum(tape.updates[int(name.removeprefix("state."))].bytes for name in document.get("state", ())),
+                weights=_known_weights(document.get("weights", []), tape))
+
+
+def _known_weights(names: list[str], tape: Tape) -> tuple[str, ...]:
+    """Returns the names of frozen weights in a plan's file. Raises `SpillwayError` for others."""
+    unknown = [name for name in names if name not in {weight.name for weight in tape.frozen}]
+    if unknown:
+        raise SpillwayError(f"'{unknown[0]}' is not a frozen weight of the step that can be on the host")
+    return tuple(names)
 
 
 def learn_host_speed(plan: Plan, took: float) -> bool:

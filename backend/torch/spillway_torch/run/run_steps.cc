@@ -3,6 +3,7 @@
 // It takes the headers of Python. PyTorch calls `Pack` and `Unpack` with Python's lock held.
 
 #include <slots.h>  // of this folder
+#include <weights.h>
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
@@ -594,6 +595,7 @@ void AddRecipe(Table& table, bool offload, size_t storage, int64_t writes,
 
 PYBIND11_MODULE(spillway_steps, module) {
   DefineDevices(module);
+  DefineWeights(module);
   py::class_<Host, std::shared_ptr<Host>>(module, "Host")
       .def(py::init<py::object>())
       .def("reserve", &Host::Reserve)

@@ -5,6 +5,7 @@
 // the storages that they read; what else they are given may differ from step to step, and is kept.
 
 #include <step_library.h>  // of this folder
+#include <weights.h>
 
 #include <ATen/Context.h>
 #include <ATen/native/Resize.h>
@@ -420,7 +421,7 @@ void Watch::RunAgain(const PlannedOp& planned, const Ran& ran, std::vector<Tenso
     device_.SetRandom(ran.before);
   }
   try {
-    ran.op->callBoxed(stack);
+    WithWeights(ran.op->schema(), stack, [&] { ran.op->callBoxed(stack); });
   } catch (...) {
     if (planned.random) device_.SetRandom(before);
     throw;
@@ -467,11 +468,13 @@ void Observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake), stack);
   };
-  if (watching == nullptr || torch::autograd::get_current_graph_task_id() != -1) {
-    run();
-  } else {
-    watching->Handle(op, *stack, run);
-  }
+  WithWeights(op.schema(), *stack, [&] {
+    if (watching == nullptr || torch::autograd::get_current_graph_task_id() != -1) {
+      run();
+    } else {
+      watching->Handle(op, *stack, run);
+    }
+  });
 }
 
 // Returns whether the results of an operator lie in the storages of its arguments, and it writes to

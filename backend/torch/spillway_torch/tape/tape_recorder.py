@@ -76,6 +76,7 @@ class TapeRecorder(Recorder):
         self._closing = contextlib.ExitStack()
         self._watching = contextlib.ExitStack()  # the calls of modules
         self.read = False  # a backward has read what was saved, and makes no graph for another one
+        self.absent: Callable[[], int] = lambda: 0  # bytes of weights that are on the host while an operator runs, and count
         self.mix: Callable[[int, torch.Tensor], int] = lambda *_: 0  # of the library: what makes a signature
         self._backwards: dict[int, bool] = {}  # by number: has it ended?
         self._compiled = CompiledCalls(self._run_compiled)
@@ -435,7 +436,7 @@ class TapeRecorder(Recorder):
         fresh = [self.tape.storages[s] for s in op.fresh]
         made = sum(storage.size for storage in fresh)
         grown = max(0, after.requested - before.requested - sum(storage.size for storage in fresh if storage.died is None))
-        op.used = after.most
+        op.used = after.most + self.absent()
         op.scratch = max(0, after.most_requested - before.requested - made - grown)
         return grown
 
@@ -519,7 +520,7 @@ class TapeRecorder(Recorder):
             self._quiet = before
 
     @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
+    def apart(self) -> Iterator[None]:
         """Within it, nothing is recorded, and the time is not the program's."""
         self._enter()
         try:
@@ -529,7 +530,7 @@ class TapeRecorder(Recorder):
             self._leave()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        with self._apart(), torch._C.DisableTorchFunction():
+        with self.apart(), torch._C.DisableTorchFunction():
             if torch._C._current_graph_task_id() != -1 or self.hooks.left:
                 return tensor.detach()
             tape = self.tape
@@ -603,7 +604,7 @@ class TapeRecorder(Recorder):
             self._backwards[backward] = False
             self.read |= not torch.is_grad_enabled()
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(backward))
-        with self._apart():
+        with self.apart():
             if pack is None:
                 self._count(0)
                 return tensor

@@ -1,0 +1,83 @@
+"""The frozen weights of a budget, as plans divide them between the device and the host."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from ..base.device import Device
+from ..plan.plan import SMALLEST, Plan
+from ..run.frozen import HostedWeights
+from ..tape.frozen import WINDOWS, chosen, order_of
+from ..tape.regions import is_compiled
+from ..tape.tape import Tape
+from ..tape.tape_recorder import TapeRecorder
+from .states import UNPLANNED
+
+
+class Weights:
+    """Frozen weights, some of which are on the host if that has other memory than the device."""
+
+    def __init__(self, model: torch.nn.Module, budget: int) -> None:
+        self._model, self._budget = model, budget
+        self._hosted: HostedWeights | None = None
+        self._unplanned: list[str] = []  # those that are on the host in steps without a plan
+
+    def record(self, recorder: TapeRecorder) -> None:
+        """Begins a step that is recorded. Weights leave before the first one if a budget has no room for all of them."""
+        device = recorder.device
+        if device.in_use() < 0 or any(map(is_compiled, self._model.modules())):  # compiled kernels take addresses
+            return
+        if self._hosted is None:
+            self._hosted = HostedWeights(self._model, device, SMALLEST if device.type == "cuda" else 1)
+        else:
+            self._hosted.find()
+        over = device.in_use() > self._budget
+        self._hosted.begin(self._hosted.some(device.in_use() - self._budget // 2) if over else self._hosted.names)
+        self._hosted.apart, recorder.absent = recorder.apart, self._hosted.absent
+
+    def end_recording(self) -> None:
+        """Notes that a recording has ended."""
+        if self._hosted is not None:
+            self._hosted.apart = contextlib.nullcontext
+
+    def note(self, recorder: TapeRecorder, tape: Tape) -> None:
+        """Notes in the tape of a recorded step which weights it can have on the host."""
+        tape.frozen = self._hosted.frozen(recorder.ledger, tape) if self._hosted is not None else []
+
+    def take_less(self, tape: Tape, update: int) -> bool:
+        """Has weights on the host in each step that follows, because an update took so many bytes; returns whether that is enough."""
+        here = sum(w.bytes for w in tape.frozen) - (self._hosted.outside if self._hosted is not None else 0)
+        tape.leaving = max(tape.leaving, sum(w.bytes for w in tape.frozen) - here + update - self._budget)
+        return update - here <= self._budget
+
+    def foresee(self, tape: Tape, most: int) -> None:
+        """Has weights on the host in steps without a plan if they do not fit in the budget otherwise.
+
+        most: the bytes of a step in which all that was saved went to the host, and no weight.
+        """
+        over = most - int(UNPLANNED * self._budget)
+        one = max((weight.bytes for weight in tape.frozen), default=0)  # that an operator reads, beside those that come
+        self._unplanned = [w.name for w in chosen(tape.frozen, over * WINDOWS // (WINDOWS - 1) + one)] if over > 0 else []
+
+    def begin(self, plan: Plan, planned: bool) -> None:
+        """Begins a step. Raises `SpillwayError` if the host has no room.
+
+        planned: whether the plan is for the step; else it is the one that the step follows as far as it goes.
+        """
+        if self._hosted is None:
+            return
+        names = plan.weights if planned or len(plan.weights) >= len(self._unplanned) else self._unplanned
+        self._hosted.begin(names, [weight.name for _, weight in order_of(plan.tape.frozen)] if names else ())
+
+    def show(self) -> None:
+        """Takes all weights to the device until the next step."""
+        if self._hosted is not None:
+            self._hosted.show()
+
+    def close(self) -> None:
+        """Takes all weights back to the device, and lets go of the model."""
+        if self._hosted is not None:
+            self._hosted.close()
+        self._model, self._hosted = torch.nn.ModuleDict(), None

@@ -1,0 +1,445 @@
+"""Keeps frozen weights on the host, and has each of them on the device for the operators that read it.
+
+The memory of such a weight is given up, and the parameter stays as it is: the fallback of the dispatcher (watch.cc) sees each operator
+that is given the parameter, or a view of it, in forward, in backward and between steps. Before the operator runs, the weight comes back;
+the next ones are on their way, in the order in which the last step read them. Where a step has another order, the operator waits for a
+whole copy.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from ..base.device import Device, Host, Queue, bytes_of, host_memory
+from ..base.errors import SpillwayError
+from ..base.ledger import Ledger
+from ..plan.plan import PAGE
+from ..tape.frozen import Frozen, ahead, chosen, window_of
+from ..tape.hooks import in_backward
+from ..tape.tape import Tape, geometry_of, view_of
+from .buckets import is_dense
+from .library import steps_library
+
+log = logging.getLogger("spillway_torch")
+
+MOST_SEEN = 100_000  # reads in a step that are noted
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Weight:
+    """A frozen weight: a parameter, or several in one storage."""
+
+    name: str
+    bytes: int
+    base: torch.Tensor  # its bytes, which hold the storage
+    tensors: list[weakref.ref[torch.Tensor]]
+    owners: list[tuple[weakref.ref[torch.nn.Module], str]]  # modules that have it, and its name there
+    number: int  # as the library knows it
+    copy: Optional[torch.Tensor] = None  # memory of the host for its bytes
+    kept: bool = False  # the copy has been made, and follows what operators write
+    here: bool = True  # it has memory of the device
+    arrived: Any = None  # event: the copy from the host is done, and operators have not waited for it
+    left: Any = None  # event: the copy to the host is done
+    readers: int = 0  # operators that read it now
+    stays: bool = False  # another stream read it: it is not given up before that is done
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """One of the parameters that still exist."""
+        return next((tensor for tensor in (reference() for reference in self.tensors) if tensor is not None), None)
+
+    def is_as_it_was(self) -> bool:
+        """Returns whether the modules still have the parameters, in the same memory, and without gradients."""
+        for (owner, name), reference in zip(self.owners, self.tensors):
+            module, tensor = owner(), reference()
+            if tensor is None or module is None or module._parameters.get(name) is not tensor or tensor.requires_grad:
+                return False
+            if tensor.untyped_storage()._cdata != self.base.untyped_storage()._cdata:
+                return False
+        return True
+
+
+class HostedWeights:
+    """The frozen weights of a model, some of which are on the host. They may be read, written, saved and copied as ever."""
+
+    def __init__(self, model: torch.nn.Module, device: Device, smallest: int) -> None:
+        """smallest: bytes of a weight that may leave."""
+        self._model, self._device, self._smallest = weakref.ref(model), device, smallest
+        self._weights: dict[str, Weight] = {}
+        self._numbers: list[Weight] = []  # all, also those of before
+        self._outside: dict[Weight, None] = {}  # those that leave in this step
+        self._order: list[Weight] = []  # as this step is expected to read them
+        self._places: dict[Weight, list[int]] = {}  # in `_order`
+        self._seen: list[Weight] = []  # as it does
+        self._read = 0  # of these, up to the last one that backward read
+        self._at = -1  # the last read, in `_order`
+        self._shown = False  # all are on the device until the next step
+        self._began = False
+        self._hosts: list[Host] = []
+        self._free: list[torch.Tensor] = []  # memory there of weights that are gone
+        self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()  # names there
+        self._lock = threading.RLock()
+        self.apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # around copies while a step is recorded
+        this = weakref.ref(self)
+
+        def begin(numbers: list[int]) -> None:
+            hosted = this()
+            if hosted is not None:
+                hosted._begin(numbers)
+
+        def end(numbers: list[int], written: list[int]) -> None:
+            hosted = this()
+            if hosted is not None:
+                hosted._end(numbers, written)
+
+        self._library = steps_library().Weights
+        self._native = self._library(begin, end)
+        self.find()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_native"):
+            self.close()
+
+    def find(self) -> None:
+        """Finds the frozen weights of the model that others than its modules do not hold."""
+        self._forget()
+        model = self._model()
+        found: dict[int, list[tuple[str, torch.nn.Module, str, torch.Tensor]]] = {}
+        for prefix, module in model.named_modules() if model is not None else ():
+            for name, tensor in module._parameters.items():
+                if type(tensor) is torch.nn.Parameter and tensor.device == self._device.place and tensor.layout == torch.strided:
+                    held = found.setdefault(tensor.untyped_storage()._cdata, [])
+                    held.append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
+        known = {weight.base.untyped_storage()._cdata for weight in self._weights.values()}
+        for storage, held in found.items():
+            name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
+            size = held[0][3].untyped_storage().nbytes()
+            if storage in known or size < max(1, self._smallest) or self._library.holders(held[0][3]) > len(tensors) or not all(
+                    not t.requires_grad and is_dense(t) for t in tensors.values()):
+                continue
+            for tensor in tensors.values():
+                self._library.mark(tensor)
+            self._weights[name] = Weight(name, size, bytes_of(held[0][3]), [weakref.ref(tensor) for *_, tensor in held],
+                                         [(weakref.ref(module), attribute) for _, module, attribute, _ in held], len(self._numbers))
+            self._numbers.append(self._weights[name])
+
+    @property
+    def weights(self) -> Iterable[Weight]:
+        """The weights that may leave."""
+        return self._weights.values()
+
+    def frozen(self, ledger: Ledger, tape: Tape) -> list[Frozen]:
+        """Returns the weights that a recorded step only reads, by operators that can be seen.
+
+        A weight that autograd saves, and that no operator of backward reads, may be read by a kernel that takes its address.
+        """
+        found, unpacked = [], {unpack.pack.value[0] for unpack in tape.unpacks}
+        for weight in self._weights.values() if not tape.compiled else ():
+            tensor = weight.tensor
+            storage = ledger.known(tensor.untyped_storage()) if tensor is not None else None
+            if storage is None or storage.number in tape.writes:
+                continue
+            reads = tuple(at for at, op in enumerate(tape.ops) if storage.number in op.reads)
+            if reads and (storage.number not in unpacked or any(tape.ops[at].backward for at in reads)):
+                found.append(Frozen(weight.name, storage.number, weight.bytes, reads))
+        return found
+
+    def some(self, size: int) -> list[str]:
+        """Returns the names of weights of about so many bytes, of a step that was not recorded yet."""
+        return [weight.name for weight in chosen([Frozen(w.name, at, w.bytes, (at,)) for at, w in enumerate(self._weights.values())], size)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the weights that leave in this step."""
+        return [weight.name for weight in self._outside]
+
+    @property
+    def outside(self) -> int:
+        """The bytes of weights that leave in this step."""
+        return sum(weight.bytes for weight in self._outside)
+
+    def absent(self) -> int:
+        """Returns the bytes of weights that have no memory of the device now, as its allocator counts them."""
+        return sum(self._device.block(weight.bytes) for weight in self._outside if not weight.here)
+
+    def begin(self, names: Sequence[str], order: Sequence[str] = ()) -> None:
+        """Begins a step, in which these weights have memory of the device only when operators need them.
+
+        order: the names as the step reads them, which is taken where other weights leave than in the step before.
+
+        Raises `SpillwayError` if the host has no room.
+        """
+        with self._lock, torch.no_grad():
+            if self._began and not self._device.current():
+                self._give_up(())  # memory belongs to the stream of the step before
+            if not names and not self._outside:
+                return
+            self._device.begin()
+            self._began, self._shown = True, False
+            if self._forget():
+                self.find()
+            outside = dict.fromkeys(self._weights[name] for name in names if name in self._weights)
+            if list(outside) != list(self._outside):
+                self._change(outside)
+                self._expect([self._weights[name] for name in order if name in self._weights and self._weights[name] in outside])
+            elif self._read:
+                self._expect(self._seen[:self._read])
+            self._seen, self._read, self._at = [], 0, -1
+            self._advance()
+
+    def close(self) -> None:
+        """Takes all weights back to the device, and gives the memory of the host back."""
+        with self._lock, torch.no_grad():
+            self._come_back()
+            for weight in self._weights.values():
+                weight.copy, weight.kept = None, False
+            self._outside.clear()
+            self._free.clear()
+            self._native.close()
+            for host in self._hosts:
+                host.close()
+            self._hosts.clear()
+
+    def show(self) -> None:
+        """Takes all weights to the device until the next step, so that the model can be saved as an object."""
+        with self._lock, torch.no_grad():
+            self._shown = True
+            self._come_back()
+
+    def _come_back(self) -> None:
+        for weight in self._outside:
+            if weight.tensor is not None:
+                self._fetch(weight)
+                self._settle(weight)
+        if self._outside:
+            self._device.now()
+
+    def _forget(self) -> bool:
+        """Forgets weights that the program has replaced, moved or made trainable since, and returns whether there were some."""
+        changed = [weight for weight in self._weights.values() if not weight.is_as_it_was()]
+        for weight in changed:
+            self._outside.pop(weight, None)
+            if weight.copy is not None:
+                if self._library.holders(weight.base) > 1:  # the program has it elsewhere
+                    self._fetch(weight)
+                    self._settle(weight)
+                self._native.remove(weight.base)
+                self._device.now()
+                self._free.append(weight.copy)
+            del self._weights[weight.name]
+        if changed:
+            self._read = 0
+            self._expect([])
+        return bool(changed)
+
+    def _expect(self, order: list[Weight]) -> None:
+        self._order, self._places = order, {}
+        for at, weight in enumerate(order):
+            self._places.setdefault(weight, []).append(at)
+
+    def _change(self, outside: dict[Weight, None]) -> None:
+        """Lets other weights leave from now on."""
+        new = [weight for weight in outside if not weight.kept]
+        self._reuse(new)
+        lacking = [weight for weight in new if weight.copy is None]
+        size, free = sum(_pages(weight.bytes) for weight in lacking), host_memory() if lacking else 0
+        if size > free:
+            raise SpillwayError(f"{size:,} bytes of frozen weights have to be on the host, which has {free:,} bytes free: give a larger "
+                                "budget, or free memory of the host")
+        for weight in self._outside:
+            if weight not in outside:
+                self._fetch(weight)
+                self._settle(weight)
+        self._outside = {weight: None for weight in self._outside if weight in outside}
+        if lacking:
+            self._hosts.append(self._device.host(size))
+        at = 0
+        for weight in lacking:  # each has a storage of its own, as the files that programs write expect
+            weight.copy = from_dlpack(self._hosts[-1].bytes[at:at + weight.bytes])
+            at += _pages(weight.bytes)
+        for weight in new:
+            self._native.add(weight.base, weight.number)
+            self._copy_out(weight)
+            weight.kept = True
+        self._outside = outside
+        self._add_hooks()
+        if new:
+            for weight in new:
+                self._leave(weight)
+            self._device.now()  # other streams may have used their memory until now
+            log.info("spillway: %s bytes of frozen weights are on the host", f"{self.outside:,}")
+
+    def _reuse(self, weights: Sequence[Weight]) -> None:
+        """Gives weights the memory of the host that those had which are gone."""
+        for weight in (weight for weight in weights if weight.copy is None):
+            at = next((at for at, free in enumerate(self._free) if free.numel() == weight.bytes), None)
+            if at is not None:
+                weight.copy = self._free.pop(at)
+
+    # ---- what operators do ----
+
+    def _begin(self, numbers: list[int]) -> None:
+        """Has weights on the device for an operator that reads them."""
+        with self._lock, self.apart(), torch.no_grad():
+            weights = [self._numbers[number] for number in numbers]
+            for weight in weights:
+                weight.readers += 1
+            try:
+                if not self._device.current() and not all(weight.here for weight in weights):
+                    self._device.now()  # the memory that they get belongs to another stream
+                for weight in weights:
+                    self._note(weight)
+                    self._fetch(weight)
+                    self._settle(weight)
+                if not self._device.current():
+                    self._device.now()
+                    for weight in weights:
+                        weight.stays = True
+            except BaseException:
+                for weight in weights:
+                    weight.readers -= 1
+                raise
+
+    def _end(self, numbers: list[int], written: list[int]) -> None:
+        """Lets weights leave that an operator has read, and starts copies of the next ones."""
+        with self._lock, self.apart(), torch.no_grad():
+            for number in numbers:
+                self._numbers[number].readers -= 1
+            for number in written:
+                if not self._device.current():
+                    self._device.now()
+                self._copy_out(self._numbers[number])
+            if self._device.current():
+                self._advance()
+
+    def _note(self, weight: Weight) -> None:
+        """Finds where in the expected order a read is."""
+        if weight not in self._outside:
+            return
+        if len(self._seen) < MOST_SEEN:
+            self._seen.append(weight)
+        if in_backward():
+            self._read = len(self._seen)
+        places = self._places.get(weight)
+        if places is not None:
+            self._at = places[bisect.bisect_right(places, self._at) % len(places)]
+
+    def _advance(self) -> None:
+        """Gives up what is not read next, and starts copies of what is."""
+        if self._shown:
+            return
+        next_ = ahead(self._order, self._at, lambda weight: weight.bytes, window_of(self.outside))
+        self._give_up(next_)
+        for weight in next_:
+            try:
+                self._fetch(weight)
+            except torch.OutOfMemoryError:  # it comes when it is read
+                return
+
+    def _give_up(self, stay: Iterable[Weight]) -> None:
+        for weight in self._outside:
+            if not weight.here or weight.readers or weight in stay:
+                continue
+            if weight.stays:
+                self._device.now()
+                weight.stays = False
+            self._settle(weight)
+            self._leave(weight)
+            weight.here = False
+            self._library.give_up(weight.base)
+
+    def _settle(self, weight: Weight) -> None:
+        """Makes operators wait for a copy that is still writing to a weight."""
+        if weight.arrived is not None:
+            self._device.wait(Queue.COMPUTE, weight.arrived)
+            weight.arrived = None
+
+    def _leave(self, weight: Weight) -> None:
+        """Makes operators wait for a copy that is still reading a weight."""
+        if weight.left is not None:
+            self._device.wait(Queue.COMPUTE, weight.left)
+            weight.left = None
+
+    def _fetch(self, weight: Weight) -> None:
+        """Starts the copy of a weight from the host, unless it is on the device, or on its way."""
+        if weight.here:
+            return
+        assert weight.copy is not None
+        memory = self._device.empty(weight.bytes)
+        try:
+            self._device.wait(Queue.IN, self._device.record(Queue.COMPUTE))
+            self._device.copy(Queue.IN, memory, weight.copy)
+            weight.arrived = self._device.record(Queue.IN)
+        except BaseException:  # such as that the user interrupts it
+            self._device.wait(Queue.COMPUTE, self._device.record(Queue.IN))
+            raise
+        self._library.put(weight.base, memory)
+        weight.here = True
+
+    def _copy_out(self, weight: Weight) -> None:
+        """Starts the copy of a weight to the host."""
+        assert weight.copy is not None
+        self._device.wait(Queue.OUT, self._device.record(Queue.COMPUTE))
+        self._device.copy(Queue.OUT, weight.copy, weight.base)
+        weight.left = self._device.record(Queue.OUT)
+
+    # ---- what programs save ----
+
+    def _add_hooks(self) -> None:
+        """Has weights on the host as CPU tensors in the `state_dict` of their modules."""
+        this = weakref.ref(self)
+        for weight in self._outside:
+            for owner, name in weight.owners:
+                module = owner()
+                if module is not None and name not in self._hooked.setdefault(module, set()):
+                    self._hooked[module].add(name)
+                    module.register_state_dict_post_hook(_Shown(this, name))
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns a parameter as a tensor on the host; None if it is not there."""
+        with self._lock:
+            storage = tensor.untyped_storage()._cdata
+            weight = next((weight for weight in self._outside if weight.base.untyped_storage()._cdata == storage), None)
+            if weight is None or weight.copy is None:
+                return None
+            if weight.left is not None:
+                self._leave(weight)
+                self._device.now()
+            return view_of(weight.copy.untyped_storage(), geometry_of(tensor))
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class _Shown:
+    """A hook of `state_dict`, which copies of the module do not need."""
+
+    def __init__(self, hosted: Any, name: str) -> None:
+        self._hosted, self._name = hosted, name
+
+    def __call__(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        hosted, key, tensor = self._hosted(), prefix + self._name, module._parameters.get(self._name)
+        if hosted is None or tensor is None or not isinstance(state.get(key), torch.Tensor) or state[key] is tensor:
+            return
+        found = hosted._on_host(tensor)
+        if found is not None:
+            state[key] = found
+
+    def __reduce__(self) -> Any:
+        return _Shown, (_nobody, self._name)
+
+
+def _nobody() -> None:
+    """Stands for weights of which a copy of a module knows nothing."""
