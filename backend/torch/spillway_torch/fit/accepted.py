@@ -36,6 +36,16 @@ def _kinds_of(module: torch.nn.Module) -> list[str]:
     return [kind.__name__ for kind in type(module).__mro__]
 
 
+def replicas(model: torch.nn.Module) -> list[torch.nn.parallel.DistributedDataParallel]:
+    """Returns the parts of a model whose gradients DistributedDataParallel reduces, each for itself."""
+    return [module for module in model.modules() if isinstance(module, torch.nn.parallel.DistributedDataParallel)]
+
+
+def is_compiled_whole(model: torch.nn.Module) -> bool:
+    """Returns whether a call of a model runs under torch.compile, as itself or in a DistributedDataParallel."""
+    return is_compiled(model) or isinstance(model, torch.nn.parallel.DistributedDataParallel) and is_compiled(model.module)
+
+
 def are_reduced(model: torch.nn.Module) -> bool:
     """Returns whether gradients of a model are reduced between processes while backward runs."""
     return any(kind in REDUCED for module in model.modules() for kind in _kinds_of(module))
@@ -70,8 +80,9 @@ def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = F
         for kind in kinds:
             if kind in REFUSED and not (kind == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
                 raise SpillwayError(f"module '{name}' is a {kind}, which is not planned: {REFUSED[kind]}")
-            if kind in REDUCED and compiled:
-                raise SpillwayError(f"module '{name}' is a {kind}, which has no budget where it is compiled: compile nothing of it")
+            if kind == "FSDPModule" and compiled:
+                raise SpillwayError(f"module '{name}' is a {kind}, which has no budget where it is compiled: compile nothing of it, or use "
+                                    "DistributedDataParallel")
             if kind in REDUCED and early:
                 raise SpillwayError(f"early_updates: module '{name}' is a {kind}; {EARLY}")
         if "FSDPModule" in kinds:
@@ -102,7 +113,7 @@ def _sharded_by(module: Any, name: str) -> set[int]:
 def _refuse_model(model: torch.nn.Module, compiled: bool, early: bool) -> None:
     refuse_kinds(model, compiled, early)
     for name, module in model.named_modules():
-        if not name and not compiled and is_compiled(module):
+        if not name and not compiled and is_compiled_whole(module):
             raise SpillwayError("the whole model is compiled, and nothing is seen of what it runs: leave compiled=False out")
         if not name and isinstance(module, torch.jit.ScriptModule):
             raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")

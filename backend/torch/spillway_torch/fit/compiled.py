@@ -25,7 +25,7 @@ from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
 from ..run.buckets import STAGES, is_dense
-from .accepted import BUDGET
+from .accepted import BUDGET, replicas
 from .compiled_graph import Call, Compiled, Cut, Graph, Sized, SizedStep, Sizes, at_most, moments, most
 from .states import States
 
@@ -377,17 +377,23 @@ class CompiledFitted:
             call.after_varies = max(0, call.after - call.forward + call.forward_varies)
 
     def _in_use(self) -> int:
-        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients and state."""
+        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients, buckets and state."""
         if self._counts:
             return self._memory.in_use()
-        return sum(p.nbytes for p in self._own()) + self._gradient_bytes() + self._state_bytes()
+        return sum(p.nbytes for p in self._own()) + self._gradient_bytes() + self._bucket_bytes() + self._state_bytes()
 
     def _varying(self) -> int:
         """Returns the bytes in use that may follow from sizes that vary: no gradients or state, and not there before the first step."""
         return max(0, self._in_use() - self._gradient_bytes() - self._there_bytes() - self._other) if self._counts else 0
 
     def _gradient_bytes(self) -> int:
-        return sum(p.grad.nbytes for p in self._own() if p.grad is not None)
+        """Returns the bytes of gradients that have memory of their own, as views of buckets have not."""
+        return sum(p.grad.nbytes for p in self._own() if p.grad is not None and not p.grad._is_view())
+
+    def _bucket_bytes(self) -> int:
+        """Returns the bytes of the buckets in which DistributedDataParallel reduces gradients, which always exist."""
+        return sum(p.nbytes for model in self._modules() for part in replicas(model) for p in part.parameters()
+                   if p.requires_grad and not getattr(p, "_ddp_ignored", False))
 
     def _there_bytes(self) -> int:
         """Returns the bytes of the optimizers' state that are on the device."""
