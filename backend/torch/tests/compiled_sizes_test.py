@@ -1,5 +1,8 @@
 """Compiled models whose sizes vary from step to step, in a budget."""
 
+import re
+import subprocess
+import sys
 import types
 import unittest
 from unittest import mock
@@ -14,10 +17,23 @@ from spillway_torch.compiled.code import outcome_of
 from spillway_torch.compiled.joint import Outcome
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled_graph import Call, Cut, Graph, SizedStep
-from compiled_test import Block, Breaks, ByOperators, Counted, Layers, Training
+from compiled_test import Block, Breaks, ByOperators, Counted, Layers, Training, page
 
 WIDTH = 16
-ROWS = (20, 30, 45, 64, 50, 100, 160, 200, 150, 32, 180, 200, 24)
+ROWS = (20, 30, 46, 64, 50, 100, 160, 200, 150, 32, 180, 200, 24)
+
+
+class Attention(nn.Module):
+    """A block whose scores grow as the square of the length, with sizes that are computed in the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.three, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        query, key, value = self.three(self.norm(x)).view(2, -1, 3, 2, WIDTH // 2).permute(2, 3, 0, 1, 4)
+        scores = (query @ key.transpose(-2, -1)).softmax(-1)
+        return x + self.out((scores @ value).permute(1, 2, 0, 3).reshape(-1, WIDTH))
 
 
 class Two(nn.Module):
@@ -64,7 +80,8 @@ class FitTest(ByOperators):
         return losses, saved, [p.detach().clone() for p in training.model.parameters()], said, fitted
 
     def test_lengths_rise_and_fall(self):
-        for make in (lambda: Layers(*(Block(WIDTH, 0.2) for _ in range(4)))), (lambda: Breaks(WIDTH)):
+        for make in (lambda: Layers(*(Block(WIDTH, 0.2) for _ in range(4)))), (lambda: Breaks(WIDTH)), (
+                lambda: Layers(*(part for _ in range(2) for part in (Attention(), Block(WIDTH))))):
             losses, plain, values, _, free = self.train(make, 1 << 40)
             self.assertEqual([len(graph.known) for graph in free._graphs], [1] * len(free._graphs))
             graph = free._graphs[0]
@@ -110,7 +127,8 @@ class FitTest(ByOperators):
         most = self.most(fitted)
         found, fitted = train(int(0.9 * most))
         self.assertEqual(found, losses)
-        self.assertIn("nodes with sizes of 200 saves", fitted.report())
+        self.assertEqual([int(sizes) for sizes in re.findall("nodes with sizes up to ([0-9]+) saves", fitted.report())],
+                         [120, fitted._graphs[1].step.largest()[fitted._graphs[1]][0]])
 
     def test_sizes_that_do_not_follow_from_the_first_graph(self):
         def train(budget):
@@ -189,6 +207,15 @@ class FitTest(ByOperators):
         self.assertEqual([[made.symbols.hold((rows,)) for rows in (60, 100, 101, 1)] for made in graph.known],
                          [[True, True, False, False], [False, False, True, False]])
         self.assertEqual(len(graph.step.cuts), 2)
+
+    def test_cuda_graphs_are_for_fixed_sizes(self):
+        training = Training(lambda: Layers(Block(WIDTH)), rows=20)
+        training.model.compile(mode="reduce-overhead")
+        fitted = fit(training.model, training.optimizer, "1GiB")
+        self.addCleanup(fitted.remove)
+        for training.rows in 20, 30:
+            training.step(0)
+        self.assertEqual([graph.settings["triton.cudagraphs"] for graph in fitted._graphs], [True, False])
 
     def test_numbers_that_are_no_sizes(self):
         class Scaled(nn.Module):
@@ -292,6 +319,13 @@ def call(args):
                              Outcome(0, forward, 4 * size * 4 + size * 4 * 4, 1.0))
         with self.assertRaisesRegex(SpillwayError, r"a size is 1, and may vary \(valid: 2 or more\)"):
             pytorch.with_symbols(None, (1,))
+
+    def test_the_page_shows_what_its_program_prints(self):
+        program, shown = re.search(r"## Sizes that vary\n.*?```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(("spillway: ", "budget ", "a graph ", "length "))]
+        times = re.compile(r"(?<= in )[\d.]+(?= s\n)")
+        self.assertEqual(times.sub("", "".join(lines)), times.sub("", shown), done.stdout)
 
     def test_steps_take_what_the_code_says(self):
         def empty(size, stride, dtype):

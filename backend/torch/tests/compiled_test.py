@@ -9,6 +9,7 @@ import pathlib
 import random
 import re
 import runpy
+import sys
 import tempfile
 import types
 import unittest
@@ -586,6 +587,20 @@ class FitTest(ByOperators):
         torch.compiler.reset()
         gc.collect()
         self.assertIsNone(parameter())
+
+    def test_other_versions_of_pytorch(self):
+        model = Layers(Block(16))
+        model.compile()
+        with mock.patch.object(torch, "__version__", "2.10.0+cpu"):
+            with self.assertLogs("spillway_torch", "WARNING") as logged:
+                fit(model, memory="1GiB").remove()
+            self.assertEqual([record.getMessage() for record in logged.records], [
+                "spillway: compiled models are planned with what PyTorch 2.11 has, and this is 2.10.0+cpu, with which that was not tested"])
+            with mock.patch.dict(sys.modules, {"spillway_torch.compiled.pytorch": None}), \
+                    mock.patch.object(spillway_torch.compiled, "pytorch", create=True):
+                del spillway_torch.compiled.pytorch
+                with self.assertRaisesRegex(SpillwayError, "compiled models need PyTorch 2.11, and this is 2.10.0.cpu, whose compiler"):
+                    fit(model, memory="1GiB")
 
     def test_refusals(self):
         model = Layers(Block(16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
@@ -12,6 +13,8 @@ import torch
 from ..base.errors import SpillwayError
 from ..tape.regions import is_compiled
 
+log = logging.getLogger("spillway_torch")
+
 CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
 BUDGET = "spillway_budget"  # what the hook of an optimizer has
 
@@ -19,6 +22,8 @@ REFUSED = {"FullyShardedDataParallel": "its parameters are views of one that com
            "DataParallel": "its replicas run in several threads: use DistributedDataParallel"}
 REDUCED = ("DistributedDataParallel", "FSDPModule")  # kinds of modules whose gradients are reduced between processes while backward runs
 EARLY = "its gradients are reduced behind the hooks that would update parameters early: leave early_updates out"
+
+COMPILER = "2.11"  # the version of PyTorch whose compiler Spillway is made for
 
 ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of results
 
@@ -30,6 +35,19 @@ def allowed_of(given: Union[str, Sequence[str]]) -> frozenset[str]:
         if name not in ALLOWED:
             raise SpillwayError(f"allow {name!r} (valid: {', '.join(map(repr, ALLOWED))}, or a list of them)")
     return frozenset(names)
+
+
+def check_compiler() -> None:
+    """Raises `SpillwayError` if compiled models cannot be planned with this PyTorch; says so in the log if that is not known."""
+    if torch.__version__.startswith(f"{COMPILER}."):
+        return
+    try:
+        from ..compiled import pytorch as _  # it takes seconds to load
+    except (ImportError, AttributeError) as error:
+        raise SpillwayError(f"compiled models need PyTorch {COMPILER}, and this is {torch.__version__}, whose compiler is another one "
+                            f"({error}): use that version, or train without torch.compile") from error
+    log.warning("spillway: compiled models are planned with what PyTorch %s has, and this is %s, with which that was not tested", COMPILER,
+                torch.__version__)
 
 
 def _kinds_of(module: torch.nn.Module) -> list[str]:

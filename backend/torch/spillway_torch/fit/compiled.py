@@ -134,10 +134,13 @@ class CompiledFitted:
         if there := self._states.all_outside():
             lines.append(f"{self._text(there)} of the optimizer's state are on the host between updates")
         for graph in self._graphs:
-            if graph.choice is not None and graph.joint is not None:
-                taken, plain = graph.outcome, graph.plain
-                sizes = f" with sizes of {', '.join(map(str, graph.sizes))}" if graph.sizes else ""
-                lines.append(f"a graph of {len(graph.joint.nodes)} nodes{sizes} saves {self._text(taken.saved)} (as PyTorch cuts it "
+            if graph.choice is None or graph.joint is None:
+                continue
+            known = [(graph.sizes, graph.outcome, graph.plain)] if graph.step is None else [
+                (cut.fits[-1][graph], *cut.taken[graph]) for cut in graph.step.cuts]
+            for sizes, taken, plain in known:
+                up_to = f" with sizes up to {', '.join(map(str, sizes))}" if sizes else ""
+                lines.append(f"a graph of {len(graph.joint.nodes)} nodes{up_to} saves {self._text(taken.saved)} (as PyTorch cuts it "
                              f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
                              f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
         return "\n".join(lines)
@@ -160,7 +163,9 @@ class CompiledFitted:
                 with fitted._guard(given) if fitted is not None else contextlib.nullcontext():
                     return plain(*given)
             return guarded
-        self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self._device, places=pytorch.sizes_that_vary(module)))
+        places = pytorch.sizes_that_vary(module)
+        settings = {**settings, **(pytorch.NO_CUDA_GRAPHS if places else {})}  # there would be one for each size, with its memory
+        self._graphs.append(Graph(weakref.ref(self), module, settings, self._device, places=places))
         return self._graphs[-1]
 
     def run(self, graph: Graph, given: Sequence[Any]) -> Any:
@@ -242,7 +247,7 @@ class CompiledFitted:
                 for graph, made in stay.items():
                     graph.use(made)
                 over, left = self._settle([graph for graph in step.graphs if graph not in stay], step.events(), more, True)
-                cut = Cut({graph: graph.made for graph in step.graphs}, left, [sizes]) if over <= 0 else None
+                cut = Cut({graph: graph.made for graph in step.graphs}, left) if over <= 0 else None
                 if cut is not None and cut.holds(exact) and (
                         not now.calls or self._most_over(step.events(), left + _held(now)) <= 0):
                     break
@@ -250,7 +255,7 @@ class CompiledFitted:
                 if not now.calls:
                     step.exceeds.append(now.sizes)
                 return None
-        step.cuts.append(cut)
+        step.add(cut, sizes)
         self._predicted = self._budget + over
         self._states.begin(self._hosted)
         self._check_next()
@@ -476,7 +481,7 @@ class CompiledFitted:
         self._fresh = CHECKED
         if any(graph.places for graph in graphs):
             step = SizedStep(events, graphs, self._state, self._there)
-            step.cuts.append(Cut({graph: graph.made for graph in graphs}, left, [{graph: graph.sizes for graph in graphs}]))
+            step.add(Cut({graph: graph.made for graph in graphs}, left), {graph: graph.sizes for graph in graphs})
             for graph in graphs:
                 graph.step = step
 

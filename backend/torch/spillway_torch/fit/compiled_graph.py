@@ -289,17 +289,19 @@ class Cut:
 
     made: dict[Graph, Compiled]
     more: int  # bytes that the step has more than when it was recorded
-    fits: list[Sizes]  # with which the step stays in the budget; so it does with smaller ones
+    fits: list[Sizes] = dataclasses.field(default_factory=list)  # with which the step stays in the budget; so it does with smaller ones
     exceeds: list[Sizes] = dataclasses.field(default_factory=list)
+    taken: dict[Graph, tuple[Outcome, Outcome]] = dataclasses.field(default_factory=dict)  # with the last of `fits`; as PyTorch cuts it
 
     def holds(self, sizes: Sizes) -> bool:
         """Returns whether the compiled graphs can run with some sizes."""
         return all(made.symbols.hold(sizes[graph]) for graph, made in self.made.items())
 
     def note(self, sizes: Sizes, fits: bool) -> None:
-        """Notes whether the step stays in the budget with some sizes."""
+        """Notes whether the step stays in the budget with some sizes, which its graphs have now."""
         if fits:
             self.fits = [*(fit for fit in self.fits if not at_most(fit, sizes)), sizes]
+            self.taken = {graph: (graph.outcome, graph.plain) for graph in self.made}
         else:
             self.exceeds.append(sizes)
 
@@ -333,6 +335,11 @@ class SizedStep:
         equal, times = dict(pairs), max((new / old for old, new in pairs), default=1.0)
         found = {other: tuple(equal.get(size, math.ceil(times * size)) for size in of) for other, of in self._recorded.items()}
         return {**found, graph: sizes}
+
+    def add(self, cut: Cut, sizes: Sizes) -> None:
+        """Adds a cut for sizes that the graphs have now."""
+        cut.note(sizes, True)
+        self.cuts.append(cut)
 
     def note(self, first: tuple[Graph, tuple[int, ...]], sizes: Sizes) -> None:
         """Notes the sizes of all graphs in a step that begins with a call of one."""

@@ -27,7 +27,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import (
-    BUDGET, CALL, STATE, allowed_of, are_reduced, device_type, is_compiled_whole, models_of, optimizers_of, refuse_kinds, refuse_running,
+    BUDGET, CALL, STATE, allowed_of, are_reduced, check_compiler, device_type, is_compiled_whole, models_of, optimizers_of, refuse_kinds, refuse_running,
     repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
@@ -663,6 +663,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         if not hook_forward or policy is not None or report_every or verify or early_updates or allowed:
             raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates and allow: "
                                 "leave them out")
+        check_compiler()
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
         return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
                               read_compiled_plan(plan) if plan is not None else None)
