@@ -103,6 +103,9 @@ class FitTest(ByOperators):
                     for graph, made in cut.made.items():
                         graph.use(made)
                     self.assertLessEqual(fitted._most_over(step.events(), cut.more), 0)
+                    for graph in step.graphs:
+                        numbers = {at for at in graph.joint.needed if graph.joint.is_number[at]}
+                        self.assertLessEqual(numbers, set(graph.joint.split(set())[0]))  # what makes them need not run again
             fitted._resize({graph: (200,) for graph in step.graphs})
             if len(step.graphs) == 1:
                 self.assertEqual(graph.outcome.saved, saved[7])
