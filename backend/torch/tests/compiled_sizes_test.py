@@ -191,10 +191,14 @@ class FitTest(ByOperators):
             for training.rows in 20, 30:
                 training.step(0)
             with mock.patch.object(fitting.CompiledFitted, "_settle", lambda *_: (1, 0)):
-                training.rows = 600
-                with device:
+                training.rows = 900
+                with device, self.assertLogs("spillway_torch", "WARNING") as logged:
                     device.peak = 0
                     training.step(0)
+                    training.step(0)
+        self.assertEqual([record.getMessage() for record in logged.records], [
+            "spillway: no plan within 1.907 MiB was found for sizes of 900: such a step runs operator by operator, with what autograd saves "
+            "on the host"])
         self.assertLessEqual(device.peak, 2_000_000)  # it ran with what autograd saves on the host
 
     def test_what_the_compiler_decides_by_sizes_is_checked(self):

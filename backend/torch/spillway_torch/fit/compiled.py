@@ -254,6 +254,9 @@ class CompiledFitted:
             else:
                 if not now.calls:
                     step.exceeds.append(now.sizes)
+                if self._counts:
+                    log.warning("spillway: no plan within %s was found for sizes of %s: such a step runs operator by operator, with what "
+                                "autograd saves on the host", self._text(self._budget), _text_of(now.sizes))
                 return None
         step.add(cut, sizes)
         self._predicted = self._budget + over
