@@ -19,7 +19,7 @@ from spillway_torch.compiled.code import outcome_of
 from spillway_torch.compiled.joint import ALWAYS, Joint, Outcome
 from spillway_torch.compiled.planning import Choice
 from spillway_torch.fit import compiled as fitting
-from spillway_torch.fit.compiled import Graph
+from spillway_torch.fit.compiled_graph import Graph
 from compiled_test import Block, Counted, Layers, Training, joint_of, page
 
 

@@ -9,6 +9,7 @@ import pathlib
 import random
 import re
 import runpy
+import sys
 import tempfile
 import types
 import unittest
@@ -30,7 +31,9 @@ from spillway_torch.compiled.joint import Joint
 from spillway_torch.compiled.planning import choose
 from spillway_torch.compiled.rates import CPU
 from spillway_torch.fit import compiled as fitting
-from spillway_torch.fit.compiled import Call, CompiledFitted, Graph
+from spillway_torch.fit import compiled_graph
+from spillway_torch.fit.compiled import CompiledFitted
+from spillway_torch.fit.compiled_graph import Call, Graph
 from spillway_torch.run.buckets import is_dense
 from guard_test import Guarded
 from stepping import check_schema
@@ -191,15 +194,17 @@ def page():
     return (pathlib.Path(__file__).resolve().parents[1] / "COMPILED.md").read_text(encoding="utf-8")
 
 
-class FitTest(unittest.TestCase):
-    """Compiled models in training."""
+class ByOperators(unittest.TestCase):
+    """Compiled graphs run operator by operator."""
 
     def setUp(self):
         logging.getLogger("spillway_torch").setLevel(logging.WARNING)
         self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
-        within = by_operators()
-        within.__enter__()
-        self.addCleanup(within.__exit__, None, None, None)
+        self.enterContext(by_operators())
+
+
+class FitTest(ByOperators):
+    """Compiled models in training."""
 
     def train(self, make, budget=None, **options):
         training = Training(make, autocast=options.pop("autocast", False))
@@ -395,7 +400,7 @@ class FitTest(unittest.TestCase):
         self.assertGreater(device.peak, 512 * 2048 * 4)
         self.assertLess(abs(predicted - device.peak), 0.03 * device.peak, (predicted, before))
 
-    def test_a_larger_batch_stays_in_the_budget(self):
+    def test_a_larger_batch_of_a_graph_without_a_plan_stays_in_the_budget(self):
         def peak(guard, budget=1_500_000):
             torch.compiler.reset()
             device, training = Counted(), Training(lambda: Branches(*(Block(16) for _ in range(6))), rows=128)
@@ -404,11 +409,13 @@ class FitTest(unittest.TestCase):
                 training.step(0)
                 training.step(1)
                 training.rows = 512
-                training.step(2)  # finds the graphs
+                with mock.patch.object(pytorch, "own_marks", return_value=True):
+                    training.step(2)  # finds the graphs
+                training.step(3)  # compiles them
                 with device:
                     device.peak = 0
-                    loss = training.step(3)[0]
-            self.assertEqual(fitted.stats()["graphs"], 2)
+                    loss = training.step(4)[0]
+            self.assertEqual([graph.refused for graph in fitted._graphs], [False, False, True, True])
             fitted.remove()
             return device.peak, loss, [p.detach().clone() for p in training.model.parameters()]
         logging.getLogger("spillway_torch").setLevel(logging.ERROR)
@@ -477,7 +484,7 @@ class FitTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "plan.json")
             spillway_torch.write_plan(fitted.plan, path)
-            with mock.patch.object(fitting, "choose", side_effect=AssertionError):
+            with mock.patch.object(compiled_graph, "choose", side_effect=AssertionError):
                 found, same, others, again = self.train(make, budget, plan=path)
             self.assertEqual((found, same, again.stats(), again.plan), (losses, saved, fitted.stats(), fitted.plan))
             self.assertTrue(all(map(torch.equal, values, others)))
@@ -550,7 +557,7 @@ class FitTest(unittest.TestCase):
         training = Training(lambda: Layers(Block(16), Block(16)))
         training.model.compile()
         fitted = fit(training.model, training.optimizer, 1000)
-        with mock.patch.object(fitting, "choose", wraps=choose) as chosen, self.assertRaisesRegex(
+        with mock.patch.object(compiled_graph, "choose", wraps=choose) as chosen, self.assertRaisesRegex(
                 SpillwayError, r"no plan within 1,000 bytes was found for the compiled step \(one takes [\d,]+\)"):
             training.step(0)
         rooms = [call.args[2] for call in chosen.call_args_list]
@@ -580,6 +587,20 @@ class FitTest(unittest.TestCase):
         torch.compiler.reset()
         gc.collect()
         self.assertIsNone(parameter())
+
+    def test_other_versions_of_pytorch(self):
+        model = Layers(Block(16))
+        model.compile()
+        with mock.patch.object(torch, "__version__", "2.10.0+cpu"):
+            with self.assertLogs("spillway_torch", "WARNING") as logged:
+                fit(model, memory="1GiB").remove()
+            self.assertEqual([record.getMessage() for record in logged.records], [
+                "spillway: compiled models are planned with what PyTorch 2.11 has, and this is 2.10.0+cpu, with which that was not tested"])
+            with mock.patch.dict(sys.modules, {"spillway_torch.compiled.pytorch": None}), \
+                    mock.patch.object(spillway_torch.compiled, "pytorch", create=True):
+                del spillway_torch.compiled.pytorch
+                with self.assertRaisesRegex(SpillwayError, "compiled models need PyTorch 2.11, and this is 2.10.0.cpu, whose compiler"):
+                    fit(model, memory="1GiB")
 
     def test_refusals(self):
         model = Layers(Block(16))

@@ -228,12 +228,12 @@ def work(rank, folder, names):
 # ---- the tests ----
 
 @functools.cache
-def results():
-    """Returns what each of two processes printed about the cases."""
+def results(file=__file__):
+    """Returns what each of two processes that run a file printed about the cases."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
         for rank in range(2):
-            process = stack.enter_context(subprocess.Popen([sys.executable, __file__, str(rank), folder], stdout=subprocess.PIPE, text=True,
+            process = stack.enter_context(subprocess.Popen([sys.executable, file, str(rank), folder], stdout=subprocess.PIPE, text=True,
                                                            env={**os.environ, "LOCAL_WORLD_SIZE": "2"}))
             stack.callback(process.kill)
             processes.append(process)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
@@ -16,9 +16,9 @@ from .joint import Outcome
 log = logging.getLogger("spillway_torch")
 
 
-def outcome_of(codes: Sequence[pytorch.Code], device: Device, seconds: float) -> Optional[Outcome]:
+def outcome_of(codes: Sequence[pytorch.Code], device: Device, seconds: float, number: Callable[[Any], int] = int) -> Optional[Outcome]:
     """Returns what a graph takes on a device, in blocks of its allocator, by the code of its forward and backward; None if the code does
-    not tell. Its kernels take `seconds`.
+    not tell. Its kernels take `seconds`, and `number` gives the sizes that vary.
 
     What forward saved is there until the code of backward deletes it. The gradients of forward's results stay to its end, because
     autograd holds them. What an operator allocates for itself while it runs is not counted.
@@ -26,11 +26,11 @@ def outcome_of(codes: Sequence[pytorch.Code], device: Device, seconds: float) ->
     try:
         forward, backward = sorted(codes, key=lambda code: code.backward)
         with pytorch.no_data():
-            given = [_like(value) for value in forward.inputs]
+            given = [pytorch.like(value, number) for value in forward.inputs]
             outside = {storage for storage, _ in _storages(given, device)}
             first = _Walk(device, outside, [])
             made = dict(zip(forward.results, first.run(forward.text, given)))
-            values = [made[name] if name in made else _like(value) for name, value in zip(backward.names, backward.inputs)]
+            values = [made[name] if name in made else pytorch.like(value, number) for name, value in zip(backward.names, backward.inputs)]
             second = _Walk(device, outside, [value for name, value in zip(backward.names, values) if name not in made])
             second.run(backward.text, values)
             saved = _Walk(device, outside, [made[name] for name in backward.names if name in made])
@@ -38,13 +38,6 @@ def outcome_of(codes: Sequence[pytorch.Code], device: Device, seconds: float) ->
     except Exception as error:  # pylint: disable=broad-except; code of another kind than what this was tested with
         log.debug("spillway: the code of a graph does not tell its memory: %r", error)
         return None
-
-
-def _like(value: Any) -> Any:
-    """Returns a tensor without data in the place of another."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _storages(value: Any, device: Device) -> Iterator[tuple[int, int]]:

@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from . import pytorch
@@ -105,13 +106,17 @@ class Runs:
 class Joint:
     """A joint graph. Nodes are known by their numbers in its order."""
 
-    def __init__(self, graph: fx.GraphModule, forward_outputs: int, static: Sequence[int], rates: Rates) -> None:
-        """forward_outputs: how many of the graph's results are those of forward. static: places of inputs that outlive the step."""
-        self.rates = rates
+    def __init__(self, graph: fx.GraphModule, forward_outputs: int, static: Sequence[int], rates: Rates,
+                 number: Callable[[Any], int] = int) -> None:
+        """forward_outputs: how many of the graph's results are those of forward. static: places of inputs that outlive the step.
+        number: gives the sizes that vary."""
+        self.rates, self.number = rates, number
+        self._made_of = graph, forward_outputs, static
         self.nodes = [n for n in graph.graph.nodes if n.op != "output"]
         self.at = {n: i for i, n in enumerate(self.nodes)}
         self.inputs = [[self.at[i] for i in n.all_input_nodes] for n in self.nodes]
         self.is_input = [n.op == "placeholder" for n in self.nodes]
+        self.is_number = [pytorch.is_number(n) for n in self.nodes]
         late = pytorch.after_tangents(graph, static, forward_outputs)
         self.forward = [n not in late for n in self.nodes]
         results = [self.at[r] if isinstance(r, fx.Node) else None for r in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
@@ -131,6 +136,10 @@ class Joint:
         self.plans: dict[tuple[int, ...], dict[int, set[int]]] = {}  # by what else decides, and memory: what is recomputed
         self.judged: dict[tuple[frozenset[int], int], Outcome] = {}  # by what may be saved, and `near` of `backward_runs`
         self._known: tuple[list[int] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
+
+    def at_sizes(self, number: Callable[[Any], int]) -> Joint:
+        """Returns the graph for other sizes."""
+        return Joint(*self._made_of, self.rates, number)
 
     def _look_at_nodes(self) -> None:
         self.storage: list[Any] = []
@@ -153,8 +162,8 @@ class Joint:
             if node.op == "call_function" and storage is not None:
                 above = next((i for i in self.inputs[self.maker(at)] if self.storage[i] == storage), None)
             self.owner.append(at if above is None else self.owner[above])
-            self.size.append(tensors[0].untyped_storage().nbytes() if storage is not None else 0)
-            self.bytes.append(min(self.size[at], sum(t.nbytes for t in tensors)))
+            self.size.append(self.number(tensors[0].untyped_storage().nbytes()) if storage is not None else 0)
+            self.bytes.append(min(self.size[at], sum(self.number(t.numel()) * t.itemsize for t in tensors)))
             self.dtype.append(tensors[0].dtype if tensors else None)
             view = above is not None or pytorch.is_view(node)
             mutates = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
@@ -165,9 +174,22 @@ class Joint:
             rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
             self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
             self.draws.append(pytorch.draws(node))
-            flops = 0 if self.free[at] or self.fusible[at] else _flops(node)
+            flops = 0 if self.free[at] or self.fusible[at] else self._flops(node)
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
             self.seconds.append(flops / (rate or self.rates.other_flops_per_second))
+
+    def _flops(self, node: fx.Node) -> int:
+        packet = getattr(node.target, "overloadpacket", None)
+        if "flash_attention_for_cpu" in str(packet):  # which PyTorch does not count
+            first, factor = (1, 2.5) if "backward" in str(packet) else (0, 1.0)
+            shapes = (tuple(map(self.number, a.meta["val"].shape)) for a in node.args[first:first + 3])  # type: ignore[union-attr]
+            return int(factor * sdpa_flop_count(*shapes))
+        if packet not in flop_registry:
+            return 0
+        with pytorch.no_data():
+            args, kwargs, made = pytree.tree_map(lambda value: pytorch.like(value, self.number), (
+                *fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]), node.meta["val"]))
+        return int(flop_registry[packet](*args, **kwargs, out_val=made))
 
     def digest(self) -> str:
         """Returns what tells the graph from others: its operators, what they read, and the sizes and types of tensors."""
@@ -212,7 +234,7 @@ class Joint:
         waiting = list(self.needed)
         while waiting:
             at = waiting.pop()
-            if self.is_input[at] or at in keep:
+            if self.is_input[at] or at in keep or self.is_number[at]:
                 saved[at] = None
             elif at not in again:
                 again.add(at)
@@ -429,14 +451,3 @@ class Joint:
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     return [v for v in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(v, torch.Tensor)]
-
-
-def _flops(node: fx.Node) -> int:
-    packet = getattr(node.target, "overloadpacket", None)
-    if "flash_attention_for_cpu" in str(packet):  # which PyTorch does not count
-        first, factor = (1, 2.5) if "backward" in str(packet) else (0, 1.0)
-        return int(factor * sdpa_flop_count(*(a.meta["val"].shape for a in node.args[first:first + 3])))  # type: ignore[union-attr]
-    if packet not in flop_registry:
-        return 0
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))

@@ -90,7 +90,7 @@ def _over(joint: Joint, keep: frozenset[int], room: Room) -> int:
 def _cut_less(joint: Joint, keep: set[int], always: set[int], room: Room) -> None:
     """Judges what PyTorch saves without those values that are recomputed in the least time for their bytes."""
     saved = set(joint.split(keep)[0])
-    seconds = {at: cost[0] for at, cost in _chains(joint, saved - always, saved).items()}
+    seconds = {at: cost[0] for at, cost in _chains(joint, saved - always, saved).items() if joint.size[at]}
     order = sorted(seconds, key=lambda at: seconds[at] / joint.size[at])
     low, high = 0, len(order)  # between them is the least number of values that suffices
     while low < high:

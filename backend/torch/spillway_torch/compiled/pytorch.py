@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import detect_fake_mode
@@ -20,10 +23,15 @@ from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.select_algorithm import extern_kernels
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from ..base.errors import SpillwayError
 
 Inputs = Sequence[Any]
 Halves = tuple[fx.GraphModule, fx.GraphModule]
 _TYPES = partitioners.get_default_op_list()
+NO_CUDA_GRAPHS = {"triton.cudagraphs": False}
+LEAST_SIZE = 2  # the compiler takes a size that varies to be at least this
 
 
 def after_tangents(graph: fx.GraphModule, static: Sequence[int], forward_outputs: int) -> set[fx.Node]:
@@ -35,6 +43,11 @@ def storage_of(node: fx.Node) -> Any:
     """Returns what stands for the storage of a node's tensor; None if it has none."""
     value = node.meta.get("val")
     return get_node_storage(node) if isinstance(value, torch.Tensor) and torch._C._has_storage(value) else None
+
+
+def is_number(node: fx.Node) -> bool:
+    """Returns whether a node makes a number, which follows from sizes."""
+    return is_sym_node(node)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -231,6 +244,106 @@ def without_data(inputs: Inputs) -> list[Any]:
             for given in inputs]
 
 
+class Symbols:
+    """The symbols that stand for sizes of a graph while it is traced or compiled; none in a graph of fixed sizes."""
+
+    def __init__(self, shapes: Optional[ShapeEnv] = None, symbols: Sequence[sympy.Expr] = ()) -> None:
+        self._shapes, self._symbols = shapes, symbols
+        self._held: dict[tuple[int, ...], bool] = {}
+
+    def _values(self, sizes: Sequence[int]) -> dict[sympy.Expr, sympy.Integer]:
+        return dict(zip(self._symbols, map(sympy.Integer, sizes)))
+
+    def numbers(self, sizes: Sequence[int]) -> Callable[[Any], int]:
+        """Returns a function that gives the number which an expression is if the symbols have some sizes.
+
+        It raises `SpillwayError` for one that follows from data.
+        """
+        values = self._values(sizes)
+
+        @functools.cache
+        def number(expression: sympy.Expr) -> int:
+            found = expression.xreplace(values)
+            if found.free_symbols:
+                raise SpillwayError(f"a size follows from data ({expression})")
+            return int(found)
+        return lambda given: number(given.node.expr) if isinstance(given, torch.SymInt) else int(given)
+
+    def hold(self, sizes: tuple[int, ...]) -> bool:
+        """Returns whether all holds for some sizes that the compiler has decided by those that it was given."""
+        if sizes not in self._held:
+            values, guards = self._values(sizes), self._shapes.guards if self._shapes is not None else ()
+            self._held[sizes] = min(sizes, default=LEAST_SIZE) >= LEAST_SIZE and all(
+                guard.expr.xreplace(values) == sympy.true for guard in guards)
+        return self._held[sizes]
+
+
+def _examples(graph: fx.GraphModule) -> list[Any]:
+    """Returns a graph's inputs as torch.compile knows them."""
+    return [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def sizes_that_vary(graph: fx.GraphModule) -> list[int]:
+    """Returns the places of a graph's inputs that are sizes."""
+    return [at for at, value in enumerate(_examples(graph)) if isinstance(value, torch.SymInt)]
+
+
+def why_not(graph: fx.GraphModule, inputs: Inputs, settings: dict[str, Any]) -> Optional[str]:
+    """Returns why nothing can be planned for a graph that torch.compile has just found, because of what varies in it; None if it can.
+
+    Where the compiler can tell that a number must be fixed, it has torch.compile find the graph again, by an exception.
+    """
+    examples = _examples(graph)
+    if any(isinstance(value, FakeTensor) and isinstance(value.item_memo, torch.SymFloat) for value in examples):
+        joint_graph(graph, inputs, settings, lambda *_, **__: None)
+        return "numbers vary in it that are no sizes: give them in tensors"
+    sizes = [value.node.hint for value in examples if isinstance(value, torch.SymInt)]
+    try:
+        if sizes:
+            with_symbols(graph, sizes)
+    except Exception as error:  # pylint: disable=broad-except; of inputs of any kind
+        return str(error)
+    return None
+
+
+def with_symbols(graph: fx.GraphModule, sizes: Sequence[int]) -> tuple[list[Any], Symbols]:
+    """Returns inputs without data for a graph whose sizes vary, with symbols that the compiler takes to be `sizes` where it has to decide.
+
+    Raises `SpillwayError` for a size that is too small to vary, or follows from data.
+    """
+    if min(sizes) < LEAST_SIZE:
+        raise SpillwayError(f"a size is {min(sizes)}, and may vary (valid: {LEAST_SIZE} or more)")
+    shapes, given = ShapeEnv(), _examples(graph)
+    there = [value.node.expr for value in given if isinstance(value, torch.SymInt)]
+    made = [shapes.create_symbol(size, ConstantSource(f"size_{at}"), DimDynamic.DYNAMIC) for at, size in enumerate(sizes)]
+    new = {old: symbol for old, symbol in zip(there, made) if old.is_Symbol}
+    values = dict(zip(made, map(sympy.Integer, sizes)))
+
+    def number(of: Any) -> Any:
+        if not isinstance(of, torch.SymInt):
+            return of
+        expression = of.node.expr.xreplace(new)
+        hint = expression.xreplace(values)
+        if hint.free_symbols:
+            raise SpillwayError(f"a size follows from data ({of})")
+        return shapes.create_symintnode(expression, hint=int(hint))
+    with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True):
+        inputs = [like(value, number) for value in given]
+    for value, by in zip(inputs, given):
+        if isinstance(by, torch.Tensor):
+            value.requires_grad_(by.requires_grad)._is_param = isinstance(by, torch.nn.Parameter)
+    return inputs, Symbols(shapes, made)
+
+
+def like(value: Any, number: Callable[[Any], Any]) -> Any:
+    """Returns a tensor of the same form in the place of another, or a number; `number` gives the sizes."""
+    if isinstance(value, torch.SymInt):
+        return number(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(list(map(number, value.size())), list(map(number, value.stride())), dtype=value.dtype, device=value.device)
+
+
 def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any], Callable[[], Any]], Any]) -> Callable[[], None]:
     """Gives each graph that torch.compile finds for Inductor to `take`, with a function that compiles it. It returns what runs.
 
@@ -240,6 +353,8 @@ def take_graphs(take: Callable[[fx.GraphModule, Inputs, dict[str, Any], Callable
     plain = kind.__call__
 
     def call(self: Any, graph: fx.GraphModule, inputs: Inputs) -> Any:
+        for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs):
+            node.meta.setdefault("example_value", value)  # it is missing where a graph was divided for DistributedDataParallel
         return take(graph, inputs, self.config, lambda: plain(self, graph, inputs))
     kind.__call__ = call  # type: ignore[method-assign]
 

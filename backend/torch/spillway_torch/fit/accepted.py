@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
@@ -12,6 +13,8 @@ import torch
 from ..base.errors import SpillwayError
 from ..tape.regions import is_compiled
 
+log = logging.getLogger("spillway_torch")
+
 CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
 BUDGET = "spillway_budget"  # what the hook of an optimizer has
 
@@ -19,6 +22,8 @@ REFUSED = {"FullyShardedDataParallel": "its parameters are views of one that com
            "DataParallel": "its replicas run in several threads: use DistributedDataParallel"}
 REDUCED = ("DistributedDataParallel", "FSDPModule")  # kinds of modules whose gradients are reduced between processes while backward runs
 EARLY = "its gradients are reduced behind the hooks that would update parameters early: leave early_updates out"
+
+COMPILER = "2.11"  # the version of PyTorch whose compiler Spillway is made for
 
 ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of results
 
@@ -32,8 +37,31 @@ def allowed_of(given: Union[str, Sequence[str]]) -> frozenset[str]:
     return frozenset(names)
 
 
+def check_compiler() -> None:
+    """Raises `SpillwayError` if compiled models cannot be planned with this PyTorch; says so in the log if that is not known."""
+    if torch.__version__.startswith(f"{COMPILER}."):
+        return
+    try:
+        from ..compiled import pytorch as _  # it takes seconds to load
+    except (ImportError, AttributeError) as error:
+        raise SpillwayError(f"compiled models need PyTorch {COMPILER}, and this is {torch.__version__}, whose compiler is another one "
+                            f"({error}): use that version, or train without torch.compile") from error
+    log.warning("spillway: compiled models are planned with what PyTorch %s has, and this is %s, with which that was not tested", COMPILER,
+                torch.__version__)
+
+
 def _kinds_of(module: torch.nn.Module) -> list[str]:
     return [kind.__name__ for kind in type(module).__mro__]
+
+
+def replicas(model: torch.nn.Module) -> list[torch.nn.parallel.DistributedDataParallel]:
+    """Returns the parts of a model whose gradients DistributedDataParallel reduces, each for itself."""
+    return [module for module in model.modules() if isinstance(module, torch.nn.parallel.DistributedDataParallel)]
+
+
+def is_compiled_whole(model: torch.nn.Module) -> bool:
+    """Returns whether a call of a model runs under torch.compile, as itself or in a DistributedDataParallel."""
+    return is_compiled(model) or isinstance(model, torch.nn.parallel.DistributedDataParallel) and is_compiled(model.module)
 
 
 def are_reduced(model: torch.nn.Module) -> bool:
@@ -70,8 +98,9 @@ def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = F
         for kind in kinds:
             if kind in REFUSED and not (kind == "DataParallel" and len(getattr(module, "device_ids", ())) < 2):
                 raise SpillwayError(f"module '{name}' is a {kind}, which is not planned: {REFUSED[kind]}")
-            if kind in REDUCED and compiled:
-                raise SpillwayError(f"module '{name}' is a {kind}, which has no budget where it is compiled: compile nothing of it")
+            if kind == "FSDPModule" and compiled:
+                raise SpillwayError(f"module '{name}' is a {kind}, which has no budget where it is compiled: compile nothing of it, or use "
+                                    "DistributedDataParallel")
             if kind in REDUCED and early:
                 raise SpillwayError(f"early_updates: module '{name}' is a {kind}; {EARLY}")
         if "FSDPModule" in kinds:
@@ -102,7 +131,7 @@ def _sharded_by(module: Any, name: str) -> set[int]:
 def _refuse_model(model: torch.nn.Module, compiled: bool, early: bool) -> None:
     refuse_kinds(model, compiled, early)
     for name, module in model.named_modules():
-        if not name and not compiled and is_compiled(module):
+        if not name and not compiled and is_compiled_whole(module):
             raise SpillwayError("the whole model is compiled, and nothing is seen of what it runs: leave compiled=False out")
         if not name and isinstance(module, torch.jit.ScriptModule):
             raise SpillwayError("the whole model is a ScriptModule, on which PyTorch allows no hooks: script its blocks one by one")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-import hashlib
 import logging
 import time
 import weakref
@@ -17,18 +15,18 @@ from torch import fx
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..base.device import Device, device_of
+from ..base.device import device_of
 from ..base.errors import SpillwayError
 from ..base.target import Target
 from ..compiled import pytorch
-from ..compiled.code import outcome_of
-from ..compiled.joint import AGAIN, Joint, Outcome, Room
-from ..compiled.planning import SMALLEST, Choice, choose, default_saved
+from ..compiled.joint import AGAIN, Joint, Room
+from ..compiled.planning import Choice
 from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
 from ..run.buckets import STAGES, is_dense
-from .accepted import BUDGET
+from .accepted import BUDGET, replicas
+from .compiled_graph import Call, Compiled, Cut, Graph, Sized, SizedStep, Sizes, at_most, moments, most
 from .states import States
 
 log = logging.getLogger("spillway_torch")
@@ -42,137 +40,7 @@ CHECKED = 2  # the first steps with new graphs, whose memory is compared with th
 UNSEEN = 2  # after so many updates without a graph, a line says so
 BEHIND = 6  # a graph without a plan may take so many times what it leaves behind, in another forward and in backward
 ROUNDS = 6  # in which the graphs of a step share its budget
-SOON = 1.03  # times as long as another choice, one that is compiled already may take
 FITS = 0.95  # of the budget, which a graph may take operator by operator: what operators take besides tensors is not known
-
-
-@dataclasses.dataclass(eq=False)
-class Graph:
-    """A graph of the program. It runs with what autograd saves on the host until it has a plan.
-
-    beyond: the bytes that code took beside what `Joint.outcome` said, in what is saved, in forward, and in backward.
-    """
-
-    owner: weakref.ref[CompiledFitted]
-    module: fx.GraphModule
-    settings: dict[str, Any]  # of Inductor
-    device: str
-    inputs: list[Any] = dataclasses.field(default_factory=list)  # of the first call, without data
-    autocasts: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # those that the first call ran under
-    joint: Optional[Joint] = None
-    default: set[int] = dataclasses.field(default_factory=set)  # what PyTorch saves
-    plain: Outcome = Outcome(0, 0, 0, 0.0)  # what it takes then
-    choice: Optional[Choice] = None
-    compiled: Any = None
-    code: Optional[Outcome] = None  # what it takes by its code, if that is known
-    known: dict[str, tuple[Choice, Any, Optional[Outcome]]] = dataclasses.field(default_factory=dict)  # by `key`: what was compiled
-    beyond: Room = Room(0, 0, 0)
-    first: Optional[Callable[..., Any]] = None  # what runs in steps that are recorded
-    refused: bool = False  # PyTorch cuts it, whatever the budget
-
-    def __call__(self, *given: Any) -> Any:
-        owner = self.owner()
-        return self.module(*given) if owner is None else owner._call(self, given)
-
-    def look(self, gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> None:
-        """Learns the joint graph, as the compiler shows it."""
-        options.pop("compiler", None)
-        pytorch.simplified(gm)
-        if pytorch.own_marks(gm):
-            raise SpillwayError("the program says itself what is recomputed (torch.utils.checkpoint)")
-        backward = pytorch.default_halves(pytorch.copied(gm), inputs, compiler="inductor", **options)[1]
-        self.joint = self._joint(gm, options)
-        self.default = default_saved(self.joint, pytorch.saved_by(backward))
-        self.plain = self.joint.outcome(self.default)
-
-    def _joint(self, gm: fx.GraphModule, options: dict[str, Any]) -> Joint:
-        pytorch.refresh_views(gm)
-        return Joint(gm, options["num_fwd_outputs"], options.get("static_lifetime_input_indices") or (), rates_of(self.device))
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the graph takes under its choice: by its code, once it is compiled."""
-        if self.code is not None or self.choice is None:
-            return self.code or Outcome(0, 0, 0, 0.0)
-        said = self.choice.outcome
-        more = self.beyond
-        return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
-
-    @property
-    def lost(self) -> float:
-        """The seconds by which it is slower than as PyTorch cuts it."""
-        return self.outcome.seconds - self.plain.seconds
-
-    def plan(self, room: Room, target: Target) -> None:
-        """Chooses what is saved within a room."""
-        assert self.joint is not None
-        rest = Room(*(max(1, size - more) for size, more in zip(dataclasses.astuple(room), dataclasses.astuple(self.beyond))))
-        best = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0)
-        there = (choice for choice, _, code in self.known.values() if (code.over(room) if code else choice.outcome.over(rest)) <= 0
-                 and choice.outcome.seconds <= SOON * best.outcome.seconds)
-        self.choice = min(there, key=lambda choice: choice.outcome.seconds, default=best)
-        _, self.compiled, self.code = self.known.get(self.key(), (None, None, None))
-
-    def compile(self, device: Device) -> None:
-        """Compiles the graph as it was chosen, and reads from its code what it takes."""
-        assert self.choice is not None
-        said, codes = self.choice.outcome, list[pytorch.Code]()
-        with self._autocasts():
-            self.compiled = pytorch.compiled(pytorch.copied(self.module), self.inputs, self.settings, self.split, self.key(), codes)
-        self.code = outcome_of(codes, device, said.seconds)
-        log.debug("spillway: the code of a graph takes %s, where %s were expected", self.code, said)
-        self.known[self.key()] = self.choice, self.compiled, self.code
-        if self.code is not None:
-            more = self.beyond
-            self.beyond = Room(max(more.saved, self.code.saved - said.saved), max(more.forward, self.code.forward - said.forward),
-                               max(more.backward, self.code.backward - said.backward))
-
-    def trace(self) -> None:
-        """Finds the joint graph."""
-        with self._autocasts():
-            pytorch.joint_graph(self.module, self.inputs, self.settings, self.look)
-
-    @contextlib.contextmanager
-    def _autocasts(self) -> Iterator[None]:
-        with contextlib.ExitStack() as under:
-            for autocast in self.autocasts:
-                under.enter_context(torch.autocast(**autocast))
-            yield
-
-    def key(self) -> str:
-        """Returns what tells the graph's partition from others of the same joint graph."""
-        if self.choice is None or self.choice.keep == self.default or self.joint is None:
-            return "as PyTorch cuts it"
-        saved = [self.joint.nodes[at].name for at in sorted(self.choice.keep)]
-        return hashlib.sha256(f"{self.choice.near} {' '.join(saved)}".encode()).hexdigest()
-
-    def split(self, gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> pytorch.Halves:
-        """Cuts a joint graph as planned; as PyTorch does where nothing has to be planned."""
-        planned = self.joint
-        if self.choice is None or self.choice.keep == self.default or planned is None:
-            return pytorch.default_halves(gm, inputs, **options)
-        pytorch.simplified(gm)
-        joint = self._joint(gm, options)
-        if [n.name for n in joint.nodes] != [n.name for n in planned.nodes]:
-            log.warning("spillway: a graph was traced in another way than when it was planned, and is cut as PyTorch cuts it")
-            return pytorch.default_halves(gm, inputs, **options)
-        saved, order = joint.cut(set(self.choice.keep), self.choice.near)
-        given = pytorch.copied(gm)
-        try:
-            return pytorch.halves(gm, [joint.nodes[at] for at in saved], [joint.nodes[at] for at in order], options["num_fwd_outputs"])
-        except Exception as error:  # pylint: disable=broad-except
-            log.warning("spillway: a graph could not be cut as planned, and is cut as PyTorch cuts it: %s", error)
-            return pytorch.default_halves(given, inputs, **options)
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """A call of a graph in a step that is recorded. Bytes are those in use outside the graphs."""
-
-    graph: Graph
-    forward: int
-    backward: Optional[int] = None  # None until its backward begins
-    after: int = 0  # the most between its forward and what follows, another forward or a backward
 
 
 class CompiledFitted:
@@ -197,9 +65,11 @@ class CompiledFitted:
         # Bytes that steps take and that no plan counts: the allocator of a GPU rounds sizes, and its libraries take memory as they run.
         self._unforeseen = budget // SPARE if device == "cuda" else 0
         self._corrections = self._steps = self._planned = self._most = 0
+        self._sized: Optional[Sized] = None  # the step that runs, if sizes vary in it
         self._fresh = CHECKED  # steps to check
         self._compiling = False  # a graph was compiled in this step
         self._predicted = 0
+        self._other = self._in_use() - self._gradient_bytes() - self._there_bytes()  # in use, without a step
         this = weakref.ref(self)
 
         def take(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], compiled: Callable[[], Any]) -> Any:
@@ -264,9 +134,13 @@ class CompiledFitted:
         if there := self._states.all_outside():
             lines.append(f"{self._text(there)} of the optimizer's state are on the host between updates")
         for graph in self._graphs:
-            if graph.choice is not None and graph.joint is not None:
-                taken, plain = graph.outcome, graph.plain
-                lines.append(f"a graph of {len(graph.joint.nodes)} nodes saves {self._text(taken.saved)} (as PyTorch cuts it "
+            if graph.choice is None or graph.joint is None:
+                continue
+            known = [(graph.sizes, graph.outcome, graph.plain)] if graph.step is None else [
+                (cut.fits[-1][graph], *cut.taken[graph]) for cut in graph.step.cuts]
+            for sizes, taken, plain in known:
+                up_to = f" with sizes up to {', '.join(map(str, sizes))}" if sizes else ""
+                lines.append(f"a graph of {len(graph.joint.nodes)} nodes{up_to} saves {self._text(taken.saved)} (as PyTorch cuts it "
                              f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
                              f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
         return "\n".join(lines)
@@ -280,8 +154,8 @@ class CompiledFitted:
         """Returns a graph in the place of what the compiler makes of it; for one that is not planned, that, under the guard."""
         if not torch.is_grad_enabled() or not any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs):
             return compiled()
-        if any(isinstance(i, torch.SymInt) for i in inputs):
-            log.warning("spillway: a graph has sizes that vary, and is cut as PyTorch cuts it: give torch.compile dynamic=False")
+        if reason := pytorch.why_not(module, inputs, settings):
+            log.warning("spillway: a graph is cut as PyTorch cuts it: %s", reason)
             plain, this = compiled(), weakref.ref(self)
 
             def guarded(*given: Any) -> Any:
@@ -289,25 +163,135 @@ class CompiledFitted:
                 with fitted._guard(given) if fitted is not None else contextlib.nullcontext():
                     return plain(*given)
             return guarded
-        self._graphs.append(Graph(weakref.ref(self), module, dict(settings), self._device))
+        places = pytorch.sizes_that_vary(module)
+        settings = {**settings, **(pytorch.NO_CUDA_GRAPHS if places else {})}  # there would be one for each size, with its memory
+        self._graphs.append(Graph(weakref.ref(self), module, settings, self._device, places=places))
         return self._graphs[-1]
 
-    def _call(self, graph: Graph, given: Sequence[Any]) -> Any:
+    def run(self, graph: Graph, given: Sequence[Any]) -> Any:
+        """Runs a graph as its plan says; without one, it is recorded."""
         if not torch.is_grad_enabled():
             return graph.module(*given)
         if not self._begun:
             self._begin()
-        if graph.choice is None and (not graph.refused or graph.compiled is None and self._events):
+        if graph.choice is None and (not graph.refused or not graph.known and self._events):
             return self._record(graph, given)
+        if graph.refused:
+            known = len(graph.known)
+            run = graph.unplanned(given)
+            self._compiling |= len(graph.known) > known
+            with self._guard(given):
+                return run(*given)
+        if graph.step is not None and not self._is_served(graph, given):
+            return self._without_plan(graph, given)
         if graph.compiled is None:
             self._compiling = True
-            graph.compiled = pytorch.compiled(pytorch.copied(graph.module), given, graph.settings, graph.split, graph.key())
-        with self._guard(given) if graph.refused else contextlib.nullcontext():
-            return graph.compiled(*given)
+            graph.compile(self._memory)
+        return graph.compiled(*given)
+
+    def _is_served(self, graph: Graph, given: Sequence[Any]) -> bool:
+        """Takes the graphs of a step as the first cut has them that keeps the budget with the sizes of a call; plans anew if none does.
+
+        Returns whether there is one.
+        """
+        sizes, step, now = graph.sizes_of(given), graph.step, self._sized
+        assert step is not None
+        if now is None or now.step is not step:
+            now = self._sized = Sized(step, (graph, sizes), step.expected(graph, sizes))
+        elif all(size <= known for size, known in zip(sizes, now.sizes[graph])) and (
+                now.cut is None or now.cut.made[graph].symbols.hold(sizes)):
+            return self._took(now, graph)
+        else:
+            now.sizes = {**now.sizes, graph: tuple(map(max, sizes, now.sizes[graph]))}
+            step.note(now.first, now.sizes)
+        exact, before = {**now.sizes, graph: sizes}, now.cut
+        now.cut = next((cut for cut in step.cuts if cut.holds(now.sizes) and cut.holds(exact) and self._keeps(cut, now)), None)
+        if now.cut is None:
+            now.cut = self._renew(now, exact, {of: before.made[of] for of, _ in now.held if of is not graph} if before is not None else {})
+        if now.cut is not None:
+            for other, made in now.cut.made.items():
+                other.use(made)
+        return self._took(now, graph)
+
+    @staticmethod
+    def _took(now: Sized, graph: Graph) -> bool:
+        now.calls.append(now.cut.made[graph] if now.cut is not None else None)
+        return now.cut is not None
+
+    def _keeps(self, cut: Cut, now: Sized) -> bool:
+        """Returns whether a step stays in the budget with a cut, after what it has saved already."""
+        known = None if now.calls else cut.knows(now.sizes)
+        if known is not None:
+            return known
+        self._resize(now.sizes)
+        for graph, made in cut.made.items():
+            graph.use(made)
+        fits = self._most_over(now.step.events(), cut.more + _held(now)) <= 0
+        if not now.calls:
+            cut.note(now.sizes, fits)
+        self._check_next()
+        return fits
+
+    def _renew(self, now: Sized, exact: Sizes, stay: dict[Graph, Compiled]) -> Optional[Cut]:
+        """Plans a step for larger sizes, and compiles its graphs. Returns None if that does not fit in the budget.
+
+        exact: the sizes of the call that comes, where `now` has those of others, too. stay: graphs that have run and are as they are.
+        """
+        step = now.step
+        if any(at_most(sizes, now.sizes) for sizes in step.exceeds):
+            return None
+        more = self._state_bytes() - step.state - (self._states.all_outside() - step.outside) + self._unforeseen
+        with _disable_current_modes(), torch.random.fork_rng([torch.cuda.current_device()] if self._device == "cuda" else []):
+            for sizes in step.larger(now.sizes, exact):
+                self._resize(sizes)
+                for graph, made in stay.items():
+                    graph.use(made)
+                over, left = self._settle([graph for graph in step.graphs if graph not in stay], step.events(), more, True)
+                cut = Cut({graph: graph.made for graph in step.graphs}, left) if over <= 0 else None
+                if cut is not None and cut.holds(exact) and (
+                        not now.calls or self._most_over(step.events(), left + _held(now)) <= 0):
+                    break
+            else:
+                if not now.calls:
+                    step.exceeds.append(now.sizes)
+                if self._counts:
+                    log.warning("spillway: no plan within %s was found for sizes of %s: such a step runs operator by operator, with what "
+                                "autograd saves on the host", self._text(self._budget), _text_of(now.sizes))
+                return None
+        step.add(cut, sizes)
+        self._predicted = self._budget + over
+        self._states.begin(self._hosted)
+        self._check_next()
+        log.info("spillway: planned %d graph%s for sizes up to %s: predicted peak %s of %s", len(step.graphs), "s" * (len(step.graphs) > 1),
+                 _text_of(sizes), self._text(self._predicted), self._text(self._budget))
+        return cut
+
+    def _resize(self, sizes: Sizes) -> None:
+        with _disable_current_modes():
+            for graph, of in sizes.items():
+                graph.resize(of, self._memory)
+
+    def _check_next(self) -> None:
+        """Has the memory of the next steps compared with the budget."""
+        if not self._fresh:
+            self._peak()
+        self._fresh = CHECKED
+
+    def _without_plan(self, graph: Graph, given: Sequence[Any]) -> Any:
+        """Runs a graph with sizes for which there is no plan: operator by operator, with what autograd saves on the host. Raises
+        `SpillwayError` where that takes too much, or the device has no other memory than the host."""
+        assert graph.joint is not None and self._sized is not None
+        self._resize(self._sized.sizes)
+        if not self._counts or self._in_use() + max(graph.joint.by_operators()) + self._unforeseen > FITS * self._budget:
+            now, self._begun = self._sized, False  # the program may go on with another step
+            raise SpillwayError(f"no plan within {self._budget:,} bytes was found for inputs with sizes of {_text_of(now.sizes)}, where "
+                                f"{_text_of(now.step.largest())} fit: give a larger budget, or smaller inputs")
+        with _saved_on_host(self._device, given), _no_autocast_cache():
+            return graph.module(*given)
 
     def _begin(self) -> None:
         """Begins a step, with state of the optimizers on the host if it is to be there."""
-        self._begun = True
+        self._begun, self._sized = True, None
         if self._counts and not self._steps:  # the first update may not fit
             gc.collect()  # otherwise plans count what later steps do not have
             own = self._own()
@@ -335,13 +319,17 @@ class CompiledFitted:
         if not self._events:
             self._state, self._there = self._state_bytes(), self._states.all_outside()
         self._note_peak()
+        if graph.places:
+            sizes = graph.sizes_of(given)
+            again = graph.sizes and graph in (call.graph for call, _ in self._events)
+            self._resize({graph: tuple(map(max, sizes, graph.sizes)) if again else sizes})
         if not graph.inputs:
             graph.inputs = pytorch.without_data(given)
             graph.autocasts = [{"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
                                for kind in dict.fromkeys(("cpu", self._device))]
         if graph.first is None:
             graph.first = self._first(graph)
-        call = Call(graph, self._in_use())
+        call = Call(graph, self._in_use(), forward_varies=self._varying())
         self._events.append((call, False))
         with _saved_on_host(self._device, given) if self._counts else contextlib.nullcontext(), _no_autocast_cache():
             results = graph.first(*given)
@@ -351,7 +339,7 @@ class CompiledFitted:
             if call.backward is None:
                 self._note_peak()
                 theirs = sum(g.nbytes for g in gradients if g is not None) if self._counts else 0  # the graph has them
-                call.backward = self._in_use() - theirs
+                call.backward, call.backward_varies = self._in_use() - theirs, max(0, self._varying() - theirs)
                 self._events.append((call, True))
         for result in results:
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:
@@ -377,8 +365,11 @@ class CompiledFitted:
                 self._fit_in([graph], events, more)
                 if not self._compile([graph]) or self._most_over(events, more) <= 0:
                     break
-            first, graph.choice, graph.compiled, graph.code = graph.compiled, None, None, None
-            return first
+            made, graph.choice, graph.compiled, graph.code = graph.made, None, None, None
+
+            def first(*given: Any) -> Any:
+                return (made.run if made.symbols.hold(graph.sizes_of(given)) else graph.module)(*given)
+            return first if graph.places else made.run
 
     def _peak(self) -> int:
         """Returns the most bytes in use since it was asked last; 0 where the device does not count them."""
@@ -389,13 +380,32 @@ class CompiledFitted:
     def _note_peak(self) -> None:
         """Notes the most bytes since the last forward, unless a backward began since."""
         if self._events and not self._events[-1][1]:
-            self._events[-1][0].after = self._peak()
+            call = self._events[-1][0]
+            call.after = self._peak()
+            call.after_varies = max(0, call.after - call.forward + call.forward_varies)
 
     def _in_use(self) -> int:
-        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients and state."""
+        """Returns the bytes of the device in use; where it does not count them, those of parameters, gradients, buckets and state."""
         if self._counts:
             return self._memory.in_use()
-        return sum(p.nbytes + (p.grad.nbytes if p.grad is not None else 0) for p in self._own()) + self._state_bytes()
+        return sum(p.nbytes for p in self._own()) + self._gradient_bytes() + self._bucket_bytes() + self._state_bytes()
+
+    def _varying(self) -> int:
+        """Returns the bytes in use that may follow from sizes that vary: no gradients or state, and not there before the first step."""
+        return max(0, self._in_use() - self._gradient_bytes() - self._there_bytes() - self._other) if self._counts else 0
+
+    def _gradient_bytes(self) -> int:
+        """Returns the bytes of gradients that have memory of their own, as views of buckets have not."""
+        return sum(p.grad.nbytes for p in self._own() if p.grad is not None and not p.grad._is_view())
+
+    def _bucket_bytes(self) -> int:
+        """Returns the bytes of the buckets in which DistributedDataParallel reduces gradients, which always exist."""
+        return sum(p.nbytes for model in self._modules() for part in replicas(model) for p in part.parameters()
+                   if p.requires_grad and not getattr(p, "_ddp_ignored", False))
+
+    def _there_bytes(self) -> int:
+        """Returns the bytes of the optimizers' state that are on the device."""
+        return self._state_bytes() - self._states.all_outside()
 
     def _state_bytes(self) -> int:
         """Returns the bytes that the optimizers' state takes if all of it is on the device."""
@@ -462,15 +472,7 @@ class CompiledFitted:
                 self.remove()
                 raise
         self._states.find(self._memory, self._optimizers)
-        over, left = self._decide(graphs, events, more, given is None)
-        for free in (*[given is None] * CHEAPER, False) if over <= 0 else ():
-            if not self._compile(graphs):
-                break
-            over = self._most_over(events, left)
-            if over <= 0:
-                break
-            log.info("spillway: the code of the graphs takes %s more than the budget", self._text(over))
-            over, left = self._decide(graphs, events, more, free)
+        over, left = self._settle(graphs, events, more, given is None)
         self._predicted = self._budget + over
         if over > 0:
             predicted = self._predicted
@@ -480,6 +482,24 @@ class CompiledFitted:
         log.info("spillway: planned %d graph%s: predicted peak %s of %s", len(graphs), "s" * (len(graphs) > 1),
                  self._text(self._predicted), self._text(self._budget))
         self._fresh = CHECKED
+        if any(graph.places for graph in graphs):
+            step = SizedStep(events, graphs, self._state, self._there)
+            step.add(Cut({graph: graph.made for graph in graphs}, left), {graph: graph.sizes for graph in graphs})
+            for graph in graphs:
+                graph.step = step
+
+    def _settle(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int, free: bool) -> tuple[int, int]:
+        """Plans the graphs of a step if that is `free`, and compiles them. Returns what `_decide` does, by their code."""
+        over, left = self._decide(graphs, events, more, free)
+        for again in (*[free] * CHEAPER, False) if over <= 0 else ():
+            if not self._compile(graphs):
+                break
+            over = self._most_over(events, left)
+            if over <= 0:
+                break
+            log.info("spillway: the code of the graphs takes %s more than the budget", self._text(over))
+            over, left = self._decide(graphs, events, more, again)
+        return over, left
 
     def _decide(self, graphs: list[Graph], events: list[tuple[Call, bool]], more: int, free: bool) -> tuple[int, int]:
         """Plans the graphs of a step if that is `free`, and leaves state of the optimizers on the host if it still exceeds the budget.
@@ -556,14 +576,14 @@ class CompiledFitted:
 
     def _most_over(self, events: list[tuple[Call, bool]], more: int) -> int:
         """Returns by how many bytes the step exceeds the budget; at most 0 if it does not."""
-        taken = [outside + sum(other.outcome.saved for other in held) + _most(graph, backward)
-                 for graph, backward, outside, held in _moments(events)]
+        taken = [outside + sum(other.outcome.saved for other in held) + most(graph, backward)
+                 for graph, backward, outside, held in moments(events)]
         return max(taken) + more - self._budget
 
     def _room(self, graph: Graph, events: list[tuple[Call, bool]], more: int) -> Room:
         """Returns what a graph may take if the others stay as they are."""
         saved = forward = backward = self._budget
-        for runs, in_backward, outside, held in _moments(events):
+        for runs, in_backward, outside, held in moments(events):
             free = self._budget - outside - more - sum(other.outcome.saved for other in held if other is not graph)
             mine = held.count(graph)
             if runs is graph and in_backward:
@@ -571,23 +591,17 @@ class CompiledFitted:
             elif runs is graph:
                 forward = min(forward, free - mine * graph.outcome.saved)
             if mine:
-                saved = min(saved, (free - _most(runs, in_backward)) // mine)
+                saved = min(saved, (free - most(runs, in_backward)) // mine)
         return Room(max(1, min(saved, forward, backward)), max(1, forward), max(1, backward))
 
 
-def _moments(events: list[tuple[Call, bool]]) -> Iterator[tuple[Optional[Graph], bool, int, list[Graph]]]:
-    """Gives, for each forward and backward of a step, and for what follows a forward: the graph that runs, None for no graph; whether it
-    is a backward; bytes outside the graphs; and the graphs of the other calls whose saved values exist."""
-    held: list[Call] = []
-    for call, backward in events:
-        if backward and call in held:
-            held.remove(call)
-        outside = call.backward if backward else call.forward
-        assert outside is not None
-        yield call.graph, backward, outside, [other.graph for other in held]
-        if not backward:
-            held.append(call)
-            yield None, False, call.after, [other.graph for other in held]
+def _held(now: Sized) -> int:
+    """Returns by how many bytes the calls of a step so far have saved more than they do as its graphs are cut now."""
+    return sum(max(0, (made.code or made.choice.outcome).saved - graph.outcome.saved) for graph, made in now.held if made is not None)
+
+
+def _text_of(sizes: Sizes) -> str:
+    return ", ".join(map(str, dict.fromkeys(size for of in sizes.values() for size in of)))
 
 
 def _names(joint: Joint, keep: frozenset[int], near: int) -> tuple[list[str], list[str]]:
@@ -612,13 +626,6 @@ def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
         if near is None or any(joint.draws[i] for i in joint.split(set(keep))[1] if planned.saved is not None):
             raise SpillwayError(f"graph {number} of the plan recomputes what no plan of this version does: plan the step anew, without plan=")
         graph.choice = Choice(keep, near, joint.outcome(set(keep), near))
-
-
-def _most(graph: Optional[Graph], backward: bool) -> int:
-    """Returns the most bytes that a graph takes in forward, or in backward."""
-    if graph is None:
-        return 0
-    return graph.outcome.backward if backward else graph.outcome.forward
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import torch
 
 from ..base.errors import SpillwayError
 from ..compiled.rates import rates_of
-from .compiled import CompiledFitted, Graph
+from .compiled import CompiledFitted
+from .compiled_graph import Graph
 
 FORMAT = "spillway-torch-explain-compiled"
 RUNGS = 7  # of the curve

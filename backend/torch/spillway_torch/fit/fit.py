@@ -24,11 +24,11 @@ from ..run.library import steps_library
 from ..run.updates import can_host
 from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.hooks import Hooks, in_backward
-from ..tape.regions import is_compiled
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import (
-    BUDGET, CALL, STATE, allowed_of, are_reduced, device_type, models_of, optimizers_of, refuse_kinds, refuse_running, repeated_blocks)
+    BUDGET, CALL, STATE, allowed_of, are_reduced, check_compiler, device_type, is_compiled_whole, models_of, optimizers_of, refuse_kinds, refuse_running,
+    repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken
@@ -672,7 +672,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     if compile not in (None, "blocks") or compile and compiled is False:
         raise SpillwayError(f"compile is {compile!r}, and compiled {compiled}; expected compile='blocks', without compiled=False, or None")
     if compiled is None:
-        compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled(one) for one in given)
+        compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled_whole(one) for one in given)
     allowed = allowed_of(allow)
     models, optimizers = models_of(model, compiled, early_updates), optimizers_of(optimizer)
     device = device_type(models)
@@ -683,6 +683,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         if not hook_forward or policy is not None or report_every or verify or early_updates or allowed:
             raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates and allow: "
                                 "leave them out")
+        check_compiler()
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
         return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
                               read_compiled_plan(plan) if plan is not None else None)

@@ -14,6 +14,7 @@ from ..step.host_times import read_host, set_host_times
 from ..step.recording import record_plainly
 from ..step.step import Step
 from ..tape.tape_recorder import record_tape
+from .accepted import check_compiler
 from .host import host_costs
 
 if TYPE_CHECKING:
@@ -73,5 +74,6 @@ def explain_compiled(step: Callable[[], Any], device: str = "cuda") -> CompiledC
     """
     if device not in ("cuda", "cpu"):
         raise SpillwayError(f"device '{device}' (valid: cuda, cpu)")
+    check_compiler()
     from .compiled_step import CompiledStep  # PyTorch's compiler takes seconds to load
     return CompiledStep(step, device).curve()
