@@ -357,10 +357,24 @@ class PlanTest(unittest.TestCase):
             for near in (0.9, 1.2, float("inf")):  # the last one was not measured
                 self.assertFalse(learn_host_speed(slow, near * slow.forward_seconds))
             with mock.patch.object(tape, "host_share", 1.0):
-                self.assertTrue(learn_host_speed(slow, slow.forward_seconds / 2))
+                self.assertFalse(learn_host_speed(slow, 2 * slow.forward_seconds, ahead=True))  # it may have waited for the device
+                self.assertTrue(learn_host_speed(slow, slow.forward_seconds / 2, ahead=True))
                 self.assertAlmostEqual(seconds({}), eager / 2)
                 self.assertTrue(learn_host_speed(slow, 2 * slow.forward_seconds))
                 self.assertAlmostEqual(seconds({}), eager)
+
+    def test_a_device_that_is_behind_is_not_taken_for_a_slow_host(self):
+        class Device(CpuDevice):
+            def between(self, first, last):
+                return last - first
+
+        tape = self.tape
+        executor = Executor(assemble(tape, {}), Device())
+        self.assertFalse(executor.host_was_ahead())  # nothing was timed
+        for seconds, marks, ahead in ((2.0, [1.0, 3.01], False), (3.0, [1.0, 9.0], False), (1.9, [1.0, 3.0], True), (1.0, [1.0, 2.01], False)):
+            executor.note_forward(seconds, marks)  # a longer forward says nothing
+            self.assertEqual(executor.host_was_ahead(), ahead)
+        self.assertEqual(executor.forward_seconds, 1.0)
 
     def test_operators_of_a_gpu_take_longer_beside_copies(self):
         tape = self.tape

@@ -115,6 +115,14 @@ class Device(abc.ABC):
         """Returns the time in seconds once all work is done; None where times are only estimated."""
         return None
 
+    def mark(self) -> Any:
+        """Returns an event that tells when the device has done what COMPUTE was given."""
+        return None
+
+    def between(self, first: Any, last: Any) -> float:
+        """Returns the seconds between two marks; 0 where the host itself computes."""
+        return 0.0
+
 
 class Host:
     """Memory of the host. `bytes` is one tensor of uint8."""
@@ -303,6 +311,15 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.index)
         return time.perf_counter()
 
+    def mark(self) -> Any:
+        event = torch._C._CudaEventBase(enable_timing=True)
+        event.record(self.stream())
+        return event
+
+    def between(self, first: Any, last: Any) -> float:
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
 
 class Timer:
     """Events that time operators of the current stream. The GPU sleeps where it could wait for the host, whose time they would measure."""
@@ -318,9 +335,7 @@ class Timer:
 
     def event(self) -> Any:
         """Returns an event that is done when the GPU has done all that it was given."""
-        event = torch._C._CudaEventBase(enable_timing=True)
-        event.record(self._device.stream())
-        return event
+        return self._device.mark()
 
     def busy_event(self) -> Any:
         """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun.

@@ -405,7 +405,8 @@ class Fitted:
         if over > 0:
             family.unforeseen += memory.most - rung.plan.peak
             why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
-        elif rung.checks == CHECKED and learn_host_speed(rung.plan, rung.executor.forward_seconds):
+        elif rung.checks == CHECKED and learn_host_speed(
+                rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
             family.tape.host_share = rung.plan.tape.host_share
             why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
         else:

@@ -297,14 +297,17 @@ def _known_weights(names: list[str], tape: Tape) -> tuple[str, ...]:
     return tuple(names)
 
 
-def learn_host_speed(plan: Plan, took: float) -> bool:
+def learn_host_speed(plan: Plan, took: float, ahead: bool = False) -> bool:
     """Corrects the host's time on the tape if a forward under the plan took the host much less, or much more, than predicted.
 
     took: the least seconds of a forward; infinity if none was timed.
+    ahead: whether the device was behind the host then. It may be the device that took so long: the host waits where a queue is full.
 
     Returns whether it did: then another plan may be better.
     """
     if not plan.forward_seconds or took == float("inf") or AGREES <= took / plan.forward_seconds <= 1 / AGREES:
+        return False
+    if ahead and took > plan.forward_seconds:
         return False
     plan.tape.host_share *= took / plan.forward_seconds
     return True

@@ -31,6 +31,7 @@ OUTSIDE = object()  # stands for any tensor that is no storage of the plan
 MADE, SAVED, HELD, COPIED, SCRATCH = range(5)  # kinds of operands (step_library.h)
 GUARDED = 0.9975  # of the budget, beyond which saved tensors go to the host
 UNLIMITED = (1 << 63) - 1
+AHEAD = 1.05  # times as long as the host: by more, the device took longer for a forward because it was behind
 NEAR = 1000  # operators before one that may lie between the same two saved tensors
 CHANGED = ("one of the variables needed for gradient computation has been modified by an inplace operation: {} is at version {}; "
            "expected version {}")
@@ -112,12 +113,22 @@ class Executor:
         self.device = device if device is not None else device_of(plan.tape.device)
         self.deviations: list[str] = []  # the reasons of all steps
         self.forward_seconds = float("inf")  # the least that the host took for a forward without surprises
+        self._marks: list[Any] = []  # of the device, around that forward
         self.host = host if host is not None else HostMemory()
         self._recipes = _recipes_of(plan)
         self._library = steps_library()
         self._table = self._make_table(like if like is not None else plan.tape)
         if plan.host_bytes and not self.host.spare:
             self.host.shared(self.device).reserve(plan.host_bytes)
+
+    def note_forward(self, seconds: float, marks: list[Any]) -> None:
+        """Notes what the host took for a forward without surprises, between these marks of the device."""
+        if seconds < self.forward_seconds:
+            self.forward_seconds, self._marks = seconds, marks
+
+    def host_was_ahead(self) -> bool:
+        """Returns whether the device was still at work when that forward had ended: the host may have waited for a place in its queue."""
+        return len(self._marks) == 2 and self.device.between(*self._marks) > AHEAD * self.forward_seconds
 
     def _make_table(self, like: Tape) -> Any:
         plan, tape, library, device = self.plan, self.plan.tape, self._library, self.device
@@ -292,6 +303,7 @@ class _Run:
         self._executor = executor
         self._began, self._pieces = time.perf_counter(), len(executor.host.pieces)
         self._ended: float | None = None
+        self._marks = [executor.device.mark()]
         saved = self.saved = make(table, self.deviate, verify)
         hooks = without_compilation(*saved.hooks) if executor.plan.tape.compiled else saved.hooks
         self.hooks = Hooks(hooks, saved, stay, saved)
@@ -338,6 +350,7 @@ class _Run:
     def end_forward(self) -> None:
         """Notes the time of the host: its forward may have ended."""
         self._ended = time.perf_counter()
+        self._marks[1:] = [self._executor.device.mark()]
 
     def end(self, complete: bool = True) -> None:
         """Ends the part of the step whose tensors are planned; backward may follow later.
@@ -348,8 +361,7 @@ class _Run:
         if complete and self.deviation is None and self.packs < self._executor.plan.tape.packed:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._executor.plan.tape.packed}")
         if complete and self.deviation is None and self.guarded == 0 and self._pieces == len(self._executor.host.pieces):
-            took = (self._ended or time.perf_counter()) - self._began
-            self._executor.forward_seconds = min(self._executor.forward_seconds, took)
+            self._executor.note_forward((self._ended or time.perf_counter()) - self._began, self._marks)
 
     def deviate(self, reason: str) -> None:
         """Notes why the plan is not carried out for some storage, which stays, or goes to the host where memory is short."""
