@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spillway_torch import NotRecordableError, pretend, record
 from spillway_torch.base.table import TAKEN_APART
+from spillway_torch.step.host_times import HostTimes, set_host_times
 from spillway_torch.step.recorder import Recorder
 
 try:
@@ -111,6 +112,17 @@ class ShardedTest(unittest.TestCase):
                 # activations; the sum and its gradient.
                 self.assertEqual(peak(recorded), layers * (3 * whole // size + 4) + 4 * whole + (layers - 2) * whole // size +
                                  4 * activation + 8)
+
+    def test_the_host_works_for_fsdp(self):
+        recorded = self.stacked(2, layers=3)
+        of = {name: [(op.phase, op.attributes.get("operators", 1)) for op in recorded.operators if op.name == f"fsdp::{name}"]
+              for name in ("all_gather_copy_in", "chunk_cat", "split_with_sizes_copy")}
+        self.assertEqual(set(of["all_gather_copy_in"]), {("forward", 1 + 26 + 30 + 3), ("backward", 1 + 26 + 3)})
+        self.assertEqual(of["chunk_cat"], [("backward", 1 + 32 + 3)] * 3)
+        self.assertEqual({count for _, count in of["split_with_sizes_copy"]}, {1})
+        set_host_times(recorded, HostTimes(1e-6, 1e-6, 0.0, 1e-6, 0.0))
+        taken = sum(op.host_ns for op in recorded.operators) - 1000 * len(recorded.operators)
+        self.assertEqual(taken, 1000 * sum(count - 1 for found in of.values() for _, count in found))
 
     def test_types_and_resharding(self):
         mixed = self.stacked(2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))

@@ -157,6 +157,10 @@ SHRUNK_LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "soft_margin_loss": 2, "bin
 # us for each (experiments/evidence/executor/blind, the cases of tensor parallelism).
 TAKEN_APART = 13
 
+# FSDP2's own work around these operators takes the host as long as so many others: for a module, in addition if that is in forward, and
+# for each of its parameters (experiments/evidence/collectives/fsdp_host).
+FSDP_WORK = {"fsdp::all_gather_copy_in": (26, 30, 3), "fsdp::chunk_cat": (32, 0, 3)}
+
 # ---- torch.cuda ----
 
 # Functions of torch.cuda that do nothing on a pretended GPU.

@@ -163,7 +163,7 @@ def set_host_times(step: StepData, times: HostTimes) -> None:
             seconds = times.backward
         else:
             seconds = times.forward + times.autocast * (half and _is_wrapped(op))
-        op.host_ns = max(round(seconds * 1e9), 1)
+        op.host_ns = max(round(seconds * op.attributes.get("operators", 1) * 1e9), 1)
 
 
 def main(arguments: list[str]) -> int:

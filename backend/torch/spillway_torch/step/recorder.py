@@ -493,8 +493,10 @@ class Recorder(TorchDispatchMode):
         flags = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         path, phase, layer = self.take.place()
         lane, after = self.lanes.place(collective, (operand.storage.number for operand in (*read, *writes)))
-        if self.taken_apart and not self.target.real:
-            attributes = {**attributes, "operators": 1 + table.TAKEN_APART * self.taken_apart}
+        module, forward, parameter = table.FSDP_WORK.get(name, (0, 0, 0))
+        others = table.TAKEN_APART * self.taken_apart + module + forward * (phase == "forward") + parameter * attributes.get("tensors", 0)
+        if others and not self.target.real:
+            attributes = {**attributes, "operators": 1 + others}
         self.taken_apart = 0
         self.take.operators.append(Operator(name, path, phase, read, writes, flops, random, layer, self.scratch, attributes,
                                             flags.allow_tf32, lane=lane, after=after, collective=collective))
