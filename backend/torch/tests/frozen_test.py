@@ -21,6 +21,7 @@ from spillway_torch import fit, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.fit.family import Family
+from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import predict
 from spillway_torch.run.frozen import HostedWeights
 from spillway_torch.tape.frozen import Frozen, chosen, visits
@@ -494,6 +495,8 @@ class FitTest(unittest.TestCase):
             self.assertLess(abs(seconds[-1] - copied), 0.05 * copied + 2 * plan.eager_seconds)
         self.assertEqual(seconds, sorted(seconds))
         self.assertGreater(seconds[-1], 100 * seconds[0])
+        left = [planned_step(tape, [], weights=names).trace()["hooks"]["copy_bytes_per_second"] for names in ((), plan.weights)]
+        self.assertEqual(left, [1e6, 1e5])  # weights take most of the link from other copies
 
     def test_a_plan_has_a_file(self):
         _, fitted = self.train(300_000, Guarded(), steps=3, drop=0)

@@ -25,6 +25,7 @@ from .plan import EVICT, OFFLOAD
 
 FETCH, READ = "spillway::fetch", "spillway::read"  # operators that stand for the copy of a weight, and for what reads it
 LANE = 1  # on which weights are fetched
+LEAST = 0.1  # of the link, that weights leave to other copies
 READ_SECONDS = 60e-6  # of the host, for a weight that comes and goes
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
 
@@ -170,6 +171,12 @@ class _Planned:
         """Returns the seconds for a copy of so many bytes from the host."""
         return size / self.tape.bandwidth if size else 0.0
 
+    def _left(self) -> float:
+        """Returns the part of the link that the copies of weights leave to others."""
+        weights = self._copying(sum(self.storages[number].size for number in self.fetched))
+        operators = sum(op.seconds for op in self.tape.ops)
+        return max(LEAST, operators / (operators + weights)) if weights else 1.0
+
     def _add_fetches(self, at: int) -> None:
         """Adds the copies of weights that start behind the operator `at`. The memory of the last one that left may be theirs."""
         before = next((number for number in range(len(self.operators) - 1, -1, -1) if not self.operators[number].lane), None)
@@ -293,4 +300,4 @@ class _Planned:
             times["state"] = {"state_ns": costs.came}
         return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
                 "moves": {name: round(1e9 * seconds) for move in (*moves, "state") for name, seconds in times.get(move, {}).items()},
-                "copy_bytes_per_second": round(tape.bandwidth), "beside_copy": BESIDE if tape.device == "cuda" else 0}
+                "copy_bytes_per_second": round(tape.bandwidth * self._left()), "beside_copy": BESIDE if tape.device == "cuda" else 0}

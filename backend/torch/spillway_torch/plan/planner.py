@@ -51,14 +51,14 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     Raises `SpillwayError`, which names the floor, for a smaller budget, `NoPlanError` if no plan is found, and `ProgramError` if
     the program is missing or fails.
     """
-    budget = parse_bytes(memory)
+    budget, candidates = parse_bytes(memory), movable_storages(tape, smallest)
 
     def plan_with(weights: Sequence[Frozen]) -> Plan | FloorError | NoPlanError:
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder) / "plan.json")
             arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
             names = tuple(weight.name for weight in weights)
-            row = ask(planned_step(tape, movable_storages(tape, smallest), moves, names).trace(), folder, *arguments)[0]
+            row = ask(planned_step(tape, candidates, moves, names).trace(), folder, *arguments)[0]
             try:
                 return _plan_of(row, path, tape, budget, unforeseen, names)
             except (FloorError, NoPlanError) as error:
