@@ -1,12 +1,18 @@
 """Small steps of training and inference, by name. A case takes the name of a device and returns (model, step)."""
 
 import contextlib
+import os
+import unittest
 from collections import OrderedDict
 
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch.nn import functional as F
+
+
+# Tests of half a minute and more, which CTest has in a test of its own.
+slow = unittest.skipUnless(os.environ.get("SPILLWAY_SLOW"), "slow; ctest --preset release -R torch_slow runs it")
 
 
 def train(model, loss, *optimizers, accumulate=1, around=contextlib.nullcontext):

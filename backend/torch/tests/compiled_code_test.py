@@ -20,6 +20,7 @@ from spillway_torch.compiled.joint import ALWAYS, Joint, Outcome
 from spillway_torch.compiled.planning import Choice
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled_graph import Graph
+from cases import slow
 from compiled_test import Block, Counted, Layers, Training, joint_of, page
 
 
@@ -183,6 +184,7 @@ class InductorTest(unittest.TestCase):
         for one, other in zip(losses, same):
             self.assertAlmostEqual(one, other, places=4)  # the compiler's own code adds up in another order
 
+    @slow
     def test_the_page_shows_what_its_program_prints(self):
         program, shown = re.search(r"## An example\n\n```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -190,6 +192,7 @@ class InductorTest(unittest.TestCase):
         times = re.compile(r"(?<= in )[\d.]+(?= s\n)")
         self.assertEqual(times.sub("", "".join(lines)), times.sub("", shown), done.stdout)
 
+    @slow
     def test_dropout(self):
         def train(budget):
             torch.compiler.reset()

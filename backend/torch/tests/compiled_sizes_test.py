@@ -17,6 +17,7 @@ from spillway_torch.compiled.code import outcome_of
 from spillway_torch.compiled.joint import Outcome
 from spillway_torch.fit import compiled as fitting
 from spillway_torch.fit.compiled_graph import Call, Cut, Graph, SizedStep
+from cases import slow
 from compiled_test import Block, Breaks, ByOperators, Counted, Layers, Training, page
 
 WIDTH = 16
@@ -327,6 +328,7 @@ def call(args):
         with self.assertRaisesRegex(SpillwayError, r"a size is 1, and may vary \(valid: 2 or more\)"):
             pytorch.with_symbols(None, (1,))
 
+    @slow
     def test_the_page_shows_what_its_program_prints(self):
         program, shown = re.search(r"## Sizes that vary\n.*?```python\n(.*?)```\n\n```\n(.*?)```", page(), re.DOTALL).groups()
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -334,6 +336,7 @@ def call(args):
         times = re.compile(r"(?<= in )[\d.]+(?= s\n)")
         self.assertEqual(times.sub("", "".join(lines)), times.sub("", shown), done.stdout)
 
+    @slow
     def test_steps_take_what_the_code_says(self):
         def empty(size, stride, dtype):
             return torch.empty_strided(size, stride, dtype=dtype)  # which a device counts

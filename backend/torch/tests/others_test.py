@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 
+from cases import slow
 from spillway_torch.base.document import read_document
 
 JUDGE = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "evidence" / "others" / "judge"
@@ -76,6 +77,7 @@ class OthersTest(unittest.TestCase):
         self.assertRegex(text, r"\Abefore\n<!-- results -->\n\n## (.|\n)*\n<!-- end of results -->\nafter\n\Z")
         self.assertNotIn("stale", text)
 
+    @slow
     def test_several_gpus_communicate(self):
         """A layer gathers its sequence twice forward and four times backward, and scatters it twice in each direction. The head gathers
         it in each direction and scatters once; the words do both once, and so does the optimizer, with weights and gradients. The loss
@@ -105,6 +107,7 @@ class OthersTest(unittest.TestCase):
                 self.assertEqual(found, counts)
                 shutil.rmtree(self.folder / "out")
 
+    @slow
     def test_published_operators_become_a_table(self):
         facts = "# Some GPU, cuda:sm_100, 1e12 FLOP/s; a page\noperator,rows,depth,columns,heads,groups,fraction,backward\n"
         rows = "NT,64,32,128,,,0.5,\nattention,256,64,,4,2,0.5,0.25\n"

@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 
+from cases import slow
 from spillway_torch import __main__ as program
 from spillway_torch.step import modules, profile
 
@@ -204,6 +205,7 @@ class ProgramTest(unittest.TestCase):
             self.assertEqual(end.exception.code, 2)
             self.assertIn(text, error.getvalue())
 
+    @slow
     def test_without_a_gpu_it_writes_a_trace(self):
         with tempfile.TemporaryDirectory() as folder:
             for plan in ("none", "checkpoint", "save_on_cpu"):
