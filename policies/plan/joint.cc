@@ -153,8 +153,8 @@ std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
   return leaving;
 }
 
-// Returns `before` with growing shares of the storages: of the first ones and, if `spread`, of those
-// at equal distances.
+// Returns `before` with growing shares of the storages: of the first ones and, if `spread`, of
+// those at equal distances.
 std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
                                             const std::vector<TensorId>& before, bool spread) {
   std::vector<std::vector<TensorId>> sets{{}};
