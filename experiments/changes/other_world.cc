@@ -54,22 +54,23 @@ class Shards {
   int64_t ShardsIn(TensorId id) const { return groups_[Index(liveness_.Root(id))]; }
   // Returns true iff the shards that the op gathers come from tensors that live across iterations.
   bool GathersParameters(const Op& op) const {
-    return std::ranges::any_of(op.inputs,
-                               [&](TensorId id) { return Shrinks(id) && IsOfParameters(id); });
+    std::vector<TensorId> roots;
+    std::set<TensorId> seen;
+    const auto add = [&](TensorId id) {
+      const TensorId root = liveness_.Root(id);
+      if (Shrinks(id) && seen.insert(root).second) roots.push_back(root);
+    };
+    std::ranges::for_each(op.inputs, add);
+    for (size_t i = 0; i < roots.size(); ++i) {
+      if (IsPersistent(trace_.tensor(roots[i]).kind)) return true;
+      for (const OpId writer : liveness_.Writers(roots[i])) {
+        if (!trace_.op(writer).IsCollective()) std::ranges::for_each(trace_.op(writer).inputs, add);
+      }
+    }
+    return false;
   }
 
  private:
-  bool IsOfParameters(TensorId id) const {
-    const TensorId root = liveness_.Root(id);
-    if (IsPersistent(trace_.tensor(root).kind)) return true;
-    return std::ranges::any_of(liveness_.Writers(root), [&](OpId writer) {
-      const Op& op = trace_.op(writer);
-      return !op.IsCollective() && std::ranges::any_of(op.inputs, [&](TensorId input) {
-        return Shrinks(input) && liveness_.Root(input) != root && IsOfParameters(input);
-      });
-    });
-  }
-
   // Marks the shards of a collective, and the tensors that are made of the shards of all processes.
   void Begin(const Op& op) {
     const std::string_view kind = OperatorOf(op);
@@ -116,6 +117,7 @@ class Shards {
           if (Shrinks(id)) counts.insert(Elements(trace_.tensor(id)));
         }
       }
+      counts.erase(0);
       counts.erase(1);
       for (const auto* operands : {&op.inputs, &op.outputs}) {
         for (const TensorId id : *operands) {

@@ -111,6 +111,23 @@ TEST(OtherWorldTest, ShardsAreRoundedUpAndLieSideBySide) {
   EXPECT_EQ(made.recording->requests[2].size, Bytes(160));  // of the size of y
 }
 
+// Two tensors, each of which an op computes from both, are gathered.
+TEST(OtherWorldTest, ShardsThatComeFromEachOtherAreFollowedOnce) {
+  testing::TraceBuilder builder;
+  for (const char* name : {"a", "b"}) builder.Tensor(name, TensorKind::kActivation, 32);
+  builder.Tensor("g", TensorKind::kActivation, 128);
+  builder.Op("make", Phase::kForward, {}, {"a", "b"});
+  builder.Op("mix", Phase::kForward, {"a", "b"}, {"a", "b"});
+  builder.Op("gather", Phase::kForward, {"a"}, {"g"});
+  Trace trace = builder.Build();
+  for (Tensor& tensor : trace.tensors) tensor.shape = {tensor.size.count() / 4};
+  trace.recording = {"PyTorch", "GPU", {}, {}, {}, {}};
+  for (Op& op : trace.ops) op.recorded = RecordedCost();
+  trace.ops[2].slots[0].signature = "all_gather 8";
+  trace.ops[2].attributes = {{"bytes", 128}, {"ranks", 4}, {"stride", 1}};
+  EXPECT_THROW(WithWorld(trace, 8), UsageError);  // they are no parameters
+}
+
 TEST(OtherWorldTest, TheSameWorldIsTheSameStep) {
   Trace step = Step();
   const Trace made = WithWorld(step, 4);
