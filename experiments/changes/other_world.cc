@@ -52,6 +52,12 @@ class Shards {
   bool Shrinks(TensorId id) const { return IsSharded(id) || IsPiece(id); }
   // Returns the number of shards that are side by side in the storage; 0 if it holds none.
   int64_t ShardsIn(TensorId id) const { return groups_[Index(liveness_.Root(id))]; }
+  // Returns true iff the op copies the shards of all processes out of a gathered tensor, one tensor
+  // for each parameter.
+  bool CopiesOut(const Op& op) const {
+    return !op.IsCollective() && op.inputs.size() == 1 && ShardsIn(op.inputs[0]) > 0 &&
+           ElementsOf(op.outputs) == Elements(trace_.tensor(op.inputs[0]));
+  }
   // Returns true iff the shards that the op gathers come from tensors that live across iterations.
   bool GathersParameters(const Op& op) const {
     std::vector<TensorId> roots;
@@ -202,25 +208,30 @@ struct Factor {
 // Makes the tensors those of another world.
 class Resizing {
  public:
-  Resizing(const Trace& trace, const Shards& shards, Factor factor, Trace& made)
-      : trace_(trace), shards_(shards), factor_(factor), made_(made) {
+  // All arguments outlive this object.
+  Resizing(const Trace& trace, const Shards& shards, Factor factor)
+      : trace_(trace), shards_(shards), factor_(factor), made_(trace) {}
+
+  // Returns the trace with these tensors, and the ops as they were.
+  Trace Build() {
     std::map<TensorId, std::vector<TensorId>> views;
     std::vector<TensorId> pieces;
-    for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    for (size_t i = 0; i < trace_.tensors.size(); ++i) {
       const auto id = static_cast<TensorId>(i);
-      if (shards.IsPiece(id)) pieces.push_back(id);
-      if (!shards.IsSharded(id)) continue;
-      factor.Shrink(made.tensors[i]);
-      const TensorId root = shards.liveness().Root(id);
+      if (shards_.IsPiece(id)) pieces.push_back(id);
+      if (!shards_.IsSharded(id)) continue;
+      factor_.Shrink(made_.tensors[i]);
+      const TensorId root = shards_.liveness().Root(id);
       if (id != root) views[root].push_back(id);
     }
     for (const auto& [root, ids] : views) Lay(root, ids);
     for (const TensorId id : pieces) Cut(id);
-    for (const Op& op : trace.ops) {
-      if (shards.Grows(op)) Pad(op);
-      if (!op.IsCollective() && op.inputs.size() == 1) PadParts(op);
+    for (const Op& op : trace_.ops) {
+      if (shards_.Grows(op)) Pad(op);
+      if (shards_.CopiesOut(op)) PadParts(op);
     }
     Request();
+    return std::move(made_);
   }
 
  private:
@@ -312,11 +323,9 @@ class Resizing {
     }
   }
 
-  // Does the same with what an op copies out of a gathered tensor: the shards of all processes, one
-  // tensor for each parameter.
+  // Does the same with what an op copies out of such a tensor.
   void PadParts(const Op& op) {
     const int64_t ranks = shards_.ShardsIn(op.inputs[0]);
-    if (ranks == 0) return;
     const std::vector<TensorId> shards = CopiedInto(shards_.liveness().Root(op.inputs[0]));
     for (size_t i = 0; i < std::min(shards.size(), op.outputs.size()); ++i) {
       const Tensor& part = trace_.tensor(op.outputs[i]);
@@ -368,7 +377,7 @@ class Resizing {
   const Trace& trace_;
   const Shards& shards_;
   const Factor factor_;
-  Trace& made_;
+  Trace made_;
 };
 
 // Changes the work of an op that has shards among its operands, and the size of a growing group.
@@ -401,9 +410,7 @@ void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace
     if (before > 0) set("bytes", largest.count());
     return;
   }
-  const bool reads_shards = std::ranges::any_of(
-      op.inputs, [&](TensorId id) { return shards.ShardsIn(id) > 0 && !shards.Shrinks(id); });
-  if (reads_shards) set("row", factor.Of(Number(op, "row")));
+  if (shards.CopiesOut(op)) set("row", factor.Of(Number(op, "row")));
   if (before == 0) return;
   Slot& slot = op.slots[0];
   const int64_t traffic = slot.traffic.count();
@@ -436,8 +443,7 @@ Trace WithWorld(const Trace& trace, int64_t world) {
   const Shards shards(trace);
   Check(trace, shards, world);
   const Factor factor{WorldOf(trace), world};
-  Trace made = trace;
-  const Resizing resizing(trace, shards, factor, made);
+  Trace made = Resizing(trace, shards, factor).Build();
   for (Op& op : made.ops) Rework(trace, shards, factor, made, op);
   made.name += fmt::format(",world={}", world);
   Recording& recording = *made.recording;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "experiments/output/wrap.h"
-#include "experiments/run/workload_text.h"
 
 namespace spillway::cli {
 

@@ -326,9 +326,9 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
       "Sizes are in GiB.\n\n" +
       FormatRanked<FitRow>(FitColumns(), shown, verdicts, standing, "the fastest", width) +
       ExplainReclaims(verdicts);
-  std::set<std::string_view> told;
+  std::set<std::string_view> met;
   for (const std::string& workload : workloads) {
-    if (!told.insert(workload).second) continue;
+    if (!met.insert(workload).second) continue;
     std::vector<HostPart> hosts;
     for (const FitRow& row : verdicts) {
       if (row.workload == workload && row.policy == "as-recorded") {
@@ -348,7 +348,7 @@ std::string FormatFits(const std::vector<Fit>& fits, size_t width) {
   for (const Fit& fit : fits) {
     if (fit.as_it_is.status == FitStatus::kNot) text += FormatChanges(fit, width);
   }
-  told.clear();  // the peak is the same on all devices
+  std::set<std::string_view> told;  // workloads; the peak is the same on all devices
   for (const Fit& fit : fits) {
     const std::string& workload = fit.as_it_is.workload;
     if (!told.insert(workload).second) continue;

@@ -27,8 +27,8 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import (
-    BUDGET, CALL, STATE, allowed_of, are_reduced, check_compiler, device_type, is_compiled_whole, models_of, optimizers_of, refuse_kinds, refuse_running,
-    repeated_blocks)
+    BUDGET, CALL, STATE, allowed_of, are_reduced, check_compiler, device_type, is_compiled_whole, models_of, optimizers_of, refuse_kinds,
+    refuse_running, repeated_blocks)
 from .family import Family, Rung, text_of
 from .host import host_costs
 from .report import Taken

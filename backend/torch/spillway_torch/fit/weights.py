@@ -48,9 +48,9 @@ class Weights:
 
     def take_less(self, tape: Tape, update: int) -> bool:
         """Has weights on the host in each step that follows, because an update took so many bytes; returns whether that is enough."""
-        here = sum(w.bytes for w in tape.frozen) - (self._hosted.outside if self._hosted is not None else 0)
-        tape.leaving = max(tape.leaving, sum(w.bytes for w in tape.frozen) - here + update - self._budget)
-        return update - here <= self._budget
+        outside = self._hosted.outside if self._hosted is not None else 0
+        tape.leaving = max(tape.leaving, outside + update - self._budget)
+        return update - (sum(w.bytes for w in tape.frozen) - outside) <= self._budget
 
     def foresee(self, tape: Tape, most: int) -> None:
         """Has weights on the host in steps without a plan if they do not fit in the budget otherwise.
