@@ -418,10 +418,10 @@ void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace
   const int64_t left = alone ? static_cast<int64_t>(Int128{traffic} * after / before)
                              : std::max<int64_t>(0, traffic - (before - after));
   slot.traffic = Bytes(left);
-  if (alone) {
-    set("elements", factor.Of(Number(op, "elements")));
-  } else if (Number(op, "elements") == elements_before) {
+  if (Number(op, "elements") == elements_before) {
     set("elements", elements_after);
+  } else if (alone) {
+    set("elements", factor.Of(Number(op, "elements")));
   }
   if (op.recorded && traffic > 0) {
     const auto time = static_cast<Int128>(op.recorded->time.picoseconds());

@@ -15,12 +15,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A process of 4 that trains shards of a weight [12, 8] and of a bias [8], each with one moment:
+// The second process of 4 that trains shards of a weight [12, 8] and of a bias [8], each with one
+// moment:
 //
 //   forward   cast:    w [3, 8], b [2] -> s [26]        the shards side by side
 //             in:      s [0:24], s [24:26] -> g [104]   copied into this process's part of g
-//             gather:  g [0:26] -> g
-//             use:     g, x -> y [5, 8]
+//             gather:  g [26:52] -> g
+//             out:     g -> o0 [96], o1 [8]             the parameters
+//             use:     o0, x -> y [5, 8]
 //   backward  grad:    y, x -> d [104]
 //             scatter: d -> r [26]
 //   update    step:    w, b, mw, mb, r [0:24], r [24:26] -> w, b, mw, mb
@@ -45,6 +47,8 @@ Trace Step(const std::string& kind = "all_gather", Phase phase = Phase::kForward
   tensor("s1", kActivation, {2}, "s");
   tensor("g", kActivation, {104});
   tensor("g0", kActivation, {26}, "g");
+  tensor("o0", kActivation, {96});
+  tensor("o1", kActivation, {8});
   tensor("y", kActivation, {5, 8});
   tensor("d", kGradient, {104});
   tensor("r", kParameterGradient, {26});
@@ -53,7 +57,8 @@ Trace Step(const std::string& kind = "all_gather", Phase phase = Phase::kForward
   builder.Op("cast", Phase::kForward, {"w", "b"}, {"s"});
   builder.Op("in", Phase::kForward, {"s0", "s1"}, {"g"});
   builder.Op("gather", Phase::kForward, {"g", "g0"}, {"g"});
-  builder.Op("use", Phase::kForward, {"g", "x"}, {"y"});
+  builder.Op("out", Phase::kForward, {"g"}, {"o0", "o1"});
+  builder.Op("use", Phase::kForward, {"o0", "x"}, {"y"});
   builder.Op("other", phase, {"y"}, {"y"});
   builder.Op("grad", Phase::kBackward, {"y", "x"}, {"d"});
   builder.Op("scatter", Phase::kBackward, {"d"}, {"r"});
@@ -61,12 +66,15 @@ Trace Step(const std::string& kind = "all_gather", Phase phase = Phase::kForward
   Trace trace = builder.Build();
   for (auto& [name, shape] : shapes) trace.tensors[Index(builder.Id(name))].shape = shape;
   for (const char* name : {"s1", "r1"}) trace.tensors[Index(builder.Id(name))].offset = Bytes(96);
+  trace.tensors[Index(builder.Id("g0"))].offset = Bytes(104);
   trace.tensors[Index(builder.Id("w"))].request = 0;
   trace.recording = {"PyTorch", "GPU", Duration::Milliseconds(1), Duration(), Bytes(9), Bytes(9)};
   trace.recording->requests = {{Bytes(96)}, {Bytes(104), 2}, {Bytes(160), 3}};
   for (Op& op : trace.ops) {
     op.recorded = {Duration::Microseconds(8), Duration(), Duration(), Bytes()};
     op.slots[0].traffic = Bytes(1000);
+    if (op.name == "in") op.attributes = {{"elements", 26}, {"row", 8}};
+    if (op.name == "out") op.attributes = {{"elements", 104}, {"row", 2}};
     const bool other = op.name == "other";
     if (other && kind.empty()) continue;
     if (op.name != "gather" && op.name != "scatter" && !other) continue;
@@ -101,6 +109,11 @@ TEST(OtherWorldTest, ShardsAreRoundedUpAndLieSideBySide) {
   for (const char* name : {"s", "r", "g0"}) EXPECT_EQ(Of(made, name).size, Bytes(4 * 17)) << name;
   for (const char* name : {"s1", "r1"}) EXPECT_EQ(Of(made, name).offset, Bytes(4 * 16)) << name;
   for (const char* name : {"g", "d"}) EXPECT_EQ(Of(made, name).size, Bytes(4 * 8 * 17)) << name;
+  EXPECT_EQ(Of(made, "g0").offset, Bytes(4 * 17));
+  EXPECT_EQ(Of(made, "o0").size, Bytes(4 * 8 * 16));
+  EXPECT_EQ(Of(made, "o1").size, Bytes(4 * 8));
+  EXPECT_EQ(OpOf(made, "in").attributes, (std::vector<Attribute>{{"elements", 17}, {"row", 8}}));
+  EXPECT_EQ(OpOf(made, "out").FindAttribute("row"), 1);
   for (const char* name : {"x", "y"}) EXPECT_EQ(Of(made, name), Of(step, name)) << name;
   EXPECT_EQ(OpOf(made, "gather").FindAttribute("bytes"), 4 * 8 * 17);
   EXPECT_EQ(OpOf(made, "other"), OpOf(step, "other"));  // its group is not that of all processes
@@ -137,7 +150,7 @@ TEST(OtherWorldTest, TheSameWorldIsTheSameStep) {
 
 TEST(OtherWorldTest, SharedComputationsAreRefused) {
   const auto refused = [](Trace step, double ranks, int64_t world, const std::string& text) {
-    for (Attribute& attribute : step.ops[4].attributes) {
+    for (Attribute& attribute : step.ops[5].attributes) {
       if (attribute.name == "ranks") attribute.value = ranks;
       if (attribute.name == "bytes") attribute.value = 1e6;
     }
