@@ -96,9 +96,9 @@ std::vector<FixedChange> FixedChanges(const Question& asked);
 // decides which activations move, and which share of the optimizer state is on the host. Parameters
 // are updated in backward where the step allows it, and the loss is in chunks where that helps. If
 // no such step fits, returns how much memory one needs, and a row of change "weights streamed" if
-// it fits with parameters outside, too, which `spillway_torch.fit` does not do. Returns nothing if
-// the step has no recording, or has hooks, with which `spillway plan` plans it. `as_it_is` is the
-// result of the unchanged step.
+// it fits with parameters outside, too, as `spillway_torch.fit` has frozen ones alone. Returns
+// nothing if the step has no recording, or has hooks, with which `spillway plan` plans it.
+// `as_it_is` is the result of the unchanged step.
 std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is);
 
 // Returns the result of the batch of the question in micro-batches of the batch of `part`; nullopt
