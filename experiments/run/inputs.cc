@@ -38,8 +38,13 @@ Duration HostTime(const Op& op, const HostTimes& host, bool timed) {
   // An op keeps the recorded time if its number of operators is unknown or more than a million.
   const double operators = op.FindAttribute("operators").value_or(timed ? -1 : 1);
   if (operators < 0 || operators > 1e6) return recorded;
-  const Duration assumed = host.per_operator * static_cast<int64_t>(operators);
-  if (timed) return std::min(recorded, assumed);
+  if (timed) {
+    return std::min(recorded, host.per_operator * static_cast<int64_t>(operators));
+  }
+  // All but one of them stand for work of DTensor and FSDP2, which launches nothing: where launches
+  // are slow, it is not.
+  const Duration other = std::min(host.per_operator, HostTimes().per_operator);
+  const Duration assumed = host.per_operator + other * (static_cast<int64_t>(operators) - 1);
   return recorded > Duration() && host == HostTimes() ? recorded : assumed;
 }
 

@@ -153,12 +153,17 @@ HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3)}
 # (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu): the position of `reduction`, which is 0 for no sum.
 SHRUNK_LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "soft_margin_loss": 2, "binary_cross_entropy": 3}
 
-# An operator on DTensors takes the host as long as so many others, for which it is assumed to take 7 us: the host of two H200 took 83 to 100
-# us for each (experiments/evidence/executor/blind, the cases of tensor parallelism).
-TAKEN_APART = 13
+# Seconds of the host for a tiny operator of forward on the CPU, where nobody measured it.
+PLAIN = 7e-6
 
-# FSDP2's own work around these operators takes the host as long as so many others: for a module, in addition if that is in forward, and
-# for each of its parameters (experiments/evidence/collectives/fsdp_host).
+# In addition, an operator on DTensors takes the host so many times as long where that was not measured: the host of two H200 took 83 to 100
+# us for each (experiments/evidence/executor/blind, the cases of tensor parallelism). Of a measured `PLAIN`, it takes `APART` times as
+# long (experiments/evidence/collectives/fsdp_host).
+TAKEN_APART = 13
+APART = 6
+
+# FSDP2's own work around these operators takes the host so many times as long: for a module, in addition if that is in forward, and for
+# each of its parameters (experiments/evidence/collectives/fsdp_host).
 FSDP_WORK = {"fsdp::all_gather_copy_in": (26, 30, 3), "fsdp::chunk_cat": (32, 0, 3)}
 
 # ---- torch.cuda ----

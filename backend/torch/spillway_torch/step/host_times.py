@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..base import table
 from ..base.document import write_document
 from ..base.errors import SpillwayError
 from ..base.target import parse_target
@@ -36,6 +37,7 @@ class HostTimes:
     autocast: float  # in addition, an operator of forward that autocast wraps
     update: float  # an operator of an optimizer's update over lists of tensors, without these
     tensor: float  # in addition, each tensor of such a list, with Python's work of the optimizer
+    plain: float = table.PLAIN  # a tiny operator of forward on the CPU, in multiples of which the work of DTensor and FSDP2 is known
     device: str = ""  # the device that was driven
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -71,8 +73,20 @@ def calibrate_host(device: Optional[str] = None) -> HostTimes:
     tensor = max(large.update - small.update, 0.0) / (lists * tensors)
     return HostTimes(large.forward / large.operators, large.backward / large.gradients,
                      max(half.forward - large.forward, 0.0) / half.wrapped,
-                     max(small.update / lists - small.tensors * tensor, 0.0), tensor,
+                     max(small.update / lists - small.tensors * tensor, 0.0), tensor, _plain(),
                      torch.cuda.get_device_name() if device == "cuda" else "cpu")
+
+
+def _plain() -> float:
+    """Returns the seconds of a tiny operator of forward on the CPU, as experiments/evidence/collectives/fsdp_host has it."""
+    layers, took = 32, []
+    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(16, 16, bias=False), nn.ReLU()))).bfloat16()
+    x = torch.randn(4, 16, dtype=torch.bfloat16)
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        model(x)
+        took.append(time.perf_counter() - began)
+    return min(took) / (2 * layers)
 
 
 class _Block(nn.Module):
@@ -163,7 +177,10 @@ def set_host_times(step: StepData, times: HostTimes) -> None:
             seconds = times.backward
         else:
             seconds = times.forward + times.autocast * (half and _is_wrapped(op))
-        op.host_ns = max(round(seconds * op.attributes.get("operators", 1) * 1e9), 1)
+        others: float = op.attributes.get("operators", 1) - 1
+        if op.name not in table.FSDP_WORK:
+            others *= table.APART / table.TAKEN_APART
+        op.host_ns = max(round((seconds + others * times.plain) * 1e9), 1)
 
 
 def main(arguments: list[str]) -> int:
