@@ -471,15 +471,17 @@ class FitTest(unittest.TestCase):
     def test_steps_without_a_plan_have_weights_on_the_host(self):
         """What is saved leaves for the host, and that is not enough."""
         want, _ = self.train(drop=0, lengths=1)
-        for plans in (False, True):
-            device, budget = Guarded(), int(0.9 * self.weights(want))
-            refuse = contextlib.nullcontext() if plans else mock.patch.object(Family, "plan_for")
-            with refuse, mock.patch.object(Family, "_try"):
-                got, fitted = self.train(budget, device, drop=0, lengths=1)
-            self.assertTrue(same(want.values(), got.values()))
-            self.assertGreater(fitted._weights._hosted.outside, 0)
-            self.assertLessEqual(device.peak, budget)
-            self.assertEqual("5 steps: 0 planned" in fitted.report(), not plans)
+        cases = ((True, 0.9, True), (False, 0.9, True), *((False, share, False) for share in (0.6, 0.7, 0.9, 1.15)))
+        for plans, share, checkpoints in cases:  # without checkpoints, weights come between two tensors that are saved
+            with self.subTest(plans=plans, share=share, checkpoints=checkpoints):
+                device, budget = Guarded(), int(share * self.weights(want))
+                refuse = contextlib.nullcontext() if plans else mock.patch.object(Family, "plan_for")
+                with refuse, mock.patch.object(Family, "_try"):
+                    got, fitted = self.train(budget, device, drop=0, lengths=1, checkpoints=checkpoints)
+                self.assertTrue(same(want.values(), got.values()))
+                self.assertGreater(fitted._weights._hosted.outside, 0)
+                self.assertLessEqual(device.peak, budget)
+                self.assertEqual("5 steps: 0 planned" in fitted.report(), not plans)
 
     def test_copies_take_their_time(self):
         """Over a slow link, a step takes as long as the copies of the weights, and less with fewer."""

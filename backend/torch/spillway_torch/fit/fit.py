@@ -596,6 +596,7 @@ class Fitted:
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])
         self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
+        family.unguarded += self._weights.unguarded(recorded.tape)
         known = self._structures.add(recorded.kind, family)
         if known is family:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")

@@ -9,7 +9,7 @@ import torch
 from ..base.device import Device
 from ..plan.plan import SMALLEST, Plan
 from ..run.frozen import HostedWeights
-from ..tape.frozen import WINDOWS, chosen, order_of
+from ..tape.frozen import WINDOWS, chosen, order_of, window_of
 from ..tape.regions import is_compiled
 from ..tape.tape import Tape
 from ..tape.tape_recorder import TapeRecorder
@@ -60,6 +60,10 @@ class Weights:
         over = most - int(UNPLANNED * self._budget)
         one = max((weight.bytes for weight in tape.frozen), default=0)  # that an operator reads, beside those that come
         self._unplanned = [w.name for w in chosen(tape.frozen, over * WINDOWS // (WINDOWS - 1) + one)] if over > 0 else []
+
+    def unguarded(self, tape: Tape) -> int:
+        """Returns the bytes that steps without a plan may take between two saved tensors, because weights come meanwhile."""
+        return window_of(sum(weight.bytes for weight in tape.frozen if weight.name in self._unplanned))
 
     def begin(self, plan: Plan, planned: bool) -> None:
         """Begins a step. Raises `SpillwayError` if the host has no room.
