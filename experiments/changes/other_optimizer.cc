@@ -28,10 +28,10 @@ struct AdamUpdate {
   bool Has(OpId op) const { return ops[Index(op)]; }
 };
 
-// Updates in parts have at most so many bytes of state each, and there are at least so many, as
-// `spillway_torch.fit` divides them.
+// Updates in parts have at most so many bytes of state each if there are not too many parts then,
+// and there are at least so many, as `spillway_torch.fit` divides them.
 constexpr Bytes kMostOfPart(64 << 20);
-constexpr int64_t kParts = 16;
+constexpr int64_t kManyParts = 128, kParts = 16;
 
 bool IsLarge(const Tensor& tensor) { return Elements(tensor) >= kLeastMoments; }
 
@@ -400,7 +400,8 @@ std::optional<Trace> WithUpdatesInParts(const Trace& trace, const CostModel& cos
     for (const Updated& one : of) op.inputs.push_back(one.gradient);
     return op;
   };
-  const Bytes most = std::min(kMostOfPart, Bytes(moments.count() / kParts));
+  const Bytes most = std::min(std::max(kMostOfPart, Bytes(moments.count() / kManyParts)),
+                              Bytes(moments.count() / kParts));
   const Bytes wanted(eighths == 8 ? moments.count() : moments.count() / 8 * eighths);
   std::vector<std::pair<size_t, Op>> parts;
   std::vector<Updated> of, rest;  // the parameters of the part, and of the op behind all parts

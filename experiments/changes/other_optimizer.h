@@ -41,11 +41,12 @@ struct OffloadedStep {
 std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const Device& device,
                                                     const CostModel& cost);
 
-// Returns the step with updates in parts of at most 64 MiB of moments, as `spillway_torch.fit`
-// makes them of those on the host. A policy can have the moments of a part outside but while its
-// update runs. An update takes its share of the time of all, and no more temporary tensors than its
-// part needs. Returns nullopt in the cases of `With8BitOptimizer`, or if a large parameter has no
-// gradient of its own. REQUIRES: the trace has a recording. `cost` has times for its ops.
+// Returns the step with updates in parts of at most 64 MiB of moments, or a 128th of all if that is
+// more, as `spillway_torch.fit` makes them of those on the host. A policy can have the moments of a
+// part outside but while its update runs. An update takes its share of the time of all, and no more
+// temporary tensors than its part needs. Returns nullopt in the cases of `With8BitOptimizer`, or if
+// a large parameter has no gradient of its own. REQUIRES: the trace has a recording. `cost` has
+// times for its ops.
 //
 // If updates are `early`, each follows the op of backward that completes its last gradient, and its
 // gradients are then freed; nullopt also in the other cases of `WithOffloadedOptimizer`. Else they

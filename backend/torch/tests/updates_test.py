@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import tempfile
 import unittest
 from unittest import mock
@@ -165,28 +166,61 @@ class UpdatesTest(unittest.TestCase):
         def add(training):
             training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
 
-        for change, begun, message in ((clip, False, "gradients are changed between backward and the update"),
-                                       (add, False, "gradients add up over several backwards"),
-                                       (add, True, "gradients add up over several backwards")):
+        def scale(training):
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(torch.ones(()))
+            scaler.unscale_(training.optimizer)
+
+        def look(training):
+            next(p.grad for p in training.model.parameters() if p.grad is not None).norm().item()
+
+        used, added = "gradients are used between backward and the update", "gradients add up over several backwards"
+        for (change, message), begun in itertools.product(((clip, used), (scale, used), (look, used), (add, added)), (False, True)):
             with self.subTest(change.__name__, begun=begun):
                 training = Training(KINDS["adamw"])
                 hosted = HostedState(training.optimizer, CpuDevice(), early=True)
                 if begun:
                     hosted.settle()
                     training.step()
-                    hosted.start_early()
+                hosted.start_early()
                 hosted.settle()
                 training.optimizer.zero_grad()
                 training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
                 with self.assertRaisesRegex(SpillwayError, "early_updates: " + message):
                     change(training)
-                    training.optimizer.step()
+                hosted.close()
+                self.assertTrue(all(p.grad is None for p in training.model.parameters()))
         training = Training(KINDS["adamw"])
         hosted = HostedState(training.optimizer, CpuDevice(), early=True)
         hosted.settle()
         training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
         with self.assertRaisesRegex(SpillwayError, "early_updates: gradients add up"):
             hosted.settle()  # another forward begins
+
+    def test_state_comes_back(self):
+        """At once for the first time, and only after several steps that need less once it had to leave again."""
+        want = Training(KINDS["adamw"])
+        for _ in range(2):
+            want.step()
+        for early in (False, True):
+            with self.subTest(early=early):
+                training = Training(KINDS["adamw"])
+                device = Adversary(3)
+                hosted = HostedState(training.optimizer, device, early)
+                hosted.start_early()
+                shares = []
+                for at, share in enumerate((1, 0, 0.05, 1, 0.03, 1, 0.03, 0.03, 1)):
+                    total = sum(hosted.sizes)  # less, once it is known that a parameter has no state
+                    hosted.move(int(share * total))
+                    shares.append(hosted.outside / total)
+                    hosted.settle()
+                    training.step()
+                    if at == 1:
+                        self.assertTrue(same(want.values(), training.values()))
+                        self.assertEqual((hosted.existing()[1], hosted._hosts), (0, []))
+                self.assertEqual([shares[at] for at in (0, 1, 3, 4, 5, 6, 8)], [1, 0, 1, 1, 1, 1, 1])
+                self.assertTrue(0.05 <= shares[2] < 1 and 0.03 <= shares[7] < 1)
+                self.assertEqual(device.violations, [])
 
     def test_state_dicts_are_those_of_the_optimizer(self):
         for name in ("adamw", "sgd"):
@@ -414,6 +448,43 @@ class FitTest(unittest.TestCase):
                     plans.append(fitted.plan)
                 self.assertLess(plans[1].floor.bytes, plans[0].floor.bytes)
                 self.assertLess(plans[1].seconds, plans[0].seconds)
+
+    def test_gradients_that_do_not_fit_together(self):
+        """The first step already updates parameters while backward runs."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        rows = (16,) * 6
+        want, *_ = self.train(KINDS["adamw"], rows=rows)
+        with self.assertRaisesRegex(SpillwayError, "and so does early_updates=True, if the program neither clips"):
+            self.train(KINDS["adamw"], int(2.1 * parameters), Guarded(), rows)
+        device = Guarded()
+        got, _, fitted = self.train(KINDS["adamw"], int(2.1 * parameters), device, rows, early_updates=True)
+        self.assertTrue(same(want, got))
+        self.assertLessEqual(device.peak, int(2.1 * parameters))
+        self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
+
+    def test_state_comes_back_with_a_plan(self):
+        """The first update takes memory for all gradients, which early ones do not."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        want, *_ = self.train(KINDS["adamw"], rows=(16,) * 6)
+        device = Guarded()
+        got, optimizer, fitted = self.train(KINDS["adamw"], int(3.9 * parameters), device, (16,) * 6, early_updates=True)
+        self.assertTrue(same(want, got))
+        self.assertLessEqual(device.peak, int(3.9 * parameters))
+        self.assertEqual((fitted.plan.state, fitted._states.outside(optimizer)), (0, 0))
+
+    def test_gradients_that_are_clipped_later(self):
+        """The step in which the program first looks at them raises an error."""
+        with counted(Guarded()):
+            model = Wide()
+            optimizer = torch.optim.AdamW(model.parameters())
+            fit(model, optimizer, 1 << 40, early_updates=True)
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(16, 64)).square().mean().backward()
+                if step == 3:
+                    with self.assertRaisesRegex(SpillwayError, "early_updates: gradients are used between backward and the update"):
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
 
     def test_steps_of_other_sizes(self):
         """One ladder of plans; a larger step takes more state to the host."""

@@ -21,7 +21,7 @@ from ..plan.planner import learn_host_speed
 from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
-from ..run.updates import can_host
+from ..run.updates import GivenUp, can_host
 from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
@@ -59,6 +59,7 @@ class Recording:
 
     recorder: TapeRecorder
     gradients: int  # bytes of them before the step
+    outside: int  # bytes of state that were on the host before it
     kind: Kind
     shapes: Shapes
     later: Shapes = ()  # those of the inputs of calls after the first one
@@ -76,6 +77,7 @@ class Recorded:
     tape: Tape
     used: list[int]  # bytes during each operator
     most: int  # bytes that the step took
+    update: int  # bytes that it took while it updated parameters
     gradients: int  # bytes of them before the step
     device: Device
     kind: Kind
@@ -440,13 +442,16 @@ class Fitted:
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
         self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
+        self._states.record(recorder)
         recorder.mix = steps_library().mix
         try:
             recorder.begin(stay)
         except BaseException:
             self._weights.end_recording()
+            self._states.record(None)
             raise
-        self._state = Recording(recorder, self._gradient_bytes() if self._device == "cuda" else 0, kind, shapes)
+        on_gpu = self._device == "cuda"
+        self._state = Recording(recorder, self._gradient_bytes() if on_gpu else 0, self._states.all_outside() if on_gpu else 0, kind, shapes)
         self._structures.recordings += 1
         self._taken.guards = recorder.device.in_use() >= 0
         self._taken.record()
@@ -488,6 +493,7 @@ class Fitted:
         families = self._structures.all()
         assert isinstance(self._state, Recording)
         self._weights.end_recording()
+        self._states.record(None)
         self._state = Planned(self._state.recorder.device, families[-1]) if families else Waiting()
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -512,7 +518,7 @@ class Fitted:
 
     def _gradient_bytes(self) -> int:
         """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
-        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None and not isinstance(p.grad, GivenUp))
         return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
 
     def _new_state(self) -> int:
@@ -542,9 +548,9 @@ class Fitted:
         most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, most)
         state.recorder.device.memory()
-        there = self._states.all_outside() if self._device == "cuda" else 0
-        self._state = Recorded(tape, [used + there for used in tape.used], there + most, state.gradients, state.recorder.device, state.kind,
-                               (*state.shapes, *state.later), state.later, state.recorder.hosts(), self._states.finished(state.recorder))
+        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.recorder.most_of_updates,
+                               state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
+                               state.recorder.hosts(), self._states.finished(state.recorder))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
@@ -573,12 +579,14 @@ class Fitted:
                 state.used[ended:] = state.used[ended - 1:ended] * (len(state.used) - ended)
         if isinstance(state, Recorded):
             memory = state.device.memory()
-            update = memory.most if memory is not None else 0
+            update = max(memory.most if memory is not None else 0, state.update)
             if update > self._budget and not self._weights.take_less(state.tape, update) and not self._states.take_less(update):
                 self._state = Waiting()
+                early = "" if state.gradients or are_reduced(self._model) or self._states.early_gradients is None else (
+                    ", and so does early_updates=True, if the program neither clips gradients nor adds them up")
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
                                     f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
-                                    "lowers it")
+                                    f"lowers it{early}")
             state = self._make_plan(state, (self._new_state(), 0))
         if isinstance(state, Planned):
             self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
@@ -653,7 +661,7 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         the backward raises RuntimeError where they differ. 0 for none.
     early_updates: whether parameters are updated on a GPU as soon as backward has made their gradients, which are then given up, so that
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
-        not look at gradients, clip them or add them up; the optimizer's step raises `SpillwayError` where the first step shows that.
+        not look at gradients, clip them or add them up: what uses a gradient that was given up raises `SpillwayError`.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
         is compiled. It takes none of the five options above, and no `allow`.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch

@@ -9,7 +9,7 @@ import torch
 
 from ..base.device import Device
 from ..run.buckets import STAGES
-from ..run.updates import HostedState, can_host
+from ..run.updates import GivenUp, HostedState, can_host
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
 
@@ -26,6 +26,11 @@ class States:
         self._least = 0  # bytes that are on the host whatever a plan says, because an update takes more
         self._without_plan = 0  # bytes that are on the host in steps without a plan
         self._hosted: weakref.WeakKeyDictionary[torch.optim.Optimizer, HostedState] = weakref.WeakKeyDictionary()
+
+    def record(self, recorder: TapeRecorder | None) -> None:
+        """Notes what records the steps that follow; None if nothing does."""
+        for hosted in self._hosted.values():
+            hosted.record(recorder)
 
     def find(self, device: Device, known: Iterable[torch.optim.Optimizer]) -> None:
         """Finds optimizers whose state can be on the host, if that has other memory, among those that were given and those known."""
@@ -58,9 +63,8 @@ class States:
         """
         size = max(self._without_plan if planned is None else planned, self._least)
         for hosted in self._hosted.values():
-            if size > 0:
-                hosted.move(size)
-                size -= sum(hosted.sizes)
+            hosted.move(max(0, size))
+            size -= sum(hosted.sizes)
             hosted.settle()
 
     def foresee(self, in_use: int, gradients: int, trained: int) -> None:
@@ -73,6 +77,9 @@ class States:
                                                   for hosted in self._hosted.values())
         if self._hosted and most > self._budget:
             self._least = most - self._budget + STAGES * max(self.parts, default=0)
+        if in_use + trained - gradients + self.unguarded > self._budget:
+            for hosted in self._hosted.values():
+                hosted.start_early()
 
     def foresee_backward(self, most: int) -> None:
         """Has state on the host in steps without a plan if they do not fit in the budget otherwise.
@@ -90,10 +97,10 @@ class States:
 
     def finished(self, recorder: TapeRecorder) -> dict[int, tuple[int, int]]:
         """Returns, by `id` of a parameter, the storage of the gradient that a recorded step made, and the last operator that wrote it."""
-        found = {}
+        found = {of: made for hosted in self._hosted.values() for of, made in hosted.finished.items()}
         for p in (p for optimizer in self._hosted for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            storage = recorder.ledger.find(p.grad)
-            if storage.born >= 0:
+            storage = None if isinstance(p.grad, GivenUp) else recorder.ledger.find(p.grad)
+            if storage is not None and storage.born >= 0:
                 found[id(p)] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
         return found
 
@@ -102,6 +109,8 @@ class States:
         made = [update for hosted in self._hosted.values() for update in hosted.updates(finished)]
         for hosted in self._hosted.values():
             hosted.start_early()
+        if self._early:  # plans know all that an early update takes
+            self._without_plan, self._least = max(self._without_plan, self._least), 0
         return made
 
     @property

@@ -211,6 +211,7 @@ class _Planned:
             self.updated.add(gradient.storage.number)
         self.numbers.append(at)
         self.operators.append(Operator("optimizer::update", "", "update", [state, *gradients], [state], 0, False, len(self.operators),
+                                       time_ns=round(1e9 * update.seconds), host_ns=round(1e9 * update.host),
                                        number=len(self.tape.ops) + number))
 
     def _add(self, at: int, inputs: list[int], outputs: list[int], seconds: float, again: Again | None = None) -> None:
@@ -262,7 +263,8 @@ class _Planned:
         for storage in self.storages.values():
             if storage.number in self.fetched:
                 continue
-            stays = self._outlives(storage) or storage.number in self.updated  # in the recorded step
+            kept = storage.number in self.updated and self.tape.storages[storage.number].died is None
+            stays = self._outlives(storage) or kept  # in the recorded step
             end = -1 if stays else self.forward.get(storage.number, self.used[storage.number]) + 1  # -1: behind all
             change[0 if storage.born == BEFORE else self.numbers[storage.born]] += storage.size
             change[end] -= storage.size

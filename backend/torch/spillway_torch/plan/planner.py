@@ -144,7 +144,9 @@ def _set_weights(plan: Plan, weights: tuple[str, ...]) -> None:
     """Notes frozen weights that a plan has on the host, as a step without a plan has not."""
     if weights:
         plan.weights, plan.eager_peak = weights, plan.tape.eager_peak() + plan.unforeseen
-        plan.eager_seconds = min(plan.eager_seconds, plan.seconds, sum(op.seconds for op in plan.tape.ops) + plan.update_seconds)
+        plan.eager_seconds = min(plan.eager_seconds, plan.seconds,
+                                 sum(op.seconds for op in plan.tape.ops) + sum(update.seconds for update in plan.tape.updates)
+                                 + plan.update_seconds)
 
 
 def _frozen(tape: Tape, weights: tuple[str, ...]) -> str:

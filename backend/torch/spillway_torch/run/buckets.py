@@ -13,8 +13,9 @@ from ..base.device import Device, Host, Queue
 from ..tape.tape import geometry_of, view_of
 
 ALIGNED = 64  # bytes, at a multiple of which each tensor begins
-BUCKET = 64 << 20  # bytes of state in a bucket at most
+BUCKET = 64 << 20  # bytes of state in a bucket at most, if there are not too many then
 BUCKETS = 16  # there are at least so many, if parameters can be divided
+MANY = 128  # there are about so many at most: each costs the host the time of an update
 STAGES = 3  # buckets on the device at once: one comes, one is used, and one leaves
 
 
@@ -27,6 +28,7 @@ class Parameter:
     names: tuple[str, ...]  # of its state
     host: Optional[Host] = None  # None: its state is on the device
     at: int = 0  # the first byte there
+    given_up: Optional[torch.Tensor] = None  # what stands for its gradient, once there was an early update
 
     @property
     def room(self) -> int:
@@ -58,9 +60,14 @@ class Unit:
         return self.end - self.begin == self.of.tensor.numel()
 
     @property
+    def bytes(self) -> int:
+        """Those of its elements."""
+        return (self.end - self.begin) * self.of.tensor.element_size()
+
+    @property
     def room(self) -> int:
         """The bytes of one of its states."""
-        return rounded((self.end - self.begin) * self.of.tensor.element_size())
+        return rounded(self.bytes)
 
     def part(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns what the unit has of a tensor that is like the parameter."""
@@ -153,7 +160,8 @@ class Pipeline:
 
 def divided(parameters: Sequence[Parameter]) -> list[Bucket]:
     """Returns parameters in buckets, in their order. Each part of a large one has a bucket of its own."""
-    most = max(ALIGNED, min(BUCKET, sum(of.room * len(of.names) for of in parameters) // BUCKETS))
+    total = sum(of.room * len(of.names) for of in parameters)
+    most = max(ALIGNED, min(max(BUCKET, total // MANY), total // BUCKETS))
     buckets: list[Bucket] = []
     for of in parameters:
         count, item = of.tensor.numel(), of.tensor.element_size()

@@ -6,9 +6,12 @@ While it works on one bucket, the state of the next one comes to the device, and
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+import statistics
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +21,17 @@ import torch
 from ..base.device import Device, Host, host_memory
 from ..base.errors import SpillwayError
 from ..step.distributed import is_taken_apart
+from ..tape.hooks import in_backward
 from ..tape.tape import Update, leaving_order
+from ..tape.tape_recorder import TapeRecorder
 from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
 
 log = logging.getLogger("spillway_torch")
 
 ADDS = "gradients add up over several backwards before an update, which needs all of them: leave early_updates out"
-CHANGES = ("gradients are changed between backward and the update, as by clipping or a GradScaler, and early updates would come before: leave "
-           "early_updates out")
+USES = ("gradients are used between backward and the update, as by clipping or a GradScaler, and early updates come before: leave "
+        "early_updates out")
+PIECE = 1 << 30  # bytes of the host that are given back together
 
 
 def _of_adam(group: dict[str, Any]) -> tuple[str, ...]:
@@ -47,6 +53,36 @@ def can_host(optimizer: torch.optim.Optimizer) -> bool:
                                                 for group in optimizer.param_groups)
 
 
+class GivenUp(torch.Tensor):
+    """Stands for the gradient of a parameter that was updated early. It has no memory, and who uses it gets a `SpillwayError`."""
+
+    stands_in = True  # a recorder leaves its operators to it
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> GivenUp:
+        made: GivenUp = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "a gradient that was given up"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise SpillwayError(f"early_updates: {ADDS if in_backward() else USES}")
+
+
+@dataclasses.dataclass
+class _Timed:
+    """An update of parameters."""
+
+    bytes: int  # of parameters
+    before: Any  # marks of the device
+    after: Any
+    host: float  # seconds
+
+
 class HostedState:
     """The state of an optimizer, some of which is on the host. There it stands in `optimizer.state` as CPU tensors between updates."""
 
@@ -54,20 +90,25 @@ class HostedState:
         """REQUIRES: `can_host(optimizer)`.
 
         early: whether parameters are updated as soon as backward has made their gradients, which are then given up, from the call of
-            `start_early` on. Before, an update raises `SpillwayError` if the program would notice.
+            `start_early` on. A program that uses such a gradient gets a `SpillwayError`.
         """
         self._optimizer_ref, self._device, self._early = weakref.ref(optimizer), device, early
         self._buckets = self._divided()
         self._started = False  # early updates are made
+        self._recorder: TapeRecorder | None = None  # of this step
+        self.finished: dict[int, tuple[int, int]] = {}  # of early updates in a recorded step: see `updates`
+        self._timed: list[_Timed] | None = None  # updates since a recording began
         self._missing: dict[Bucket, int] = {}  # gradients of this step, before it can be updated
         self._buckets_of: dict[Parameter, list[Bucket]] = {}
         self._places: dict[Bucket, int] = {}  # in `_buckets`
         self._index()
         self._open = False  # a backward made gradients, and no update followed yet
-        self._seen_gradients: dict[Parameter, int] = {}  # and their versions then; before early updates are made
         self._pipeline: Pipeline | None = None  # of this backward
         self._wanted = 0  # bytes on the host
+        self._calm, self._enough = 0, 0  # the last steps that needed fewer, and how many they needed
+        self._patience = 1  # so many such steps in a row let state come back
         self._seen: Any = None  # `optimizer.state` when they were taken there
+        self._began: tuple[Any, float] | None = None  # an update: the device's mark, and the time
         self._hidden: list[tuple[dict[str, Any], list[Any]]] = []  # groups, and their parameters
         self._hosts: list[Host] = []
         self._handles: list[Any] = []  # of hooks before an update, behind it, and before `state_dict`, for which copies end
@@ -106,13 +147,28 @@ class HostedState:
         last = {bucket: max(at for _, at in made[bucket]) for bucket in self._buckets}
         self._buckets.sort(key=last.__getitem__)
         self._index()
+        seconds, host = self._times()
         return [Update(self._size(bucket)) if last[bucket] == sys.maxsize else
                 Update(self._size(bucket), last[bucket], [storage for of, (storage, _) in zip(bucket.parameters, made[bucket])
-                                                          if self._buckets_of[of][-1] is bucket]) for bucket in self._buckets]
+                                                          if self._buckets_of[of][-1] is bucket],
+                       seconds * sum(unit.bytes for unit in bucket.units), host) for bucket in self._buckets]
+
+    def _times(self) -> tuple[float, float]:
+        """Returns the seconds for a byte of parameters in the updates of a recorded step, and those of the host for one update."""
+        timed, self._timed = self._timed or [], None
+        took = [(self._device.between(one.before, one.after) / one.bytes, one.host) for one in timed if one.bytes]
+        return (statistics.median(one for one, _ in took), statistics.median(host for _, host in took)) if took else (0.0, 0.0)
 
     def start_early(self) -> None:
-        """Makes early updates from the next step on."""
+        """Makes early updates from now on."""
         self._started = self._early
+
+    def record(self, recorder: TapeRecorder | None) -> None:
+        """Notes what records the steps that follow; None if nothing does."""
+        self._recorder = recorder
+        if recorder is not None and self._early:
+            self.finished.clear()
+            self._timed = []
 
     @property
     def sizes(self) -> list[int]:
@@ -167,13 +223,26 @@ class HostedState:
         return [wholes[at] for at in leaving_order(len(wholes))] if self._early else wholes
 
     def move(self, size: int) -> None:
-        """Takes at least so many bytes of state to the host, as far as there are some. To be called outside of hooks of the optimizer.
+        """Has at least so many bytes of state on the host, as far as there are some. To be called outside of hooks of the optimizer.
+
+        If fewer than before are enough, the rest comes back; once some had to leave again, only if several steps in a row need no more.
 
         Raises `SpillwayError` if the host has no room.
         """
-        if size <= self._wanted and self._hosts:
+        if size >= self._wanted:
+            self._calm = self._enough = 0
+            if size > self._wanted or not self._hosts:
+                self._wanted = size
+                self._leave()
             return
-        self._wanted, there = max(self._wanted, size), self.outside
+        self._calm, self._enough = self._calm + 1, max(self._enough, size)
+        if self._calm >= self._patience:
+            self._wanted, self._calm, self._enough, self._patience = self._enough, 0, 0, 2 * self._patience
+            self._return()
+
+    def _leave(self) -> None:
+        """Takes state to the host, until there is as much as is wanted."""
+        there = self.outside if self._wanted else 0
         leaving: list[Bucket] = []
         for whole in self._leaving():
             if there >= self._wanted:
@@ -192,12 +261,33 @@ class HostedState:
             raise SpillwayError(f"{size:,} bytes of the state of {kind} have to be on the host, which has {free:,} bytes free: "
                                 "give a larger budget, or free memory of the host")
         log.info("spillway: %s bytes of the state of %s go to the host", f"{size:,}", kind)
-        self._hosts.append(self._device.host(size))
+        pieces: list[list[Parameter]] = [[]]
         at = 0
         for of in parameters:
-            of.host, of.at = self._hosts[-1], at
+            if at >= PIECE:
+                pieces.append([])
+                at = 0
+            of.at = at
             at += of.room * len(of.names)
+            pieces[-1].append(of)
+        for piece in pieces:
+            self._hosts.append(self._device.host(piece[-1].at + piece[-1].room * len(piece[-1].names)))
+            for of in piece:
+                of.host = self._hosts[-1]
         self._stream(leaving, update=False)
+
+    def _return(self) -> None:
+        """Brings state back that is not wanted on the host: what left last, first."""
+        there = self.outside
+        coming: list[Bucket] = []
+        for whole in reversed(self._leaving()):
+            size = sum(map(self._size, whole))
+            if whole[0].outside and there - size < self._wanted:
+                break
+            if whole[0].outside:
+                coming += whole
+                there -= size
+        self._come_back(coming)
 
     def settle(self) -> None:
         """Prepares for the next step: its update is the last thing before, and the first thing behind, the hooks of others.
@@ -214,43 +304,52 @@ class HostedState:
         after.move_to_end(self._handles[1].id, last=False)
         if self._seen is not self._optimizer.state:
             self._stream(self._outside(), update=False)
-        if self._wanted:
-            self.move(self._wanted)  # an update may have needed it on the device
+        if self._wanted and not self._hosts:  # an update needed it on the device
+            self._leave()
         if self._early:
             self._missing = {bucket: len(bucket.parameters) for bucket in self._buckets}
-            self._seen_gradients.clear()
 
     def close(self) -> None:
         """Takes all state back to the device, and gives the memory of the host back."""
         self._show()
+        self._forget_gradients()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._wanted = 0
         if self._optimizer_ref() is not None:
-            self._come_back()
+            self._come_back(self._outside())
 
-    def _come_back(self) -> None:
-        for of in dict.fromkeys(of for bucket in self._outside() for of in bucket.parameters):
+    def _forget_gradients(self) -> None:
+        """Takes what stands for gradients away."""
+        for of in self._buckets_of if self._early else ():
+            if isinstance(of.tensor.grad, GivenUp):
+                of.tensor.grad = None
+
+    def _come_back(self, buckets: list[Bucket]) -> None:
+        """Brings the state of buckets to the device, and gives memory of the host back that has no other."""
+        for of in dict.fromkeys(of for bucket in buckets for of in bucket.parameters):
             states = self._optimizer.state.get(of.tensor, {})
             for name in of.names:
                 if of.has(states.get(name)):
                     states[name] = states[name].to(of.tensor.device, copy=True)
             of.host = None
-        for host in self._hosts:
+        taken = {id(of.host) for of in self._buckets_of}
+        for host in [host for host in self._hosts if id(host) not in taken]:
             host.close()
-        self._hosts.clear()
+            self._hosts.remove(host)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Updates what has its state on the host, before a step of the optimizer that then does not find it."""
         self._show()
         self._open = False
-        self._check_early()
+        self._forget_gradients()
         if self._pipeline is not None:
             self._pipeline.end()
             self._pipeline = None
         outside = [bucket for bucket in self._outside() if not self._started or self._missing.get(bucket) != 0]
         if not outside:
+            self._begin_timing()
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
         if closure is not None or next(reversed(optimizer._optimizer_step_pre_hooks)) != self._handles[0].id:
@@ -258,18 +357,29 @@ class HostedState:
                 self._warned = True
                 log.warning("spillway: the state of the %s is on the device during the whole of this update, because %s",
                             type(optimizer).__name__, "it gets a closure" if closure is not None else "a hook was added since the forward")
-            self._come_back()
+            self._come_back(self._outside())
             return
         self._stream(outside, update=True)
         done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
         self._hide(lambda _, parameters: [p for p in parameters if id(p) not in done])
+        self._begin_timing()
 
     def _finish(self, _: torch.optim.Optimizer) -> None:
         """Waits until what is on the host is there."""
         self._device.now()
 
-    def _after(self, *_: Any) -> None:
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._end_timing([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
         self._show()
+
+    def _begin_timing(self) -> None:
+        self._began = (self._device.mark(), time.perf_counter()) if self._timed is not None else None
+
+    def _end_timing(self, targets: Sequence[torch.Tensor]) -> None:
+        """Notes how long the update of some tensors took, if a recording began before it."""
+        if self._timed is not None and self._began is not None and self._began[0] is not None:
+            (before, began), self._began = self._began, None
+            self._timed.append(_Timed(sum(target.nbytes for target in targets), before, self._device.mark(), time.perf_counter() - began))
 
     def _hide(self, shown: Callable[[int, list[Any]], list[Any]]) -> None:
         """Gives the optimizer other parameters, by the number of a group and its own ones."""
@@ -283,30 +393,31 @@ class HostedState:
             group["params"] = parameters
         self._hidden.clear()
 
-    def _check_early(self) -> None:
-        """Raises `SpillwayError` if early updates are asked for, and the program would notice that they were made."""
-        seen = () if self._started else self._seen_gradients.items()
-        if any(of.tensor.grad is not None and of.tensor.grad._version != version for of, version in seen):
-            raise SpillwayError(f"early_updates: {CHANGES}")
-
     def _made(self, of: Parameter, tensor: torch.Tensor) -> None:
         """Updates what can be updated now that backward has made a gradient."""
         self._open = True
+        recorder = self._recorder
         if not self._started:
-            if of in self._seen_gradients:
-                raise SpillwayError(f"early_updates: {ADDS}")
-            self._seen_gradients[of] = tensor.grad._version if tensor.grad is not None else 0
             return
+        if recorder is not None and tensor.grad is not None:
+            storage = recorder.ledger.find(tensor.grad)
+            if storage.born >= 0:
+                self.finished[id(tensor)] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
         for bucket in self._buckets_of[of] if self._missing else ():  # otherwise no step began
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
                 raise SpillwayError(f"early_updates: {ADDS}")
             if self._missing[bucket]:
                 continue
-            self._update_early(bucket)
+            if recorder is not None:
+                with recorder.update():
+                    self._update_early(bucket)
+            else:
+                self._update_early(bucket)
             for done in bucket.parameters:
                 if not any(self._missing[other] for other in self._buckets_of[done]):
-                    done.tensor.grad = None
+                    done.tensor.grad = None  # which may have the form of another tensor than the parameter
+                    done.tensor.grad = done.given_up = done.given_up if done.given_up is not None else GivenUp(done.tensor)
 
     @torch.no_grad()
     def _update_early(self, bucket: Bucket) -> None:
@@ -329,11 +440,13 @@ class HostedState:
 
     def _step(self, targets: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Lets the optimizer update some tensors, each with the number of its group."""
+        self._begin_timing()
         self._hide(lambda at, _: [target for group, target in targets if group == at])
         try:
             getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
         finally:
             self._show()
+        self._end_timing([target for _, target in targets])
 
     @torch.no_grad()
     def _stream(self, buckets: list[Bucket], update: bool) -> None:

@@ -100,6 +100,8 @@ class Update:
     bytes: int  # of the optimizer's state
     at: Optional[int] = None  # the operator behind which it can run; None: behind the step
     gradients: list[int] = dataclasses.field(default_factory=list)  # storages that nobody needs behind it
+    seconds: float = 0.0  # of the device
+    host: float = 0.0  # seconds of the host
 
 
 def leaving_order(count: int) -> list[int]:

@@ -66,6 +66,8 @@ class TapeRecorder(Recorder):
         self._coming: concurrent.futures.Future[Host] | None = None  # the next piece of it
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
+        self._updates = 0  # bytes of the state that updates in this step made, and of the memory through which it goes
+        self.most_of_updates = 0  # bytes of the device while one of them ran
         self._grown: list[int] = []  # for each operator, the bytes that it took without a tensor, and that stay
         self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
         self._entries = 0  # operators since then
@@ -436,7 +438,7 @@ class TapeRecorder(Recorder):
         fresh = [self.tape.storages[s] for s in op.fresh]
         made = sum(storage.size for storage in fresh)
         grown = max(0, after.requested - before.requested - sum(storage.size for storage in fresh if storage.died is None))
-        op.used = after.most + self.absent()
+        op.used = after.most + self.absent() - self._updates
         op.scratch = max(0, after.most_requested - before.requested - made - grown)
         return grown
 
@@ -528,6 +530,17 @@ class TapeRecorder(Recorder):
                 yield
         finally:
             self._leave()
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Within it, parameters are updated: nothing is recorded, and the memory that this leaves behind is not the step's."""
+        with self.apart():
+            before = self.device.memory()
+            yield
+            after = self.device.memory()
+            if before is not None and after is not None:
+                self._updates += after.allocated - before.allocated
+                self.most_of_updates = max(self.most_of_updates, after.most)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with self.apart(), torch._C.DisableTorchFunction():
