@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,7 @@ from ..run.updates import GivenUp, HostedState, can_host
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
 
+MARGIN = 1.02  # of the state that leaves before a first update: what that takes is an estimate
 UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
 
 
@@ -73,10 +75,11 @@ class States:
         in_use, gradients: bytes now, and those of them that are gradients.
         trained: bytes of all parameters that get gradients.
         """
-        most = in_use + trained - gradients + sum(sum(hosted.sizes) - hosted.existing()[0] + hosted.temporaries()
-                                                  for hosted in self._hosted.values())
-        if self._hosted and most > self._budget:
-            self._least = most - self._budget + STAGES * max(self.parts, default=0)
+        state = sum(self.parts)
+        one, all_ = (sum(sizes) for sizes in zip((0, 0), *(hosted.temporaries() for hosted in self._hosted.values())))
+        over = in_use + trained - gradients + state - sum(hosted.existing()[0] for hosted in self._hosted.values()) + all_ - self._budget
+        if over > 0 and state > 0:  # what leaves is not updated together with the others
+            self._least = math.ceil(MARGIN * over * state / (state + all_ - one)) + STAGES * max(self.parts)
         if in_use + trained - gradients + self.unguarded > self._budget:
             for hosted in self._hosted.values():
                 hosted.start_early()

@@ -179,14 +179,15 @@ class HostedState:
         state = self._optimizer.state
         return sum(unit.room * len(unit.of.names) for unit in bucket.units if not state or unit.of.tensor in state)
 
-    def temporaries(self) -> int:
-        """Returns about the bytes that an ordinary update takes besides the state."""
-        most = 0
+    def temporaries(self) -> tuple[int, int]:
+        """Returns about the bytes that an ordinary update takes besides the state: of any parameter, and of all together."""
+        one = all_ = 0
         for group in self._optimizer.param_groups:
             sizes = [p.nbytes for p in group["params"] if p.requires_grad]
             foreach = group.get("foreach") or group.get("foreach") is None and any(p.is_cuda for p in group["params"])
-            most = max(most, 0 if group.get("fused") else sum(sizes) if foreach else 2 * max(sizes, default=0))
-        return most
+            if not group.get("fused"):
+                one, all_ = max(one, 2 * max(sizes, default=0)), max(all_, sum(sizes) if foreach else 0)
+        return one, max(one, all_)
 
     def existing(self) -> tuple[int, int]:
         """Returns the bytes of state that exist on the device, and on the host."""
