@@ -1,7 +1,8 @@
 """Records steps of PyTorch programs for Spillway, with or without a GPU, and runs plans in them."""
 
 from .base.errors import NotRecordableError, ProgramError, SpillwayError
-from .fit.fit import Fitted, compile, fit
+from .fit.fit import compile, fit
+from .fit.fitted import Fitted
 from .fit.record import explain_compiled, record
 from .plan.curve import Curve, explain
 from .plan.files import read_plan, write_plan, write_step

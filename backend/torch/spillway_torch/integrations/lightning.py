@@ -11,7 +11,8 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from ..base.errors import SpillwayError
-from ..fit.fit import Fitted, fit
+from ..fit.fit import fit
+from ..fit.fitted import Fitted
 from ..plan.plan import parse_bytes
 
 

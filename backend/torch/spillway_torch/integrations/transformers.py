@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Union
 from transformers import TrainerCallback
 
 from ..base.errors import SpillwayError
-from ..fit.fit import Fitted, fit
+from ..fit.fit import fit
+from ..fit.fitted import Fitted
 from ..plan.plan import parse_bytes
 
 if TYPE_CHECKING:

@@ -1,0 +1,625 @@
+"""Models whose steps run under plans, once a step has been recorded: what `fit` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..base.device import Device, Host
+from ..base.errors import NotRecordableError, SpillwayError
+from ..plan.plan import Plan
+from ..plan.planner import learn_host_speed
+from ..run.chunked_loss import FORWARD, ChunkedLosses
+from ..run.executor import _Run
+from ..run.library import steps_library
+from ..run.updates import GivenUp, can_host
+from ..step.distributed import is_taken_apart, local_bytes
+from ..tape.hooks import Hooks, in_backward
+from ..tape.tape import Shapes, Tape
+from ..tape.tape_recorder import TapeRecorder
+from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
+from .family import Family, Rung, text_of
+from .report import Taken
+from .states import States
+from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
+from .weights import Weights
+
+log = logging.getLogger("spillway_torch")
+
+MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
+UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
+SLOW = 10  # after so many steps without a plan, a line says why
+UPDATES = 2  # after so many updates of the model, the optimizer has its state
+CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
+
+
+@dataclasses.dataclass
+class Waiting:
+    """No step runs under a plan yet; the next one is recorded."""
+
+
+@dataclasses.dataclass
+class Recording:
+    """A step is recorded."""
+
+    recorder: TapeRecorder
+    gradients: int  # bytes of them before the step
+    outside: int  # bytes of state that were on the host before it
+    kind: Kind
+    shapes: Shapes
+    later: Shapes = ()  # those of the inputs of calls after the first one
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether the part of the step has ended whose saved tensors are recorded."""
+        return self.recorder.hooks.left
+
+
+@dataclasses.dataclass
+class Recorded:
+    """A step was recorded, and its plan follows the next update."""
+
+    tape: Tape
+    used: list[int]  # bytes during each operator
+    most: int  # bytes that the step took
+    update: int  # bytes that it took while it updated parameters
+    gradients: int  # bytes of them before the step
+    device: Device
+    kind: Kind
+    shapes: Shapes
+    later: Shapes
+    hosts: list[Host]  # memory of the host that the recording took
+    finished: dict[int, tuple[int, int]]  # by `id` of a parameter: the storage of its gradient, and the last operator that wrote it
+
+
+@dataclasses.dataclass
+class Planned:
+    """Steps run under plans."""
+
+    device: Device
+    family: Family  # of the last step
+    rung: Optional[Rung] = None  # its plan; None if there was none for it
+    kind: Kind = ()
+    open: Optional[_Run] = None
+    later: Shapes = ()
+    last: Optional[_Run] = None  # the last part that has ended
+    counted: bool = False  # what it did
+    checking: bool = False
+    update_began: float | None = None
+
+    def waits(self) -> bool:
+        """Returns whether the backward of the last part has not run yet."""
+        return self.last is not None and self.last.waits()
+
+
+@dataclasses.dataclass
+class Removed:
+    """Steps are ordinary ones for good."""
+
+
+WITHOUT = {Waiting: "no step was recorded yet", Recording: "a step is being recorded", Recorded: "the plan follows the next update"}
+
+
+class Fitted:
+    """Models whose steps run under plans, once there are some. `remove` ends that.
+
+    The part of a step that is planned begins with the first call of a model. It ends when a backward reads what it saved, unless that
+    makes a graph for another backward, and at the update. A call that comes before is in the same part if anything in it may still be
+    read. A training loop that plans something else calls `begin` and `end` itself.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
+                 hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool,
+                 allowed: frozenset[str] = frozenset()) -> None:
+        self._models = list(models)
+        self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
+        self._budget = budget
+        self._policy = policy
+        self._device = device
+        self._early = early_updates
+        self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
+        self._structures = Structures()
+        self._taken = Taken(budget)
+        self._report_every, self._verify = report_every, verify
+        self._accumulated = 0  # most bytes of gradients before a forward
+        self._unseen = 0  # updates of the model before its forward was called
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
+        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._states = States(optimizers, budget, early_updates)
+        self._weights = Weights(self._model, budget)
+        self._allowed = allowed
+        self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
+        self._handles: list[Any] = []
+        self._calls: list[Callable[..., Any]] = []
+        self._open: list[Hooks] = []  # those of the part that is open
+        for at, model in enumerate(self._models if hook_forward else ()):
+            self._calls.append(self._call_of(at, model))
+            vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: self._state_of(model)})
+        this = weakref.ref(self)  # the hooks of all optimizers outlive the model
+
+        def before_update(of: torch.optim.Optimizer, *_: Any) -> None:
+            fitted = this()
+            if fitted is not None:
+                fitted.before_update(of)
+
+        def after_update(of: torch.optim.Optimizer, *_: Any) -> None:
+            fitted = this()
+            if fitted is not None:
+                fitted._after_update(of)
+
+        setattr(before_update, BUDGET, this)
+        if optimizers:
+            for optimizer in optimizers:
+                self._handles += optimizer.register_step_pre_hook(before_update), optimizer.register_step_post_hook(after_update)
+        else:
+            self._handles += register_optimizer_step_pre_hook(before_update), register_optimizer_step_post_hook(after_update)
+        weakref.finalize(self, _remove, self._handles, self._open)
+
+    def _state_of(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Returns the model's state for copies and files, whose weights are on the device."""
+        self._weights.show()
+        return _state_of_model(model)
+
+    def _call_of(self, at: int, model: torch.nn.Module) -> Callable[..., Any]:
+        """Returns what stands in the place of the model's `_call_impl`."""
+        def call(*given: Any, **named: Any) -> Any:
+            if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
+                raise SpillwayError("the model runs under torch.compile, which has a budget with fit(..., compiled=True)")
+            hooks = self._begin(at, (given, named))
+            if hooks is None:
+                return type(model)._call_impl(model, *given, **named)
+            hooks.calls += 1
+            try:
+                result = type(model)._call_impl(model, *given, **named)
+            except BaseException:  # also where the user interrupts it
+                if hooks.calls == 1:
+                    self._fail()
+                raise
+            finally:
+                hooks.calls -= 1
+            if not hooks.calls:
+                self._end_forward()
+            return result
+
+        setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
+        return call
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan for the sizes of the recorded step; None if there is none yet."""
+        if not isinstance(self._state, Planned):
+            return None
+        family = self._state.family
+        return next((rung.plan for rung in family.rungs if rung.shapes == family.shapes), family.rungs[0].plan if family.rungs else None)
+
+    @property
+    def _recordings(self) -> int:
+        return self._structures.recordings
+
+    @property
+    def last(self) -> _Run | None:
+        """The last part of a step under a plan."""
+        self._settle()
+        return self._state.last if isinstance(self._state, Planned) else None
+
+    def report(self) -> str:
+        """Returns what steps took so far: how many ran under a plan, under the guard alone, or were recorded, what moved, and the plans."""
+        self._look()
+        lines = [self._taken.line()]
+        for family in self._structures.all():
+            lines += [f"inputs of {text_of(rung.shapes)} and smaller ones: {rung.plan.summary()}" for rung in family.rungs]
+            if not family.rungs:
+                lines.append(f"inputs of {text_of(family.shapes)}: {family.lacks()}")
+        if isinstance(self._state, (Waiting, Recording, Recorded)):
+            lines.append(WITHOUT[type(self._state)])
+        return "\n".join(lines)
+
+    def stats(self) -> dict[str, float]:
+        """Returns the numbers of `report` by name, for loggers: see `Taken.numbers`."""
+        self._look()
+        return self._taken.numbers()
+
+    def remove(self) -> None:
+        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state and frozen
+        weights come back to the device."""
+        _remove(self._handles, self._open)
+        for model, call in zip(self._models, self._calls):
+            if vars(model).get(CALL) is call:
+                del vars(model)[CALL]
+                vars(model).pop(STATE)
+        if self._losses is not None:
+            self._losses.close()
+        self._cancel()
+        self._end()
+        self._state = Removed()
+        self._structures.close()
+        self._states.close()
+        self._weights.close()
+        self._calls.clear()  # they hold the models, and this
+        self._models.clear()
+        self._model = torch.nn.ModuleDict()
+
+    def begin(self, inputs: Any = ()) -> None:
+        """Starts the part of a step that is planned, or recorded; does nothing without gradients, and within such a part.
+
+        inputs: what the model is given, in lists, tuples and dicts; the shapes of its tensors choose the plan.
+        """
+        self._begin(0, inputs, stay=False)
+
+    def end(self) -> None:
+        """Ends the part that `begin` started, if it did."""
+        self._end(complete=True)
+
+    def _begin(self, first: int, inputs: Any, stay: bool = True) -> Hooks | None:
+        """Starts a part of a step with a call of a model, or adds it to the one that is open. Returns the hooks if they are this thread's.
+
+        stay: whether the part is open until a backward reads what it saved.
+        """
+        if not torch.is_grad_enabled() or in_backward() or isinstance(self._state, Removed):
+            return None
+        self._unseen = UNSEEN
+        self._settle()
+        state, part = self._state, self._part()
+        kind, shapes = kind_of(first, self._models[first], inputs)
+        if part is not None and not part.hooks.are_useless():
+            if not part.hooks.are_here():
+                return None
+            if not part.hooks.calls:
+                state.later += shapes  # type: ignore[union-attr]
+                part.hooks.transforms = isinstance(state, Planned)
+            return part.hooks
+        if part is not None:
+            self._end()  # nobody uses what it made
+            state = self._state
+        refuse_running(self._early)
+        if isinstance(state, Recording):
+            if state.recorder.waits():
+                return None
+            self._end_recording()  # no optimizer ran: gradients add up
+            if isinstance(self._state, Recorded):
+                self._make_plan(self._state, self._more_bytes(self._state.gradients))
+            state = self._state
+        if isinstance(state, Planned):
+            self._check(state)
+        if isinstance(state, (Waiting, Planned)):
+            family = self._structures.choose(kind)
+            if family is not None and isinstance(state, Planned):
+                self._run(state, family, kind, shapes, stay)
+            else:
+                self._record(kind, shapes, stay)
+        part = self._part()
+        self._open[:] = [part.hooks] if part is not None else []
+        return part.hooks if part is not None else None
+
+    def _part(self) -> _Run | TapeRecorder | None:
+        """Returns what runs, or records, the part of a step that is open; None if there is none."""
+        state = self._state
+        if isinstance(state, Planned):
+            return state.open
+        return state.recorder if isinstance(state, Recording) and not state.ended else None
+
+    def _end_forward(self) -> None:
+        """Notes that a model's call has returned, and was in no other one."""
+        part = self._part()
+        if isinstance(part, _Run):
+            part.end_forward()
+        elif part is not None:
+            part.hooks.transforms = True
+
+    def _settle(self) -> None:
+        """Ends a part whose hooks a backward has left."""
+        if isinstance(self._state, Planned) and self._state.open is not None and self._state.open.hooks.left:
+            self._end()
+
+    def _end(self, complete: bool = False) -> None:
+        """Ends the part that is open.
+
+        complete: whether it was all that a step saves, even if no backward has read it.
+        """
+        state = self._state
+        if isinstance(state, Planned) and state.open is not None:
+            run = state.last = state.open
+            state.open, state.counted = None, False
+            run.end(complete or run.read)
+            if complete or run.read:
+                self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
+                state.family.add_later(state.later)
+        elif isinstance(state, Recording) and not in_backward():
+            state.recorder.end_forward()
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ends a step, or a recording, before an optimizer updates the model. The optimizer's hook calls it too, but before a closure."""
+        inside = in_backward()  # backward updates the model: the next forward ends a recording
+        concerns, known = self._concerns(optimizer), optimizer in self._optimizers
+        if inside and known or not concerns and not known:
+            return
+        if not known:
+            self._optimizers[optimizer] = self._recorded_state(optimizer)
+        if inside:
+            return
+        part = self._part()
+        if part is not None and part.hooks.stay and not part.hooks.calls:
+            self._end()
+        if not concerns:
+            return
+        if self._losses is not None:
+            self._losses.tell()
+        if isinstance(self._state, Recording) and self._state.ended:
+            self._end_recording()
+        if isinstance(self._state, Planned):
+            self._check(self._state)
+            if not self._state.family.update_seconds:
+                self._state.update_began = self._state.device.now()
+
+    def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
+        """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
+        known = bool(self._optimizers) and all(self._updates.get(optimizer, 0) >= UPDATES for optimizer in self._optimizers)
+        if not known and not state.waits():
+            more = self._more_bytes(family.gradients)
+            if sum(more) > sum(family.more):
+                came, family.more = sum(more) - sum(family.more), more
+                family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
+        self._look()
+        if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
+            log.info("spillway: %s", self._taken.line())
+        state.family, state.kind, state.later = family, kind, ()
+        state.rung, executor = family.run_for((*shapes, *family.later))
+        self._states.begin(state.rung.plan.state if state.rung is not None else None)
+        self._weights.begin(executor.plan, state.rung is not None)
+        state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
+        self._taken.begin(state.rung.plan if state.rung is not None else None)
+        if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
+            log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
+        state.open = executor.begin(stay, bool(self._verify) and self._taken.steps % self._verify == 0)
+
+    def _check(self, state: Planned) -> None:
+        """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
+        if not state.checking or state.waits():
+            return
+        state.checking = False
+        family, rung, memory = state.family, state.rung, state.device.memory()
+        self._taken.most = max(self._taken.most, memory.most if memory is not None else 0)
+        if memory is None or state.last is None:
+            return
+        if rung is None and memory.most > self._budget:
+            family.leave_out(memory.most - self._budget)
+        if rung is None or state.last.deviation is not None:
+            return
+        rung.checks += 1
+        if family.corrections >= MOST_CORRECTIONS:
+            return
+        before, over = family.unforeseen, memory.most - self._budget
+        if over > 0:
+            family.unforeseen += memory.most - rung.plan.peak
+            why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
+        elif rung.checks == CHECKED and learn_host_speed(
+                rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
+            family.tape.host_share = rung.plan.tape.host_share
+            why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
+        else:
+            return
+        family.corrections += 1
+        try:
+            family.plan_for(rung.shapes, why, renew=over > 0)
+        except SpillwayError as error:
+            family.unforeseen = before
+            if over > 0:
+                log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
+                            f"{over:,}", error)
+
+    def _fail(self) -> None:
+        """Ends what `begin` started, because the forward failed."""
+        self._cancel()
+        state = self._state
+        if isinstance(state, Planned) and state.open is not None:
+            state.open.deviation = "its forward failed"
+            self._end()
+            state.last = None
+
+    def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
+        for optimizer in self._optimizers:
+            self._optimizers[optimizer] = self._recorded_state(optimizer)
+        refuse_kinds(self._model, early=self._early)
+        gc.collect()  # otherwise plans count what later steps do not have
+        recorder = TapeRecorder(self._device, self._model)
+        self._states.find(recorder.device, self._optimizers)
+        self._weights.record(recorder)
+        trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
+        self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
+        self._states.begin()
+        self._states.record(recorder)
+        recorder.mix = steps_library().mix
+        try:
+            recorder.begin(stay)
+        except BaseException:
+            self._weights.end_recording()
+            self._states.record(None)
+            raise
+        on_gpu = self._device == "cuda"
+        self._state = Recording(recorder, self._gradient_bytes() if on_gpu else 0, self._states.all_outside() if on_gpu else 0, kind, shapes)
+        self._structures.recordings += 1
+        self._taken.guards = recorder.device.in_use() >= 0
+        self._taken.record()
+
+    def _staying(self) -> str:
+        """Returns a part of a message: which optimizers have to have their state on the device."""
+        staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
+        return "".join(f", of which {size:,} are state of {kind}, which stays on the device (the state of SGD, Adam and AdamW can leave it)"
+                       for kind, size in staying.items())
+
+    def _idle(self, recorder: TapeRecorder) -> set[int]:
+        """Returns the storages of gradients that a recorded step made for parameters that no optimizer updates, if all optimizers are
+        known."""
+        updated = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
+        made = [recorder.ledger.find(p.grad) for p in self._model.parameters()
+                if p.grad is not None and id(p) not in updated and not is_taken_apart(type(p.grad))]
+        return {storage.number for storage in made if storage.born >= 0} if self._states.given else set()
+
+    def _look(self) -> None:
+        """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
+        self._settle()
+        state = self._state
+        if isinstance(state, Planned):
+            self._taken.most = max(self._taken.most, state.device.peak_bytes())
+            if state.last is not None and not state.last.waits() and not state.counted:
+                self._taken.end(state.last)
+                state.counted = True
+
+    def _cancel(self) -> None:
+        """Ends a recording without a result."""
+        if isinstance(self._state, Recording):
+            recorder = self._state.recorder
+            self._give_up_recording()
+            recorder.cancel()
+            for host in recorder.hosts():
+                host.close()
+
+    def _give_up_recording(self) -> None:
+        families = self._structures.all()
+        assert isinstance(self._state, Recording)
+        self._weights.end_recording()
+        self._states.record(None)
+        self._state = Planned(self._state.recorder.device, families[-1]) if families else Waiting()
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an update by the optimizer matters: it has parameters of the model, and not all is known of its state."""
+        if isinstance(self._state, Planned) and self._updates.get(optimizer, 0) >= UPDATES and not self._state.checking:
+            return False
+        ours = {id(p) for p in self._model.parameters()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return True
+        self._updates[optimizer] = UPDATES  # all is known of it
+        return False
+
+    def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes that the optimizer's state takes if all of it is on the device."""
+        there = self._states.outside(optimizer) if self._device == "cuda" else 0
+        return there + sum(local_bytes(v) for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
+                           if isinstance(v, torch.Tensor) and v.device.type == self._device)
+
+    def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
+        return self._state_bytes(optimizer) if self._device == "cuda" else 0
+
+    def _gradient_bytes(self) -> int:
+        """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None and not isinstance(p.grad, GivenUp))
+        return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
+
+    def _new_state(self) -> int:
+        return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
+
+    def _more_bytes(self, recorded: int) -> tuple[int, int]:
+        """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
+        self._accumulated = max(self._accumulated, self._gradient_bytes())
+        return self._new_state(), max(0, self._accumulated - recorded)
+
+    def _end_recording(self) -> None:
+        state = self._state
+        assert isinstance(state, Recording)
+        self._give_up_recording()
+        try:
+            tape = state.recorder.finish()
+        except NotRecordableError as error:
+            for host in state.recorder.hosts():
+                host.close()
+            log.warning("spillway: this step was not recorded: %s", error)
+            self._structures.note_useless()
+            if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
+                raise
+            return
+        tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
+        self._weights.note(state.recorder, tape)
+        most = max(op.used for op in tape.ops)
+        self._taken.most = max(self._taken.most, most)
+        state.recorder.device.memory()
+        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.recorder.most_of_updates,
+                               state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
+                               state.recorder.hosts(), self._states.finished(state.recorder))
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
+        if in_backward() or not self._concerns(optimizer):
+            return
+        state = self._state
+        if isinstance(state, Waiting):
+            self._unseen += 1
+            if self._unseen == UNSEEN:
+                log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called: give the "
+                            "budget to the module that the step calls, and compile before", UNSEEN)
+        if isinstance(state, Planned) and state.update_began is not None:
+            family = state.family
+            family.update_seconds = (state.device.now() or state.update_began) - state.update_began
+            for rung in family.rungs:
+                rung.plan.add_update(family.update_seconds)
+            state.update_began = None
+            if family.rungs:
+                log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", family.update_seconds * 1e3,
+                         family.rungs[0].plan.seconds * 1e3)
+        if isinstance(state, Recording) and state.ended:  # the optimizer ran the step in a closure, and then its update
+            self._end_recording()
+            state = self._state
+            if isinstance(state, Recorded):
+                ended = state.tape.ended
+                state.used[ended:] = state.used[ended - 1:ended] * (len(state.used) - ended)
+        if isinstance(state, Recorded):
+            memory = state.device.memory()
+            update = max(memory.most if memory is not None else 0, state.update)
+            if update > self._budget and not self._weights.take_less(state.tape, update) and not self._states.take_less(update):
+                self._state = Waiting()
+                early = "" if state.gradients or are_reduced(self._model) or self._states.early_gradients is None else (
+                    ", and so does early_updates=True, if the program neither clips gradients nor adds them up")
+                raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
+                                    f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
+                                    f"lowers it{early}")
+            state = self._make_plan(state, (self._new_state(), 0))
+        if isinstance(state, Planned):
+            self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+
+    def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
+        """Plans a recorded step, with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
+        self._state = Waiting()
+        family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
+                        recorded.hosts)
+        family.more, family.later = more, recorded.later
+        self._states.find(recorded.device, self._optimizers)
+        recorded.tape.staying = self._staying()
+        recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
+        family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
+        family.unguarded = self._states.unguarded
+        self._states.foresee_backward(recorded.most + more[0])
+        self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
+        family.unguarded += self._weights.unguarded(recorded.tape)
+        known = self._structures.add(recorded.kind, family)
+        if known is family:
+            family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
+        planned = self._state = Planned(recorded.device, known)
+        return planned
+
+
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the kind of an optimizer whose state stays on the device, and why it does if other ones of its kind need not."""
+    sharded = any(is_taken_apart(type(p)) for group in optimizer.param_groups for p in group["params"])
+    return f"{type(optimizer).__name__}{' (DTensor)' if sharded else ''}"
+
+
+def _remove(handles: list[Any], hooks: list[Hooks]) -> None:
+    for handle in handles:
+        handle.remove()
+    for open_ in hooks:
+        open_.leave()
+
+
+def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
+    own = getattr(type(model), STATE, None)
+    state = dict(own(model) if own is not None else vars(model))
+    return {name: value for name, value in state.items() if name not in (CALL, STATE) and not (
+        name == FORWARD and getattr(value, "of_spillway", False))}
