@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "experiments/changes/changed_op.h"
+#include "experiments/changes/shards.h"
 #include "traces/liveness.h"
 
 namespace spillway::lab {
@@ -305,6 +306,28 @@ std::optional<Trace> BuiltElsewhere(const Trace& trace) {
     any = true;
   }
   return any ? std::optional(std::move(built)) : std::nullopt;
+}
+
+std::shared_ptr<const Trace> WithoutEarlierSteps(std::shared_ptr<const Trace> trace) {
+  if (!trace->recording || WorldOf(*trace) == 1) return trace;
+  size_t first = 0;  // the first request of these steps
+  for (const Tensor& tensor : trace->tensors) {
+    if (tensor.kind == TensorKind::kParameter && tensor.request) {
+      first = std::max<size_t>(first, *tensor.request + 1);
+    }
+  }
+  auto made = std::make_shared<Trace>(*trace);
+  std::vector<SetupRequest>& requests = made->recording->requests;
+  for (size_t i = first; i < requests.size(); ++i) {
+    if (requests[i].freed) requests[i].size = Bytes();
+  }
+  for (Tensor& tensor : made->tensors) {
+    const bool is_state = tensor.kind == TensorKind::kOptimizerState && tensor.request;
+    if (!is_state || *tensor.request < first) continue;
+    requests[*tensor.request].size = Bytes();
+    tensor.request.reset();
+  }
+  return made;
 }
 
 }  // namespace spillway::lab

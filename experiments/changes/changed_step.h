@@ -8,6 +8,7 @@
 #define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_STEP_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "sim/core/cost_model.h"
@@ -37,6 +38,12 @@ std::optional<Trace> InBfloat16(const Trace& trace, const Device& device, const 
 // is built on the host, or in the types that it has. Returns nullopt if its construction gives
 // nothing back. REQUIRES: the trace has a recording.
 std::optional<Trace> BuiltElsewhere(const Trace& trace);
+
+// Returns the trace without the requests of the steps that ran before the recorded one, which a
+// recording of one of several processes has: a changed program would have made others. They follow
+// the last request for a parameter. The first step makes the optimizer state. Returns the trace as
+// it is if it has no collectives of several processes.
+std::shared_ptr<const Trace> WithoutEarlierSteps(std::shared_ptr<const Trace> trace);
 
 }  // namespace spillway::lab
 

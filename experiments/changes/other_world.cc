@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <string_view>
@@ -11,141 +10,14 @@
 #include <vector>
 
 #include "experiments/changes/changed_op.h"
+#include "experiments/changes/shards.h"
 #include "traces/base/error.h"
-#include "traces/liveness.h"
 
 namespace spillway::lab {
 namespace {
 
 // A collective of the whole world with fewer bytes in forward adds up numbers, such as a loss.
 constexpr int64_t kNumbers = 65536;
-
-int64_t Number(const Op& op, std::string_view attribute) {
-  return std::llround(op.FindAttribute(attribute).value_or(0));
-}
-
-// What the growing groups of a step shard.
-class Shards {
- public:
-  explicit Shards(const Trace& trace)
-      : trace_(trace),
-        liveness_(trace),
-        world_(WorldOf(trace)),
-        sharded_(trace.tensors.size()),
-        pieces_(trace.tensors.size()),
-        groups_(trace.tensors.size()) {
-    for (const Op& op : trace.ops) {
-      if (Grows(op)) Begin(op);
-    }
-    while (Follow()) {
-    }
-  }
-
-  bool Grows(const Op& op) const {
-    return op.IsCollective() && Number(op, "ranks") * Number(op, "stride") == world_;
-  }
-  const Liveness& liveness() const { return liveness_; }
-  // Returns true iff the whole storage of the tensor is that of shards.
-  bool IsSharded(TensorId id) const { return sharded_[Index(liveness_.Root(id))]; }
-  // Returns true iff the tensor is this process's part of a tensor that a growing group gathers.
-  bool IsPiece(TensorId id) const { return pieces_[Index(id)]; }
-  bool Shrinks(TensorId id) const { return IsSharded(id) || IsPiece(id); }
-  // Returns the number of shards that are side by side in the storage; 0 if it holds none.
-  int64_t ShardsIn(TensorId id) const { return groups_[Index(liveness_.Root(id))]; }
-  // Returns true iff the op copies the shards of all processes out of a gathered tensor, one tensor
-  // for each parameter.
-  bool CopiesOut(const Op& op) const {
-    return !op.IsCollective() && op.inputs.size() == 1 && ShardsIn(op.inputs[0]) > 0 &&
-           ElementsOf(op.outputs) == Elements(trace_.tensor(op.inputs[0]));
-  }
-  // Returns true iff the shards that the op gathers come from tensors that live across iterations.
-  bool GathersParameters(const Op& op) const {
-    std::vector<TensorId> roots;
-    std::set<TensorId> seen;
-    const auto add = [&](TensorId id) {
-      const TensorId root = liveness_.Root(id);
-      if (Shrinks(id) && seen.insert(root).second) roots.push_back(root);
-    };
-    std::ranges::for_each(op.inputs, add);
-    for (size_t i = 0; i < roots.size(); ++i) {
-      if (IsPersistent(trace_.tensor(roots[i]).kind)) return true;
-      for (const OpId writer : liveness_.Writers(roots[i])) {
-        if (!trace_.op(writer).IsCollective()) std::ranges::for_each(trace_.op(writer).inputs, add);
-      }
-    }
-    return false;
-  }
-
- private:
-  // Marks the shards of a collective, and the tensors that are made of the shards of all processes.
-  void Begin(const Op& op) {
-    const std::string_view kind = OperatorOf(op);
-    const bool gathers = kind == "all_gather";
-    if (!gathers && kind != "reduce_scatter") return;
-    const auto& shards = gathers ? op.inputs : op.outputs;
-    const auto& wholes = gathers ? op.outputs : op.inputs;
-    for (const TensorId whole : wholes) {
-      groups_[Index(liveness_.Root(whole))] = Number(op, "ranks");
-    }
-    for (const TensorId shard : shards) {
-      if (ShardsIn(shard) == 0) {
-        sharded_[Index(liveness_.Root(shard))] = true;
-      } else if (liveness_.Root(shard) != shard) {
-        pieces_[Index(shard)] = true;
-      }
-    }
-  }
-
-  int64_t ElementsOf(const std::vector<TensorId>& ids) const {
-    int64_t sum = 0;
-    for (const TensorId id : ids) sum += Elements(trace_.tensor(id));
-    return sum;
-  }
-
-  // Marks what ops compute element by element from shards, or shards from. Returns true if there
-  // was something to mark.
-  bool Follow() {
-    bool changed = false;
-    const auto mark = [&](TensorId id) {
-      if (Shrinks(id) || ShardsIn(id) > 0) return;
-      sharded_[Index(liveness_.Root(id))] = true;
-      changed = true;
-    };
-    const auto mark_all = [&](const std::vector<TensorId>& ids) {
-      std::ranges::for_each(ids, mark);
-    };
-    const auto shrinks = [&](TensorId id) { return Shrinks(id); };
-    for (const Op& op : trace_.ops) {
-      if (op.IsCollective() || op.inputs.empty() || op.outputs.empty()) continue;
-      std::set<int64_t> counts;
-      for (const auto* operands : {&op.inputs, &op.outputs}) {
-        for (const TensorId id : *operands) {
-          if (Shrinks(id)) counts.insert(Elements(trace_.tensor(id)));
-        }
-      }
-      counts.erase(0);
-      counts.erase(1);
-      for (const auto* operands : {&op.inputs, &op.outputs}) {
-        for (const TensorId id : *operands) {
-          if (counts.contains(Elements(trace_.tensor(id)))) mark(id);
-        }
-      }
-      const int64_t in = ElementsOf(op.inputs), out = ElementsOf(op.outputs);
-      if (in == out && std::ranges::all_of(op.inputs, shrinks)) mark_all(op.outputs);
-      if (in == out && std::ranges::all_of(op.outputs, shrinks)) mark_all(op.inputs);
-      const int64_t shards = ShardsIn(op.outputs[0]);
-      if (shards > 1 && in * shards == out) mark_all(op.inputs);
-    }
-    return changed;
-  }
-
-  const Trace& trace_;
-  const Liveness liveness_;
-  const int64_t world_;
-  std::vector<bool> sharded_;    // by storage
-  std::vector<bool> pieces_;     // by tensor
-  std::vector<int64_t> groups_;  // by storage
-};
 
 // Throws `UsageError` if the step cannot be that of `world` processes.
 void Check(const Trace& trace, const Shards& shards, int64_t world) {
@@ -431,16 +303,8 @@ void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace
 
 }  // namespace
 
-int64_t WorldOf(const Trace& trace) {
-  int64_t world = 1;
-  for (const Op& op : trace.ops) {
-    if (op.IsCollective()) world = std::max(world, Number(op, "ranks") * Number(op, "stride"));
-  }
-  return world;
-}
-
 Trace WithWorld(const Trace& trace, int64_t world) {
-  const Shards shards(trace);
+  const Shards shards(trace, WorldOf(trace));
   Check(trace, shards, world);
   const Factor factor{WorldOf(trace), world};
   Trace made = Resizing(trace, shards, factor).Build();

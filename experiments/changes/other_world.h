@@ -9,10 +9,6 @@
 
 namespace spillway::lab {
 
-// Returns the number of processes of which the step is one: the largest product of the ranks and
-// the stride of a group. Returns 1 if the step has no collectives.
-int64_t WorldOf(const Trace& trace);
-
 // Returns the step of the same process among `world` of them. The outermost dimension of the mesh
 // grows or shrinks: the groups that reach from the first to the last process. The others, such as
 // those of tensor parallelism inside a host, stay as they are, and so does the batch of a process.

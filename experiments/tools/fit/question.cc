@@ -12,7 +12,7 @@
 #include "experiments/changes/changed_step.h"
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_optimizer.h"
-#include "experiments/changes/other_world.h"
+#include "experiments/changes/shards.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
@@ -131,7 +131,7 @@ Question::Question(const FitWorkload& workload, const std::string& device, Bytes
 
 Question Question::About(const BatchTrace& at) const {
   FitWorkload other = workload_;
-  other.trace = at.trace;
+  other.trace = WithoutEarlierSteps(at.trace);
   other.batch_source = at.source;
   return {other, loaded_.asked.device, row_.outside};
 }
@@ -219,7 +219,8 @@ void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
     return replay_of(log, capacity, reserved);
   };
   Bytes reserved;
-  const AllocationLog construction = RequestsOfFirst(trace, 0);
+  const AllocationLog construction =
+      RequestsOfFirst(*WithoutEarlierSteps(std::make_shared<const Trace>(trace)), 0);
   if (replay_of(construction, row.available(), reserved)) {
     replay_of(construction, Bytes::Unlimited(), row.construction);
     row.status = FitStatus::kNot;

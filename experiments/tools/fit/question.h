@@ -42,7 +42,8 @@ class Question {
   // Returns the case of the unchanged workload.
   const LoadedCase& loaded() const { return loaded_; }
 
-  // Returns the same question about another trace of the workload.
+  // Returns the same question about another trace of the workload, without the steps that ran
+  // before the recorded one.
   Question About(Trace trace) const;
   Question About(const BatchTrace& at) const;
 
@@ -69,9 +70,8 @@ class Question {
   FitRow row_;
 };
 
-// Predicts a change of PyTorch for which no number has to be chosen. Returns nullopt if the step
-// cannot be changed so. `why_not` then is a sentence for the user, or empty if nobody would expect
-// the change.
+// Predicts a change of PyTorch. Returns nullopt if the step cannot be changed so. `why_not` then is
+// a sentence for the user, or empty if nobody would expect the change.
 using FixedChange = std::function<std::optional<FitRow>(const Question&, std::string& why_not)>;
 
 // A change of the program that makes another step, and that other changes can follow.

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -337,6 +340,29 @@ TEST(ChangedStepTest, GradientsThatAreClippedStay) {
   const Trace small = With8BitOptimizer(clipped, testing::RoundDevice()).value();
   EXPECT_EQ(OpsOf(small), "mm loss mean loss.bwd mm.dw db clip adam8bit.11 small");
   EXPECT_EQ(TensorOf(small, "norm").held_until, OpId{7});
+}
+
+// The model has requests 0 and 1. An earlier step has asked for 2, which it gave back, for 3, which
+// the program still has, and for the moments.
+TEST(ChangedStepTest, EarlierStepsOfSeveralProcessesAreForgotten) {
+  Trace step = Step(4);
+  const auto named = [&](const std::string& name) -> Tensor& {
+    return *std::ranges::find(step.tensors, name, &Tensor::name);
+  };
+  step.recording->requests = {{Bytes(32), 2}, {Bytes(16384)}, {Bytes(512), 4},
+                              {Bytes(8)},     {Bytes(16384)}, {Bytes(16384)}};
+  named("w").request = 1;
+  named("m").request = 4;
+  named("v").request = 5;
+  const auto alone = std::make_shared<const Trace>(step);
+  EXPECT_EQ(WithoutEarlierSteps(alone), alone);
+  step.ops[0].slots[0].signature = "all_gather 4";
+  step.ops[0].attributes = {{"bytes", 64}, {"ranks", 4}, {"stride", 1}};
+  const auto made = WithoutEarlierSteps(std::make_shared<const Trace>(step));
+  for (size_t i : {2, 4, 5}) step.recording->requests[i].size = Bytes();
+  named("m").request = named("v").request = std::nullopt;
+  EXPECT_EQ(*made, step);
+  made->Validate();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "experiments/changes/shards.h"
 #include "tests/testing/fixtures.h"
 #include "traces/base/error.h"
 
@@ -122,6 +123,16 @@ TEST(OtherWorldTest, ShardsAreRoundedUpAndLieSideBySide) {
   EXPECT_EQ(made.recording->requests[0].size, Bytes(64));
   EXPECT_EQ(made.recording->requests[1].size, Bytes(68));   // of the size of s
   EXPECT_EQ(made.recording->requests[2].size, Bytes(160));  // of the size of y
+}
+
+TEST(OtherWorldTest, TheMeshHasTheDimensionsOfTheGroups) {
+  EXPECT_EQ(MeshOf(testing::ChainTrace()), std::vector<int64_t>{1});
+  Trace step = Step("all_reduce");
+  EXPECT_EQ(MeshOf(step), std::vector<int64_t>{4});
+  for (Attribute& attribute : step.ops[5].attributes) {
+    if (attribute.name == "stride") attribute.value = 4;
+  }
+  EXPECT_EQ(MeshOf(step), (std::vector<int64_t>{2, 4}));
 }
 
 // Two tensors, each of which an op computes from both, are gathered.
