@@ -153,6 +153,32 @@ class OtherWorldTest(unittest.TestCase):
         self.assertGreater(rows[0]["peak_requested_bytes"], rows[1]["peak_requested_bytes"])
         self.assertGreater(rows[1]["communication_ms"], rows[0]["communication_ms"])
 
+    def changes(self, workload, memory):
+        """Returns the rows of a step that does not fit, by their changes."""
+        ran = subprocess.run([os.environ["SPILLWAY"], "fit", workload, "--device", "h100", "--memory", memory, "--policy", "as-recorded",
+                              "--format", "json"], capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 1, ran.stderr)
+        return {row["change"]: row for row in json.loads(ran.stdout)["rows"]}
+
+    def test_fit_asks_for_more_processes(self):
+        path = self.recorded(sharded(1024), 4)
+        rows = self.changes(path, "215MiB")
+        self.assertNotIn("construction", rows)  # the steps before the recorded one are none
+        row = rows["more GPUs"]
+        self.assertEqual((row["world"], row["status"], row["remedy"]), (16, "reclaims", "16 GPUs (FSDP over 4 times as many)"))
+        self.assertEqual(row["python"], 'mesh = init_device_mesh("cuda", (16,))  # torchrun --nnodes=2 --nproc_per_node=8')
+        there = self.run_step(f"{path},world=16")
+        for key in "peak_requested_bytes", "peak_allocated_bytes", "iteration_ms":
+            self.assertEqual(row[key], there[key])
+        row = self.changes(path, "100MiB")["more GPUs"]  # the most that is tried helps
+        self.assertEqual((row["world"], row["status"]), (64, "no"))
+        self.assertNotIn("more GPUs", self.changes(self.recorded(replicas, 8), "60MiB"))  # more replicas do not
+
+    def test_fit_says_why_it_does_not_ask_for_more(self):
+        ran = subprocess.run([os.environ["SPILLWAY"], "fit", self.recorded(parts, 4), "--device", "h100", "--memory", "60MiB"],
+                             capture_output=True, text=True, check=False)
+        self.assertIn("More GPUs were not tried: world: 'all_reduce.3' is part of a computation", " ".join(ran.stdout.split()))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "experiments/changes/changed_step.h"
+#include "experiments/changes/other_world.h"
+#include "experiments/changes/shards.h"
 #include "experiments/tools/fit/pytorch_remedies.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
@@ -82,6 +84,31 @@ std::vector<FitRow> WithMicroBatches(const Question& one,
   });
   const std::optional<FitRow> row = row_of(fewest);
   return row ? std::vector{*row} : std::vector<FitRow>();
+}
+
+// Returns the result of the least number of processes with which it fits, or of the largest that is
+// tried: each is twice the one before it. Returns nullopt if the memory of a process stays the
+// same. `why_not` is as that of `FixedChange`.
+std::optional<FitRow> WithMoreGpus(const Question& one, const FitRow& as_it_is,
+                                   std::string& why_not) {
+  constexpr size_t kDoublings = 4;
+  const int64_t world = WorldOf(one.trace());
+  if (world == 1) return std::nullopt;
+  const auto row_of = [&](size_t doublings) {
+    Trace made = WithWorld(one.trace(), world << doublings);
+    const PyTorchRemedy remedy = MoreGpus(MeshOf(made), int64_t{1} << doublings, one.device());
+    return one.About(std::move(made)).Remedied(remedy);
+  };
+  try {
+    FitRow row = row_of(LeastThat(1, kDoublings, [&](size_t doublings) {
+      return row_of(doublings).status != FitStatus::kNot;
+    }));
+    if (row.metrics.peak_requested >= as_it_is.metrics.peak_requested) return std::nullopt;
+    return row;
+  } catch (const UsageError& error) {
+    why_not = fmt::format("More GPUs were not tried: {}.", error.what());
+    return std::nullopt;
+  }
 }
 
 // Returns the result of a policy of research; nothing if the workload does not fit with it.
@@ -169,7 +196,7 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   } else {
     fit.as_it_is.construction = Bytes();  // it makes nothing that is not kept
   }
-  const Question one = builds ? given.About(*std::move(built)) : given;
+  const Question one = given.About(builds ? *std::move(built) : given.trace());
   const Trace& trace = one.trace();
   std::vector<FixedChange> fixed = FixedChanges(one);
   if (builds) {
@@ -177,6 +204,9 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
       return std::optional(asked.Remedied(BuildElsewhere()));
     });
   }
+  fixed.emplace_back([&](const Question& asked, std::string& why_not) {
+    return WithMoreGpus(asked, fit.as_it_is, why_not);
+  });
   std::vector<std::string> why_not(fixed.size());
   std::vector<std::function<std::vector<FitRow>()>> tries;
   for (size_t i = 0; i < fixed.size(); ++i) {

@@ -108,6 +108,9 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
       {"bf16 weights",
        "bf16 weights change the numerics. The prediction has the log-softmax of the loss in fp32. "
        "Memory of other values that the program casts to fp32 comes in addition."},
+      {"as many)",
+       "With more GPUs, each one keeps its batch, so that all of them train on a larger one; the "
+       "time is that of each."},
       {"chunks of tokens",
        "body is the model without its head, which makes the logits of rows of tokens; "
        "cross_entropy is in torch.nn.functional."},
@@ -207,7 +210,8 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, spillway (activations and state as spillway_torch.fit moves them), "
+       "optimizer, loss chunks, more GPUs, spillway (activations and state as spillway_torch.fit "
+       "moves them), "
        "or of policies of research policy, policy and allocator, or weights streamed (parameters "
        "are outside, too)",
        &FitRow::change, "change"},

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -123,6 +125,20 @@ PyTorchRemedy MicroBatches(int64_t batch, int64_t count) {
           fmt::format("for part in batch.chunk({0}): (forward(part) / {0}).backward()\n"
                       "optimizer.step()",
                       count)};
+}
+
+PyTorchRemedy MoreGpus(std::span<const int64_t> mesh, int64_t times, const Device& device) {
+  const int64_t world =
+      std::accumulate(mesh.begin(), mesh.end(), int64_t{1}, std::multiplies<int64_t>());
+  std::string start = fmt::format("with {} processes", world);
+  if (device.cluster) {
+    int64_t nodes = (world + device.cluster->gpus - 1) / device.cluster->gpus;
+    while (world % nodes != 0) ++nodes;
+    start = fmt::format("--nnodes={} --nproc_per_node={}", nodes, world / nodes);
+  }
+  return {"more GPUs", fmt::format("{} GPUs (FSDP over {} times as many)", world, times), "",
+          fmt::format("mesh = init_device_mesh(\"cuda\", ({},))  # torchrun {}",
+                      fmt::join(mesh, ", "), start)};
 }
 
 PyTorchRemedy Bfloat16() {

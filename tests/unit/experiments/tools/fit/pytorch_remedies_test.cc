@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,22 @@ TEST(PyTorchRemediesTest, TheTextSaysHowManyBlocks) {
   EXPECT_EQ(Checkpoint(blocks, 3).policy, "saved-tensors:plan=checkpoint");
   EXPECT_EQ(SmallerBatch(3, BatchSource::kScaled).text, "batch 3 (scaled)");
   EXPECT_EQ(SmallerBatch(3, BatchSource::kLowered).text, "batch 3");
+}
+
+TEST(PyTorchRemediesTest, MoreGpusAreStartedOnWholeHosts) {
+  const auto python = [](std::vector<int64_t> mesh, std::optional<int> gpus) {
+    Device device;
+    if (gpus) device.cluster.emplace().gpus = *gpus;
+    return MoreGpus(mesh, 2, device).python;
+  };
+  EXPECT_EQ(python({64}, 8),
+            "mesh = init_device_mesh(\"cuda\", (64,))  # torchrun --nnodes=8 --nproc_per_node=8");
+  EXPECT_EQ(python({3, 4}, 8),
+            "mesh = init_device_mesh(\"cuda\", (3, 4,))  # torchrun --nnodes=2 --nproc_per_node=6");
+  EXPECT_EQ(python({4}, std::nullopt),
+            "mesh = init_device_mesh(\"cuda\", (4,))  # torchrun with 4 processes");
+  EXPECT_EQ(MoreGpus(std::vector<int64_t>{16, 4}, 8, {}).text,
+            "64 GPUs (FSDP over 8 times as many)");
 }
 
 // The recording names inner operators; PyTorch's lists name those that a program calls.
