@@ -55,6 +55,7 @@ bool Shards::CopiesOut(const Op& op) const {
 }
 
 bool Shards::GathersParameters(const Op& op) const {
+  if (!Grows(op) || OperatorOf(op) != "all_gather") return false;
   std::vector<TensorId> roots;
   std::set<TensorId> seen;
   const auto add = [&](TensorId id) {

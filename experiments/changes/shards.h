@@ -45,7 +45,8 @@ class Shards {
   // Returns true iff the op copies the shards of all processes out of a gathered tensor, one tensor
   // for each parameter.
   bool CopiesOut(const Op& op) const;
-  // Returns true iff the shards that the op gathers come from tensors that live across iterations.
+  // Returns true iff the op is an all-gather of such a group, whose shards come from tensors that
+  // live across iterations.
   bool GathersParameters(const Op& op) const;
 
  private:

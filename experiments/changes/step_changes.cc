@@ -11,6 +11,7 @@
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_batch.h"
 #include "experiments/changes/other_optimizer.h"
+#include "experiments/changes/other_sharding.h"
 #include "experiments/changes/other_world.h"
 #include "traces/base/error.h"
 #include "traces/base/units.h"
@@ -92,6 +93,12 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
   }
   if (const std::optional<int64_t> world = WantedWorld(changes, device)) {
     step = std::make_shared<const Trace>(WithWorld(*step, *world));
+  }
+  if (changes.reshard) {
+    std::string why_not =
+        "the step gathers no parameters in forward, or frees them behind it already";
+    std::optional<Trace> made = WithReshardAfterForward(*step, why_not);
+    step = WithoutEarlierSteps(Made(std::move(made), "reshard", why_not));
   }
   if (changes.numbers != Numbers::kRecorded) {
     step = WithNumbers(step, changes.numbers, device, *costed(step).cost);

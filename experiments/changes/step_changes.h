@@ -31,6 +31,7 @@ struct StepChanges {
   std::optional<int64_t> batch;
   std::optional<int64_t> world;  // `WithWorld`
   std::optional<int64_t> nodes;  // the same, with the GPUs of so many hosts
+  bool reshard = false;          // `WithReshardAfterForward`
   Numbers numbers = Numbers::kRecorded;
   Update update = Update::kRecorded;
   std::optional<int64_t> loss_chunks;  // `WithLossInChunks`

@@ -172,6 +172,11 @@ constexpr WorkloadOption kOptions[] = {
      "The same, as a number of hosts, each with the GPUs that the device's file says",
      [](Case& c, const std::string& text) { c.changes.nodes = ReadCount("nodes", text); },
      [](const Case& c) { return CountText(c.changes.nodes); }},
+    {"reshard", "", nullptr, "forward",
+     "forward frees the parameters that FSDP2 gathered behind each module's forward, but not those "
+     "of the root, and gathers them again in backward, as reshard_after_forward=True does",
+     [](Case& c, const std::string&) { c.changes.reshard = true; },
+     [](const Case& c) { return std::string(c.changes.reshard ? "forward" : ""); }},
     {"host", "plain", nullptr, "",
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "

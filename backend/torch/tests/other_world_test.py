@@ -1,5 +1,7 @@
-"""Tests that the program makes the step of a process among others (`world=`) as it is recorded there."""
+"""Tests that the program makes the step of a process among others (`world=`), or with other sharding, as it is recorded there."""
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -11,7 +13,8 @@ import torch
 from sharded_test import GPU, shard, stack, train, world
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from spillway_torch import record
@@ -20,38 +23,43 @@ BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.f
 SAME = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
-def blocks(width):
+def blocks(width, count=3):
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, 3 * width), nn.LayerNorm(3 * width), nn.GELU(), nn.Linear(3 * width, width))
-                           for _ in range(3))).cuda()
+                           for _ in range(count))).cuda()
 
 
-def sharded(width=96, clip=False, optimizer=None, **options):
+def sharded(width=96, clip=False, optimizer=None, count=3, **options):
     def make(_):
-        model = shard(blocks(width), **options)
+        model = shard(blocks(width, count), **options)
         return model, train(model, width, clip=clip, optimizer=optimizer and optimizer(model.parameters()))
     return make
 
 
-def checkpointed(_):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    model = shard(nn.Sequential(*(checkpoint_wrapper(block) for block in blocks(96))), mp_policy=BFLOAT16)
-    return model, train(model, 96, clip=True)
+def checkpointed(count=3, **options):
+    def make(_):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        model = shard(nn.Sequential(*(checkpoint_wrapper(block) for block in blocks(96, count))), mp_policy=BFLOAT16, **options)
+        return model, train(model, 96, clip=True)
+    return make
 
 
-def accumulated(_):
-    import contextlib
-    model = shard(blocks(96))
+def accumulated(**options):
+    def make(_):
+        model = shard(blocks(96), **options)
 
-    @contextlib.contextmanager
-    def sync(last):
-        model.set_requires_gradient_sync(last)
-        yield
-    return model, train(model, 96, batches=3, sync=sync)
+        @contextlib.contextmanager
+        def sync(last):
+            model.set_requires_gradient_sync(last)
+            yield
+        return model, train(model, 96, batches=3, sync=sync)
+    return make
 
 
-def replicas(size):
-    model = shard(blocks(96), mesh=init_device_mesh("cuda", (size // 4, 4), mesh_dim_names=("replicas", "shards")))
-    return model, train(model, 96)
+def replicas(**options):
+    def make(size):
+        model = shard(blocks(96), mesh=init_device_mesh("cuda", (size // 4, 4), mesh_dim_names=("replicas", "shards")), **options)
+        return model, train(model, 96)
+    return make
 
 
 def buckets(_):
@@ -59,13 +67,65 @@ def buckets(_):
     return model, train(model, 64, DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
-def parts_of_shards(size):
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    model = nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 64, bias=False)).cuda()
-    mesh = init_device_mesh("cuda", (size // 2, 2), mesh_dim_names=("shards", "parts"))
-    parallelize_module(model, mesh["parts"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(model, mesh=mesh["shards"])
-    return model, train(model, 64)
+def parts_of_shards(**options):
+    def make(size):
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 64, bias=False))
+                                for _ in range(3))).cuda()
+        mesh = init_device_mesh("cuda", (size // 2, 2), mesh_dim_names=("shards", "parts"))
+        for block in model:
+            parallelize_module(block, mesh["parts"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        shard(model, mesh=mesh["shards"], **options)
+        return model, train(model, 64)
+    return make
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, width, tokens):
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(tokens, width), nn.ModuleList(Block(width) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
+
+    def forward(self, tokens, labels=None):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x)).float()
+        return logits if labels is None else nn.functional.cross_entropy(logits, labels)
+
+
+def language_model(inner=False, several=False, frozen=0, loss_inside=True, **options):
+    def make(_):
+        options["mp_policy"] = BFLOAT16
+        model = LanguageModel(96, 200).cuda()
+        for module in model.embedding, *model.blocks[:frozen]:
+            module.requires_grad_(not frozen)
+        if several:
+            fully_shard([model.norm, model.head], **options)
+        for block in model.blocks:
+            if inner:
+                fully_shard(block.up, **options)
+            fully_shard(block, **options)
+        fully_shard(model, mp_policy=BFLOAT16)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+
+        def step():
+            tokens = torch.randint(200, (64,), device="cuda")
+            loss = model(tokens, tokens) if loss_inside else nn.functional.cross_entropy(model(tokens), tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, step
+    return make
 
 
 def parts(size):
@@ -86,14 +146,14 @@ def alone(_):
     return model, train(model, 96)
 
 
-class OtherWorldTest(unittest.TestCase):
+class StepTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def recorded(self, make, size, rank=0):
-        path = self.folder / f"{size}.json"
+    def recorded(self, make, size, rank=0, name=""):
+        path = self.folder / f"{name}{size}.json"
         with world(size, rank):
             model, step = make(size)
             record(step, GPU, model=model, warm_up=3).write(path)
@@ -110,6 +170,22 @@ class OtherWorldTest(unittest.TestCase):
         self.assertEqual(ran.returncode, 2, ran.stdout)
         return ran.stderr
 
+    def assert_same(self, made, there):
+        """Checks that two workloads have the same peaks, in bytes, and take the same time."""
+        made, there = self.run_step(made), self.run_step(there)
+        self.assertEqual([made[key] for key in SAME], [there[key] for key in SAME])
+        for key in "iteration_ms", "communication_ms":
+            self.assertAlmostEqual(made[key], there[key], delta=1e-4 * there[key])
+
+    def changes(self, workload, memory):
+        """Returns the rows of a step that does not fit, by their changes."""
+        ran = subprocess.run([os.environ["SPILLWAY"], "fit", workload, "--device", "h100", "--memory", memory, "--policy", "as-recorded",
+                              "--format", "json"], capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 1, ran.stderr)
+        return {row["change"]: row for row in json.loads(ran.stdout)["rows"]}
+
+
+class OtherWorldTest(StepTest):
     def test_the_step_is_that_of_a_recording_there(self):
         cases = {
             "types": (sharded(mp_policy=BFLOAT16), 4, 32, 0), "one type": (sharded(clip=True), 4, 16, 3),
@@ -118,16 +194,13 @@ class OtherWorldTest(unittest.TestCase):
             "rounded in one type": (sharded(80), 4, 12, 2),
             "some": (sharded(reshard_after_forward=2), 8, 16, 0),
             "several operators": (sharded(optimizer=lambda p: torch.optim.AdamW(p, foreach=True)), 4, 16, 0),
-            "checkpoints": (checkpointed, 4, 32, 0), "accumulation": (accumulated, 2, 8, 1), "replicas": (replicas, 8, 32, 5),
-            "buckets": (buckets, 2, 64, 0), "parts of shards": (parts_of_shards, 8, 32, 6)}
+            "checkpoints": (checkpointed(), 4, 32, 0), "accumulation": (accumulated(), 2, 8, 1), "replicas": (replicas(), 8, 32, 5),
+            "buckets": (buckets, 2, 64, 0), "parts of shards": (parts_of_shards(), 8, 32, 6)}
         for name, (make, size, other, rank) in cases.items():
             with self.subTest(name):
-                made = self.run_step(f"{self.recorded(make, size, rank)},world={other}")
-                there = self.run_step(str(self.recorded(make, other, rank)))
-                self.assertEqual([made[key] for key in SAME], [there[key] for key in SAME])
-                for key in "iteration_ms", "communication_ms":
-                    self.assertAlmostEqual(made[key], there[key], delta=1e-4 * there[key])
-                self.assertEqual(made["workload"], f"{there['workload']},world={other}")
+                made, there = f"{self.recorded(make, size, rank)},world={other}", str(self.recorded(make, other, rank))
+                self.assert_same(made, there)
+                self.assertEqual(self.run_step(made)["workload"], f"{self.run_step(there)['workload']},world={other}")
 
     def test_what_only_a_recording_says_is_refused(self):
         for make, text in (parts, "is part of a computation that 4 processes share"), (updated_by_owners, "which ones that are"), (
@@ -136,7 +209,7 @@ class OtherWorldTest(unittest.TestCase):
                 self.assertIn(text, self.refused(f"{self.recorded(make, 4)},world=8"))
 
     def test_sizes_are_checked(self):
-        path = self.recorded(replicas, 8)
+        path = self.recorded(replicas(), 8)
         self.assertIn("6 processes are not a multiple of the 4 of the inner dimensions", self.refused(f"{path},world=6"))
         self.assertIn("'0' is not a whole number", self.refused(f"{path},world=0"))
         self.assertIn("cannot be combined with world", self.refused(f"{path},world=8,nodes=2"))
@@ -153,13 +226,6 @@ class OtherWorldTest(unittest.TestCase):
         self.assertGreater(rows[0]["peak_requested_bytes"], rows[1]["peak_requested_bytes"])
         self.assertGreater(rows[1]["communication_ms"], rows[0]["communication_ms"])
 
-    def changes(self, workload, memory):
-        """Returns the rows of a step that does not fit, by their changes."""
-        ran = subprocess.run([os.environ["SPILLWAY"], "fit", workload, "--device", "h100", "--memory", memory, "--policy", "as-recorded",
-                              "--format", "json"], capture_output=True, text=True, check=False)
-        self.assertEqual(ran.returncode, 1, ran.stderr)
-        return {row["change"]: row for row in json.loads(ran.stdout)["rows"]}
-
     def test_fit_asks_for_more_processes(self):
         path = self.recorded(sharded(1024), 4)
         rows = self.changes(path, "215MiB")
@@ -172,12 +238,50 @@ class OtherWorldTest(unittest.TestCase):
             self.assertEqual(row[key], there[key])
         row = self.changes(path, "100MiB")["more GPUs"]  # the most that is tried helps
         self.assertEqual((row["world"], row["status"]), (64, "no"))
-        self.assertNotIn("more GPUs", self.changes(self.recorded(replicas, 8), "60MiB"))  # more replicas do not
+        self.assertNotIn("more GPUs", self.changes(self.recorded(replicas(), 8), "60MiB"))  # more replicas do not
 
     def test_fit_says_why_it_does_not_ask_for_more(self):
         ran = subprocess.run([os.environ["SPILLWAY"], "fit", self.recorded(parts, 4), "--device", "h100", "--memory", "60MiB"],
                              capture_output=True, text=True, check=False)
         self.assertIn("More GPUs were not tried: world: 'all_reduce.3' is part of a computation", " ".join(ran.stdout.split()))
+
+
+class OtherShardingTest(StepTest):
+    KEPT, FREED = {"reshard_after_forward": False}, {"reshard_after_forward": True}
+
+    def test_parameters_are_freed_as_in_a_recording(self):
+        cases = {
+            "types": (functools.partial(sharded, mp_policy=BFLOAT16, clip=True, count=6), 4), "one type": (functools.partial(sharded, 80), 4),
+            "checkpoints": (functools.partial(checkpointed, count=6), 4), "accumulation": (accumulated, 2), "replicas": (replicas, 8),
+            "parts of shards": (parts_of_shards, 8), "language model": (language_model, 4),
+            "modules in modules": (functools.partial(language_model, inner=True), 4),
+            "several modules": (functools.partial(language_model, several=True), 4),
+            "parts without gradients": (functools.partial(language_model, frozen=2), 4),
+            "loss outside": (functools.partial(language_model, loss_inside=False), 4)}
+        for name, (make, size) in cases.items():
+            with self.subTest(name):
+                kept, freed = (str(self.recorded(make(**options), size, size - 2, name))
+                               for name, options in (("kept", self.KEPT), ("freed", self.FREED)))
+                self.assertGreater(self.run_step(kept)["peak_requested_bytes"], self.run_step(freed)["peak_requested_bytes"])
+                self.assert_same(f"{kept},reshard=forward", freed)
+
+    def test_what_cannot_be_freed_is_refused(self):
+        for make, text in (sharded(), "gathers no parameters in forward, or frees them behind it already"), (buckets, "gathers no parameters"), (
+                sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1), **self.KEPT), "shards of another dimension of parameters than the first"):
+            with self.subTest(text):
+                self.assertIn(text, self.refused(f"{self.recorded(make, 4)},reshard=forward"))
+
+    def test_fit_frees_them(self):
+        kept = self.recorded(sharded(1024, **self.KEPT), 4)
+        row = self.changes(kept, "215MiB")["reshard"]
+        there = self.run_step(f"{kept},reshard=forward")
+        self.assertEqual([row["remedy"].split(",")[0], row["peak_requested_bytes"], row["iteration_ms"]],
+                         ["reshard after forward", there["peak_requested_bytes"], there["iteration_ms"]])
+        with world(4):
+            model, _ = sharded(**self.KEPT)(4)
+            exec(row["python"].split("os.environ")[0], {"model": model, "FSDPModule": FSDPModule})  # pylint: disable=exec-used
+            self.assertTrue(all(block._get_fsdp_state()._fsdp_param_group._reshard_after_forward for block in model))
+        self.assertNotIn("reshard", self.changes(self.recorded(sharded(1024), 4), "200MiB"))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
       {"as many)",
        "With more GPUs, each one keeps its batch, so that all of them train on a larger one; the "
        "time is that of each."},
+      {"reshard", "FSDPModule is in torch.distributed.fsdp."},
       {"chunks of tokens",
        "body is the model without its head, which makes the logits of rows of tokens; "
        "cross_entropy is in torch.nn.functional."},
@@ -210,7 +211,8 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, more GPUs, spillway (activations and state as spillway_torch.fit "
+       "optimizer, loss chunks, more GPUs, reshard, spillway (activations and state as "
+       "spillway_torch.fit "
        "moves them), "
        "or of policies of research policy, policy and allocator, or weights streamed (parameters "
        "are outside, too)",

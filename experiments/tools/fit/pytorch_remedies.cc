@@ -141,6 +141,13 @@ PyTorchRemedy MoreGpus(std::span<const int64_t> mesh, int64_t times, const Devic
                       fmt::join(mesh, ", "), start)};
 }
 
+PyTorchRemedy ReshardAfterForward() {
+  return {"reshard", "reshard after forward", "",
+          "for part in model.modules():\n"
+          "    if isinstance(part, FSDPModule) and part is not model:\n"
+          "        part.set_reshard_after_forward(True, recurse=False)"};
+}
+
 PyTorchRemedy Bfloat16() {
   return {"bf16", "bf16 weights (other numerics)", "", "model.bfloat16()"};
 }

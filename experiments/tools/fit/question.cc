@@ -12,6 +12,7 @@
 #include "experiments/changes/changed_step.h"
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_optimizer.h"
+#include "experiments/changes/other_sharding.h"
 #include "experiments/changes/shards.h"
 #include "experiments/tools/fit/first_iterations.h"
 #include "sim/alloc/make_allocator.h"
@@ -270,6 +271,17 @@ std::vector<StepChange> ChangesOfNumbers() {
            }}};
 }
 
+std::vector<StepChange> ChangesOfSharding() {
+  return {{ReshardAfterForward(), true,
+           [](const Question& one, std::string& why_not) -> std::optional<Trace> {
+             std::optional<Trace> made = WithReshardAfterForward(one.trace(), why_not);
+             if (!why_not.empty()) {
+               why_not = fmt::format("Resharding after forward was not tried: {}.", why_not);
+             }
+             return made;
+           }}};
+}
+
 // Returns the step if the host has room for what it keeps there.
 std::optional<Trace> OnHost(std::optional<OffloadedStep> made, const char* what,
                             const Device& device, std::string& why_not) {
@@ -340,6 +352,7 @@ std::vector<FixedChange> FixedChanges(const Question& asked) {
         "see spillway trace import."));
     return changes;
   }
+  add(ChangesOfSharding());
   add(ChangesOfNumbers());
   if (!trace.training) return changes;
   changes.push_back(remedy(SaveTensorsOnCpu()));

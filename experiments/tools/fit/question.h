@@ -82,6 +82,8 @@ struct StepChange {
   std::function<std::optional<Trace>(const Question&, std::string& why_not)> make;
 };
 
+// Returns the changes of how the processes of a recorded step share its tensors out.
+std::vector<StepChange> ChangesOfSharding();
 // Return the changes of a recorded step's types of numbers, of its optimizer, and of its loss. At
 // most one of each can be made.
 std::vector<StepChange> ChangesOfNumbers();
