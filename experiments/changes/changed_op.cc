@@ -1,5 +1,7 @@
 #include "experiments/changes/changed_op.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -61,6 +63,19 @@ Op NewOp(std::string name, const std::string& signature, const Op& near, Duratio
   op.slots = {{"op", signature, 0, Bytes()}};
   op.recorded = {time, Duration(), near.recorded->host, Bytes()};
   return op;
+}
+
+NewNames::NewNames(const Trace& trace) {
+  for (const Tensor& tensor : trace.tensors) taken_.insert(tensor.name);
+  for (const Op& op : trace.ops) taken_.insert(op.name);
+}
+
+std::string NewNames::Of(const std::string& wanted) {
+  std::string name = wanted;
+  for (int number = 1; !taken_.insert(name).second; ++number) {
+    name = fmt::format("{}.{}", wanted, number);
+  }
+  return name;
 }
 
 void HalvedWork::Lower(int64_t bytes, int64_t halved, Op& op) const {

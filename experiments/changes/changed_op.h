@@ -4,6 +4,7 @@
 #define SPILLWAY_EXPERIMENTS_CHANGES_CHANGED_OP_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -42,6 +43,18 @@ void ForgetRecorded(Trace& trace);
 // Returns an op without operands that runs beside `near` and takes `time`. It has no traffic, so
 // that a recording of another GPU does not scale its time.
 Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time);
+
+// Makes names that no tensor and no op of a trace has.
+class NewNames {
+ public:
+  explicit NewNames(const Trace& trace);
+
+  // Returns the name, with a number behind it if it is taken.
+  std::string Of(const std::string& wanted);
+
+ private:
+  std::set<std::string> taken_;
+};
 
 // Lowers the work of ops some of whose operands become half as large.
 class HalvedWork {

@@ -28,10 +28,8 @@ class Passes {
         to_(part),
         copies_(part.tensors.size()),
         ready_(update),
-        places_(part.ops.size()) {
-    for (const Tensor& tensor : part.tensors) names_.insert(tensor.name);
-    for (const Op& op : part.ops) names_.insert(op.name);
-  }
+        places_(part.ops.size()),
+        names_(part) {}
 
   Trace Build(int64_t passes) {
     FindGradients();
@@ -78,13 +76,7 @@ class Passes {
     }
   }
 
-  std::string NewName(const std::string& name) {
-    std::string wanted = name + ".again";
-    for (int number = 1; !names_.insert(wanted).second; ++number) {
-      wanted = fmt::format("{}.again.{}", name, number);
-    }
-    return wanted;
-  }
+  std::string NewName(const std::string& name) { return names_.Of(name + ".again"); }
 
   // Adds an op of a later pass, or of the update.
   void Add(size_t i) {
@@ -162,10 +154,10 @@ class Passes {
   const size_t update_;
   const Liveness liveness_;
   Trace to_;
-  std::set<std::string> names_;
   std::vector<std::optional<TensorId>> copies_;  // the tensors of the latest pass
   std::vector<std::vector<TensorId>> ready_;     // gradients of parameters, by the op before
   std::vector<OpId> places_;                     // the new ops of the latest pass or the update
+  NewNames names_;
 };
 
 // Writes the step in bf16, whose loss is computed in fp32.

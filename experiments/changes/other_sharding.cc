@@ -23,6 +23,8 @@ namespace {
 // To gather the parameters of a module takes the host as long in backward as so many operators, and
 // so many more for each parameter (FSDP_WORK in backend/torch/spillway_torch/base/table.py).
 constexpr double kHostOfModule = 27, kHostOfParameter = 3;
+// FSDP2 puts gradients side by side with it.
+constexpr std::string_view kCopyIn = "fsdp::chunk_cat";
 
 // Returns the largest reach of groups that gather parameters in forward; 0 if there are none.
 int64_t ReachOfShards(const Trace& trace) {
@@ -235,10 +237,8 @@ class Resharding {
         to_(trace),
         states_(gathered.size()),
         again_(trace.tensors.size()),
-        places_(trace.ops.size()) {
-    for (const Tensor& tensor : trace.tensors) names_.insert(tensor.name);
-    for (const Op& op : trace.ops) names_.insert(op.name);
-  }
+        places_(trace.ops.size()),
+        names_(trace) {}
 
   Trace Build() {
     // The modules whose backward begins at an op; the outermost first.
@@ -279,14 +279,6 @@ class Resharding {
     return op;
   }
 
-  std::string NewName(const std::string& name) {
-    std::string wanted = name + ".again";
-    for (int number = 1; !names_.insert(wanted).second; ++number) {
-      wanted = fmt::format("{}.again.{}", name, number);
-    }
-    return wanted;
-  }
-
   // Does what FSDP2 does before the backward of a module.
   void BeginBackward(size_t index) {
     const Gathered& one = gathered_[index];
@@ -314,7 +306,7 @@ class Resharding {
   // Adds an op of forward once more, beside op `near`.
   Op& AddAgain(size_t index, size_t near) {
     Op op = from_.ops[index];
-    op.name = NewName(op.name);
+    op.name = names_.Of(op.name + ".again");
     op.layer = from_.ops[near].layer;
     op.phase = Phase::kBackward;
     op.recomputable = false;
@@ -348,7 +340,7 @@ class Resharding {
 
   TensorId AddTensor(TensorId of) {
     Tensor tensor = from_.tensor(of);
-    tensor.name = NewName(tensor.name);
+    tensor.name = names_.Of(tensor.name + ".again");
     tensor.kind = TensorKind::kGradient;
     tensor.request.reset();
     to_.tensors.push_back(std::move(tensor));
@@ -407,7 +399,208 @@ class Resharding {
   std::map<size_t, OpId> ops_again_;            // by recorded op
   OpId copied_out_{};                           // the last op that copied parameters out
   std::set<size_t> copies_out_;                 // recorded ops
-  std::set<std::string> names_;
+  NewNames names_;
+};
+
+// A reduction of gradients in fp32 that are bf16 before it. Places are those of ops.
+struct Reduction {
+  size_t copy_in = 0;  // the op that puts the gradients side by side
+  size_t scatter = 0;  // the reduce-scatter
+  size_t last = 0;     // the last op that changes its result as a whole, such as all-reduces
+  std::optional<size_t> cast;  // the op behind it that casts the result to bf16
+};
+
+// Finds the reductions of a step. Throws `UsageError` where the step cannot be changed.
+std::vector<Reduction> FindReductions(const Trace& trace, const Liveness& liveness) {
+  const Shards shards(trace, ReachOfShards(trace));
+  const auto is = [&](TensorId id, DataType type) { return trace.tensor(id).dtype == type; };
+  const auto gathers_short = [&](const Op& op) {
+    return shards.GathersParameters(op) && is(op.outputs[0], DataType::kBfloat16);
+  };
+  std::vector<Reduction> found;
+  if (std::ranges::none_of(trace.ops, gathers_short)) return found;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const Op& op = trace.ops[i];
+    if (!shards.Grows(op) || OperatorOf(op) != "reduce_scatter") continue;
+    const TensorId whole = liveness.Root(op.inputs[0]), result = liveness.Root(op.outputs[0]);
+    const auto uses = liveness.Uses(whole);
+    const size_t copy_in = Index(uses[0]);
+    if (!is(whole, DataType::kFloat32) || OperatorOf(trace.ops[copy_in]) != kCopyIn) continue;
+    const auto is_long = [&](TensorId id) { return is(id, DataType::kFloat32); };
+    if (std::ranges::any_of(trace.ops[copy_in].inputs, is_long)) {
+      throw UsageError(
+          fmt::format("'{}' reduces gradients that were added up, or made, in fp32", op.name));
+    }
+    for (const OpId use : uses) {
+      if (Index(use) == copy_in || Index(use) == i) continue;
+      throw UsageError(
+          fmt::format("'{}' uses gradients beside their reduction", trace.op(use).name));
+    }
+    Reduction one{copy_in, i, i, {}};
+    for (const OpId use : liveness.Uses(result)) {
+      const Op& user = trace.op(use);
+      if (Index(use) <= i || user.phase != Phase::kBackward) continue;
+      if (std::ranges::count(user.inputs, result) == 0) continue;
+      const bool is_next = Index(use) == one.last + 1 && !one.cast;
+      if (is_next && user.outputs == std::vector{result}) {
+        one.last = Index(use);
+      } else if (is_next && OperatorOf(user) == "aten::_to_copy" &&
+                 is(user.outputs[0], DataType::kBfloat16)) {
+        one.cast = Index(use);
+      } else {
+        throw UsageError(fmt::format("'{}' uses gradients while they are reduced", user.name));
+      }
+    }
+    found.push_back(one);
+  }
+  return found;
+}
+
+// Writes the step whose reductions are in bf16.
+class ShortReductions {
+ public:
+  ShortReductions(const Trace& trace, const Device& device, const Liveness& liveness,
+                  const std::vector<Reduction>& reductions)
+      : from_(trace), device_(device), liveness_(liveness), to_(trace), names_(trace) {
+    for (const Reduction& one : reductions) {
+      for (size_t i = one.scatter; i <= one.last; ++i) reductions_[i] = &one;
+      copies_in_[one.copy_in] = &one;
+      if (one.cast) casts_.insert(*one.cast);
+    }
+  }
+
+  Trace Build() {
+    to_.ops.clear();
+    for (size_t i = 0; i < from_.ops.size(); ++i) {
+      Op op = from_.ops[i];
+      Wait(op, reductions_.contains(i));
+      if (casts_.contains(i)) {
+        places_.push_back(places_.back());
+        ends_.push_back(ends_.back());
+        continue;
+      }
+      if (copies_in_.contains(i)) Shorten(op);
+      const auto reduction = reductions_.find(i);
+      if (reduction != reductions_.end()) Reduce(*reduction->second, i, op);
+      to_.ops.push_back(std::move(op));
+      places_.push_back(static_cast<OpId>(to_.ops.size() - 1));
+      if (reduction != reductions_.end() && reduction->second->last == i &&
+          !reduction->second->cast) {
+        AddCast(*reduction->second);
+      }
+      ends_.push_back(static_cast<OpId>(to_.ops.size() - 1));
+    }
+    for (size_t i = 0; i < from_.tensors.size(); ++i) {
+      std::optional<OpId>& held = to_.tensors[i].held_until;
+      if (held) held = ends_[Index(*held)];
+    }
+    for (const auto& [id, end] : held_) to_.tensors[Index(id)].held_until = ends_[end];
+    ForgetRecorded(to_);
+    to_.Validate();
+    return std::move(to_);
+  }
+
+ private:
+  TensorId ResultOf(const Reduction& one) const {
+    return liveness_.Root(from_.ops[one.scatter].outputs[0]);
+  }
+
+  // Corrects what the op waits for: the end of a reduction, but for another one only the
+  // reduce-scatter.
+  void Wait(Op& op, bool reduces) const {
+    const bool is_part = reduces || OperatorOf(op) == kCopyIn;
+    for (OpId& other : op.after) other = (is_part ? places_ : ends_)[Index(other)];
+    std::ranges::sort(op.after);
+    op.after.erase(std::ranges::unique(op.after).begin(), op.after.end());
+  }
+
+  // Halves what an op writes that puts gradients side by side.
+  void Shorten(Op& op) {
+    const TensorId whole = liveness_.Root(op.outputs[0]);
+    for (size_t i = 0; i < from_.tensors.size(); ++i) {
+      if (liveness_.Root(static_cast<TensorId>(i)) == whole) Halve(to_.tensors[i]);
+    }
+    int64_t read = 0;
+    for (const TensorId id : op.inputs) read += from_.tensor(id).size.count();
+    Bytes& traffic = op.slots[0].traffic;
+    const int64_t before = traffic.count();
+    if (before <= read) return;
+    traffic = Bytes(read + (before - read) / 2);
+    const auto time = static_cast<Int128>(op.recorded->time.picoseconds());
+    op.recorded->time =
+        Duration::Picoseconds(static_cast<int64_t>(time * traffic.count() / before));
+  }
+
+  // Makes an op reduce in bf16.
+  void Reduce(const Reduction& one, size_t index, Op& op) {
+    const TensorId result = ResultOf(one);
+    if (index == one.scatter) {
+      Tensor& before = to_.tensors[Index(result)];
+      if (one.cast) {
+        short_ = from_.ops[*one.cast].outputs[0];
+        to_.tensors[Index(short_)].lane = before.lane;
+        before.held_until.reset();
+      } else {
+        Tensor reduced = before;
+        reduced.name = names_.Of(reduced.name + ".bfloat16");
+        reduced.kind = TensorKind::kGradient;
+        reduced.held_until.reset();
+        Halve(reduced);
+        short_ = static_cast<TensorId>(to_.tensors.size());
+        before.lane = from_.ops[one.last].lane;
+        to_.tensors.push_back(std::move(reduced));
+        // FSDP2 holds what it has reduced among replicas until backward ends.
+        const size_t end = EndOfBackward(one.last);
+        if (one.last > one.scatter) {
+          held_.emplace_back(short_, end);
+          std::optional<OpId>& held = to_.tensors[Index(result)].held_until;
+          if (held == static_cast<OpId>(end)) held.reset();
+        }
+      }
+    }
+    for (auto* operands : {&op.inputs, &op.outputs})
+      std::ranges::replace(*operands, result, short_);
+    for (Attribute& attribute : op.attributes) {
+      if (op.IsCollective() && attribute.name == "bytes") attribute.value /= 2;
+    }
+  }
+
+  size_t EndOfBackward(size_t op) const {
+    while (op + 1 < from_.ops.size() && from_.ops[op + 1].phase == Phase::kBackward) ++op;
+    return op;
+  }
+
+  void AddCast(const Reduction& one) {
+    const TensorId result = ResultOf(one);
+    const int64_t elements = Elements(from_.tensor(result));
+    const Bytes traffic(6 * elements);  // it reads and writes 2 and 4 bytes
+    const bool timed = !from_.recording->device.empty();
+    Op op = NewOp(names_.Of(from_.tensor(result).name + ".to"),
+                  fmt::format("aten::_to_copy {}", elements), from_.ops[one.last],
+                  timed ? TransferTime(traffic, device_.dram) : Duration());
+    if (!timed) op.slots[0].traffic = traffic;
+    op.attributes = {{"elements", static_cast<double>(elements)},
+                     {"operands", 2},
+                     {"row", 1},
+                     {"strided", 0},
+                     {"broadcast", 0}};
+    op.lane = from_.ops[one.last].lane;
+    op.inputs = {short_};
+    op.outputs = {result};
+    to_.ops.push_back(std::move(op));
+  }
+
+  const Trace& from_;
+  const Device& device_;
+  const Liveness& liveness_;
+  Trace to_;
+  std::map<size_t, const Reduction*> reductions_, copies_in_;  // by op
+  std::set<size_t> casts_;                                     // ops
+  std::vector<OpId> places_;                                   // by recorded op
+  std::vector<OpId> ends_;                                     // the same, or the cast behind it
+  TensorId short_{};                                           // what the current reduction writes
+  std::vector<std::pair<TensorId, size_t>> held_;              // until recorded ops
+  NewNames names_;
 };
 
 }  // namespace
@@ -419,6 +612,19 @@ std::optional<Trace> WithReshardAfterForward(const Trace& trace, std::string& wh
     const std::vector<Gathered> gathered = gathering.Find();
     if (std::ranges::all_of(gathered, &Gathered::is_root)) return std::nullopt;
     return Resharding(trace, gathering.liveness(), gathered).Build();
+  } catch (const UsageError& error) {
+    why_not = error.what();
+    return std::nullopt;
+  }
+}
+
+std::optional<Trace> WithBfloat16Reduction(const Trace& trace, const Device& device,
+                                           std::string& why_not) {
+  try {
+    const Liveness liveness(trace);
+    const std::vector<Reduction> reductions = FindReductions(trace, liveness);
+    if (reductions.empty()) return std::nullopt;
+    return ShortReductions(trace, device, liveness, reductions).Build();
   } catch (const UsageError& error) {
     why_not = error.what();
     return std::nullopt;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "sim/core/device.h"
 #include "traces/trace.h"
 
 namespace spillway::lab {
@@ -22,6 +23,17 @@ namespace spillway::lab {
 // nullopt with a sentence in `why_not` if the recording does not name the modules, a module runs
 // more than once in forward, or others use its parameters. REQUIRES: the trace has a recording.
 std::optional<Trace> WithReshardAfterForward(const Trace& trace, std::string& why_not);
+
+// Returns the step with `MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)` in place of fp32: the
+// gradients in bf16 of parameters that were gathered in bf16 are reduced as they are, and cast to
+// the type of the parameters behind that. Where the recording has times, the new casts take as long
+// as their traffic takes in the device's memory.
+//
+// Returns nullopt if no gradients in bf16 are reduced in fp32. Returns nullopt with a sentence in
+// `why_not` if the program adds gradients up before it reduces them, or uses what is reduced in
+// another way. REQUIRES: the trace has a recording.
+std::optional<Trace> WithBfloat16Reduction(const Trace& trace, const Device& device,
+                                           std::string& why_not);
 
 }  // namespace spillway::lab
 

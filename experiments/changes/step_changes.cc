@@ -100,6 +100,11 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
     std::optional<Trace> made = WithReshardAfterForward(*step, why_not);
     step = WithoutEarlierSteps(Made(std::move(made), "reshard", why_not));
   }
+  if (changes.short_reduction) {
+    std::string why_not = "the step reduces no gradients in fp32 of parameters in bf16";
+    std::optional<Trace> made = WithBfloat16Reduction(*step, device, why_not);
+    step = WithoutEarlierSteps(Made(std::move(made), "reduce", why_not));
+  }
   if (changes.numbers != Numbers::kRecorded) {
     step = WithNumbers(step, changes.numbers, device, *costed(step).cost);
   }

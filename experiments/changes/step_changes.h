@@ -32,6 +32,7 @@ struct StepChanges {
   std::optional<int64_t> world;  // `WithWorld`
   std::optional<int64_t> nodes;  // the same, with the GPUs of so many hosts
   bool reshard = false;          // `WithReshardAfterForward`
+  bool short_reduction = false;  // `WithBfloat16Reduction`
   Numbers numbers = Numbers::kRecorded;
   Update update = Update::kRecorded;
   std::optional<int64_t> loss_chunks;  // `WithLossInChunks`

@@ -177,6 +177,11 @@ constexpr WorkloadOption kOptions[] = {
      "of the root, and gathers them again in backward, as reshard_after_forward=True does",
      [](Case& c, const std::string&) { c.changes.reshard = true; },
      [](const Case& c) { return std::string(c.changes.reshard ? "forward" : ""); }},
+    {"reduce", "", nullptr, "bf16",
+     "bf16 reduces the gradients of parameters in bf16 as they are, where FSDP2 did in fp32, as "
+     "reduce_dtype=torch.bfloat16 does",
+     [](Case& c, const std::string&) { c.changes.short_reduction = true; },
+     [](const Case& c) { return std::string(c.changes.short_reduction ? "bf16" : ""); }},
     {"host", "plain", nullptr, "",
      "Host time before each launch of a recorded trace: plain (without the profiler, at most 7us "
      "for each operator), a time in place of these 7us (5us), recorded (with the profiler), or "

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spillway_torch import record
 
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+SHORT = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 SAME = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
@@ -35,30 +36,44 @@ def sharded(width=96, clip=False, optimizer=None, count=3, **options):
     return make
 
 
-def checkpointed(count=3, **options):
+def checkpointed(count=3, mp_policy=BFLOAT16, **options):
     def make(_):
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        model = shard(nn.Sequential(*(checkpoint_wrapper(block) for block in blocks(96, count))), mp_policy=BFLOAT16, **options)
+        model = shard(nn.Sequential(*(checkpoint_wrapper(block) for block in blocks(96, count))), mp_policy=mp_policy, **options)
         return model, train(model, 96, clip=True)
     return make
 
 
-def accumulated(**options):
+def accumulated(always=False, **options):
     def make(_):
         model = shard(blocks(96), **options)
 
         @contextlib.contextmanager
         def sync(last):
-            model.set_requires_gradient_sync(last)
+            model.set_requires_gradient_sync(last or always)
             yield
         return model, train(model, 96, batches=3, sync=sync)
     return make
 
 
-def replicas(**options):
+def replicas(batches=1, **options):
     def make(size):
         model = shard(blocks(96), mesh=init_device_mesh("cuda", (size // 4, 4), mesh_dim_names=("replicas", "shards")), **options)
-        return model, train(model, 96)
+        return model, train(model, 96, batches=batches)
+    return make
+
+
+def short(**options):
+    def make(_):
+        model = shard(blocks(96).bfloat16(), **options)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        x = torch.randn(2, 96, device="cuda", dtype=torch.bfloat16)
+
+        def step():
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, step
     return make
 
 
@@ -103,9 +118,9 @@ class LanguageModel(nn.Module):
         return logits if labels is None else nn.functional.cross_entropy(logits, labels)
 
 
-def language_model(inner=False, several=False, frozen=0, loss_inside=True, **options):
+def language_model(inner=False, several=False, frozen=0, loss_inside=True, mp_policy=BFLOAT16, **options):
     def make(_):
-        options["mp_policy"] = BFLOAT16
+        options["mp_policy"] = mp_policy
         model = LanguageModel(96, 200).cuda()
         for module in model.embedding, *model.blocks[:frozen]:
             module.requires_grad_(not frozen)
@@ -115,7 +130,7 @@ def language_model(inner=False, several=False, frozen=0, loss_inside=True, **opt
             if inner:
                 fully_shard(block.up, **options)
             fully_shard(block, **options)
-        fully_shard(model, mp_policy=BFLOAT16)
+        fully_shard(model, mp_policy=mp_policy)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
 
         def step():
@@ -265,11 +280,38 @@ class OtherShardingTest(StepTest):
                 self.assertGreater(self.run_step(kept)["peak_requested_bytes"], self.run_step(freed)["peak_requested_bytes"])
                 self.assert_same(f"{kept},reshard=forward", freed)
 
+    def test_gradients_are_reduced_as_in_a_recording(self):
+        cases = {
+            "blocks": (sharded, 4), "kept": (functools.partial(sharded, **self.KEPT), 4), "parts of shards": (parts_of_shards, 8),
+            "checkpoints": (checkpointed, 4), "accumulation": (functools.partial(accumulated, always=True), 2), "replicas": (replicas, 8),
+            "accumulation and replicas": (functools.partial(replicas, batches=2), 8), "parameters in bf16": (short, 4),
+            "parts without gradients": (functools.partial(language_model, frozen=2), 4)}
+        for name, (make, size) in cases.items():
+            with self.subTest(name):
+                long, short_one = (str(self.recorded(make(mp_policy=policy), size, size - 2, name))
+                                   for name, policy in (("long", BFLOAT16), ("short", SHORT)))
+                self.assertGreater(self.run_step(long)["communication_ms"], self.run_step(short_one)["communication_ms"])
+                self.assert_same(f"{long},reduce=bf16", short_one)
+
+    def test_what_cannot_be_reduced_is_refused(self):
+        for make, text in (sharded(), "the step reduces no gradients in fp32 of parameters in bf16"), (
+                accumulated(mp_policy=BFLOAT16), "reduces gradients that were added up, or made, in fp32"):
+            with self.subTest(text):
+                self.assertIn(text, self.refused(f"{self.recorded(make, 4)},reduce=bf16"))
+
     def test_what_cannot_be_freed_is_refused(self):
         for make, text in (sharded(), "gathers no parameters in forward, or frees them behind it already"), (buckets, "gathers no parameters"), (
                 sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1), **self.KEPT), "shards of another dimension of parameters than the first"):
             with self.subTest(text):
                 self.assertIn(text, self.refused(f"{self.recorded(make, 4)},reshard=forward"))
+
+    def test_fit_reduces_in_bf16(self):
+        path = self.recorded(sharded(1024, mp_policy=BFLOAT16), 4)
+        row = self.changes(path, "200MiB")["bf16 reduction"]
+        there = self.run_step(f"{path},reduce=bf16")
+        self.assertEqual([row["remedy"].split(",")[0], row["peak_requested_bytes"], row["iteration_ms"]],
+                         ["reduce gradients in bf16 (other numerics)", there["peak_requested_bytes"], there["iteration_ms"]])
+        self.assertNotIn("reshard", self.changes(path, "200MiB"))
 
     def test_fit_frees_them(self):
         kept = self.recorded(sharded(1024, **self.KEPT), 4)

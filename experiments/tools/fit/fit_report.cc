@@ -112,6 +112,9 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
        "With more GPUs, each one keeps its batch, so that all of them train on a larger one; the "
        "time is that of each."},
       {"reshard", "FSDPModule is in torch.distributed.fsdp."},
+      {"reduce gradients",
+       "Gradients that are added up in bf16 change the numerics; mixed is the mp_policy of each "
+       "fully_shard, and MixedPrecisionPolicy is in torch.distributed.fsdp."},
       {"chunks of tokens",
        "body is the model without its head, which makes the logits of rows of tokens; "
        "cross_entropy is in torch.nn.functional."},
@@ -211,7 +214,8 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, more GPUs, reshard, spillway (activations and state as "
+       "optimizer, loss chunks, more GPUs, reshard, bf16 reduction, spillway (activations and "
+       "state as "
        "spillway_torch.fit "
        "moves them), "
        "or of policies of research policy, policy and allocator, or weights streamed (parameters "

@@ -148,6 +148,11 @@ PyTorchRemedy ReshardAfterForward() {
           "        part.set_reshard_after_forward(True, recurse=False)"};
 }
 
+PyTorchRemedy ReduceInBfloat16() {
+  return {"bf16 reduction", "reduce gradients in bf16 (other numerics)", "",
+          "mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)"};
+}
+
 PyTorchRemedy Bfloat16() {
   return {"bf16", "bf16 weights (other numerics)", "", "model.bfloat16()"};
 }

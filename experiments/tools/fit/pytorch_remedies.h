@@ -19,7 +19,7 @@ namespace spillway::lab {
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
   // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer",
-  // "loss chunks", "more GPUs", "reshard" or "spillway"
+  // "loss chunks", "more GPUs", "reshard", "bf16 reduction" or "spillway"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -46,6 +46,7 @@ PyTorchRemedy MicroBatches(int64_t batch, int64_t count);
 PyTorchRemedy MoreGpus(std::span<const int64_t> mesh, int64_t times, const Device& device);
 // `reshard_after_forward=True` in all modules but the root.
 PyTorchRemedy ReshardAfterForward();
+PyTorchRemedy ReduceInBfloat16();
 PyTorchRemedy Bfloat16();
 PyTorchRemedy AutocastToBfloat16();
 PyTorchRemedy BuildElsewhere();

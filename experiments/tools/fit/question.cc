@@ -279,6 +279,14 @@ std::vector<StepChange> ChangesOfSharding() {
                why_not = fmt::format("Resharding after forward was not tried: {}.", why_not);
              }
              return made;
+           }},
+          {ReduceInBfloat16(), false,
+           [](const Question& one, std::string& why_not) -> std::optional<Trace> {
+             std::optional<Trace> made = WithBfloat16Reduction(one.trace(), one.device(), why_not);
+             if (!why_not.empty()) {
+               why_not = fmt::format("Gradients in bf16 were not tried: {}.", why_not);
+             }
+             return made;
            }}};
 }
 

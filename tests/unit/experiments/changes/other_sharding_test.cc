@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -155,6 +158,142 @@ TEST(OtherShardingTest, StepsThatCannotBeChangedAreNamed) {
   std::string text;
   EXPECT_FALSE(WithReshardAfterForward(testing::ChainTrace(), text));  // of one process
   EXPECT_EQ(text, "");
+}
+
+// A process of 4 of 2 replicas that gathers w [8] in bf16 and reduces the gradient d in fp32:
+//
+//   forward   gather:  w -> p [32] bf16
+//   backward  grad:    p -> d [32] bf16
+//             cat:     d -> s [32] fp32
+//             scatter: s -> r [8] fp32        on lane 2
+//             reduce:  r -> r                 among replicas, on lane 4
+//             more:    r -> e [8] bf16        if `cast` says so, on lane 4
+//   update    step:    w, r or e -> w, behind reduce or more
+Trace Reduction(bool cast, DataType of_gradient = DataType::kBfloat16,
+                const std::string& between = "d") {
+  testing::TraceBuilder builder;
+  using enum TensorKind;
+  builder.Tensor("w", kParameter, 32).Tensor("p", kActivation, 64);
+  builder.Tensor("d", kGradient, of_gradient == DataType::kBfloat16 ? 64 : 128);
+  builder.Tensor("s", kGradient, 128).Tensor("x", kGradient, 4);
+  builder.Tensor("r", cast ? kGradient : kParameterGradient, 32);
+  builder.Tensor("e", kParameterGradient, 16);
+  const std::string gradient = cast ? "e" : "r";
+  builder.Op("gather", Phase::kForward, {"w"}, {"p"});
+  builder.Op("grad", Phase::kBackward, {"p"}, {"d"});
+  builder.Op("cat", Phase::kBackward, {"d"}, {"s"});
+  builder.Op("scatter", Phase::kBackward, {"s"}, {"r"});
+  builder.Op("reduce", Phase::kBackward, {"r"}, {"r"});
+  if (cast) builder.Op("more", Phase::kBackward, {"r"}, {"e"});
+  builder.Op("between", Phase::kBackward, {between}, {"x"});
+  builder.Op("step", Phase::kUpdate, {"w", gradient}, {"w"});
+  Trace trace = builder.Build();
+  const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes = {
+      {"w", {8}}, {"p", {32}}, {"d", {32}}, {"s", {32}}, {"r", {8}}, {"e", {8}}};
+  for (const auto& [name, shape] : shapes) trace.tensors[Index(builder.Id(name))].shape = shape;
+  for (const char* name : {"p", "d", "e"}) {
+    trace.tensors[Index(builder.Id(name))].dtype = DataType::kBfloat16;
+  }
+  trace.tensors[Index(builder.Id("d"))].dtype = of_gradient;
+  trace.tensors[Index(builder.Id("r"))].lane = 2;
+  trace.recording = {"PyTorch", "", {}, {}, {}, {}};
+  const std::map<std::string, std::string> signatures = {{"gather", "all_gather 8"},
+                                                         {"cat", "fsdp::chunk_cat 32"},
+                                                         {"scatter", "reduce_scatter 8"},
+                                                         {"reduce", "all_reduce 8"},
+                                                         {"more", "aten::_to_copy 8"}};
+  for (Op& op : trace.ops) {
+    op.recorded = RecordedCost();
+    const auto signature = signatures.find(op.name);
+    if (signature != signatures.end()) op.slots[0].signature = signature->second;
+    const bool outer = op.name == "reduce";
+    if (op.name == "cat") op.slots[0].traffic = Bytes(64 + 2 * 128);
+    if (op.name == "gather" || op.name == "scatter" || outer) {
+      op.attributes = {{"bytes", op.name == "scatter" ? 128.0 : 32.0},
+                       {"ranks", outer ? 2.0 : 4.0},
+                       {"stride", outer ? 4.0 : 1.0}};
+    }
+    if (op.name == "scatter") op.lane = 2;
+    if (outer || op.name == "more") op.lane = 4;
+  }
+  trace.ops.back().after = {static_cast<OpId>(cast ? 5 : 4)};
+  trace.Validate();
+  return trace;
+}
+
+std::string TextOf(const Trace& trace, Phase but) {
+  std::string text;
+  for (const Op& op : trace.ops) {
+    if (op.phase == but) continue;
+    text += op.name + ":";
+    for (const auto* operands : {&op.inputs, &op.outputs}) {
+      for (const TensorId id : *operands) {
+        text += fmt::format(" {} {}", trace.tensor(id).name, trace.tensor(id).size.count());
+      }
+      if (operands == &op.inputs) text += " ->";
+    }
+    for (const OpId other : op.after) text += " after " + NameOf(trace, other);
+    text += "\n";
+  }
+  return text;
+}
+
+TEST(OtherShardingTest, GradientsAreCastBehindTheirReduction) {
+  std::string why_not;
+  const std::optional<Trace> made = WithBfloat16Reduction(Reduction(false), {}, why_not);
+  ASSERT_TRUE(made) << why_not;
+  EXPECT_EQ(TextOf(*made, Phase::kForward),
+            "grad: p 64 -> d 64\n"
+            "cat: d 64 -> s 64\n"
+            "scatter: s 64 -> r.bfloat16 16\n"
+            "reduce: r.bfloat16 16 -> r.bfloat16 16\n"
+            "r.to: r.bfloat16 16 -> r 32\n"
+            "between: d 64 -> x 4\n"
+            "step: w 32 r 32 -> w 32 after r.to\n");
+  const auto tensor = [&](const std::string& name) {
+    return *std::ranges::find(made->tensors, name, &Tensor::name);
+  };
+  const auto op = [&](const std::string& name) {
+    return *std::ranges::find(made->ops, name, &Op::name);
+  };
+  EXPECT_EQ(tensor("r.bfloat16").lane, 2);
+  EXPECT_EQ(NameOf(*made, *tensor("r.bfloat16").held_until), "between");
+  EXPECT_EQ(tensor("r").lane, 4);
+  EXPECT_EQ(op("cat").slots[0].traffic, Bytes(64 + 2 * 64));
+  EXPECT_EQ(op("scatter").FindAttribute("bytes"), 64);
+  EXPECT_EQ(op("reduce").FindAttribute("bytes"), 16);
+  EXPECT_EQ(op("r.to").slots[0].traffic, Bytes(48));
+  EXPECT_EQ(op("r.to").lane, 4);
+  EXPECT_FALSE(WithBfloat16Reduction(*made, {}, why_not));  // nothing is reduced in fp32
+  EXPECT_EQ(why_not, "");
+}
+
+TEST(OtherShardingTest, GradientsOfShortParametersAreNotCast) {
+  std::string why_not;
+  const std::optional<Trace> made = WithBfloat16Reduction(Reduction(true), {}, why_not);
+  ASSERT_TRUE(made) << why_not;
+  EXPECT_EQ(TextOf(*made, Phase::kForward),
+            "grad: p 64 -> d 64\n"
+            "cat: d 64 -> s 64\n"
+            "scatter: s 64 -> e 16\n"
+            "reduce: e 16 -> e 16\n"
+            "between: d 64 -> x 4\n"
+            "step: w 32 e 16 -> w 32 after reduce\n");
+}
+
+TEST(OtherShardingTest, OtherUsesOfGradientsAreNamed) {
+  const auto why_not = [](const Trace& trace) {
+    std::string text;
+    EXPECT_FALSE(WithBfloat16Reduction(trace, {}, text));
+    return text;
+  };
+  EXPECT_EQ(why_not(Reduction(false, DataType::kFloat32)),
+            "'scatter' reduces gradients that were added up, or made, in fp32");
+  EXPECT_EQ(why_not(Reduction(false, DataType::kBfloat16, "s")),
+            "'between' uses gradients beside their reduction");
+  EXPECT_EQ(why_not(Reduction(false, DataType::kBfloat16, "r")),
+            "'between' uses gradients while they are reduced");
+  EXPECT_EQ(why_not(testing::ChainTrace()), "");  // of one process
 }
 
 }  // namespace
