@@ -26,22 +26,6 @@ constexpr double kHostOfModule = 27, kHostOfParameter = 3;
 // FSDP2 puts gradients side by side with it.
 constexpr std::string_view kCopyIn = "fsdp::chunk_cat";
 
-// Returns the largest reach of groups that gather parameters in forward; 0 if there are none.
-int64_t ReachOfShards(const Trace& trace) {
-  std::set<int64_t> reaches;
-  for (const Op& op : trace.ops) {
-    if (op.IsCollective()) reaches.insert(Number(op, "ranks") * Number(op, "stride"));
-  }
-  for (auto reach = reaches.rbegin(); reach != reaches.rend(); ++reach) {
-    const Shards shards(trace, *reach);
-    const auto gathers = [&](const Op& op) {
-      return op.phase == Phase::kForward && shards.GathersParameters(op);
-    };
-    if (std::ranges::any_of(trace.ops, gathers)) return *reach;
-  }
-  return 0;
-}
-
 // Returns the module of a layer of a recording: "h.0.attn" for "h.0/attn.mm.11".
 std::string ModuleOf(std::string_view layer) {
   layer = layer.substr(0, layer.rfind('.'));

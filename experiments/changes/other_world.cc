@@ -19,54 +19,52 @@ namespace {
 // A collective of the whole world with fewer bytes in forward adds up numbers, such as a loss.
 constexpr int64_t kNumbers = 65536;
 
-// Throws `UsageError` if the step cannot be that of `world` processes.
-void Check(const Trace& trace, const Shards& shards, int64_t world) {
-  if (WorldOf(trace) == 1) {
-    throw UsageError("world: the step has no collectives of several processes");
-  }
+// Throws `UsageError` if the growing groups cannot reach over `wanted` processes, for which an
+// option asks.
+void Check(const char* option, const Trace& trace, const Shards& shards, int64_t wanted) {
   for (const Op& op : trace.ops) {
     if (!op.IsCollective()) continue;
     const std::string_view kind = OperatorOf(op);
     if (kind == "send" || kind == "receive") {
       throw UsageError(fmt::format(
-          "world: '{}' sends a message to one process, as stages of a pipeline do; record the step "
+          "{}: '{}' sends a message to one process, as stages of a pipeline do; record the step "
           "with the processes that it is to have",
-          op.name));
+          option, op.name));
     }
     if (!shards.Grows(op)) continue;
-    if (world % Number(op, "stride") != 0) {
+    if (wanted % Number(op, "stride") != 0) {
       throw UsageError(fmt::format(
-          "world: {} processes are not a multiple of the {} of the inner dimensions of the mesh",
-          world, Number(op, "stride")));
+          "{}: {} processes are not a multiple of the {} of the inner dimensions of the mesh",
+          option, wanted, Number(op, "stride")));
     }
     if (kind == "broadcast" && op.phase == Phase::kUpdate) {
       throw UsageError(fmt::format(
-          "world: '{}' sends parameters from the process that updates them; which ones that are "
-          "among {} processes, only a recording says",
-          op.name, world));
+          "{}: '{}' sends parameters from the process that updates them; which ones that are among "
+          "{} processes, only a recording says",
+          option, op.name, wanted));
     }
     const bool forward = op.phase == Phase::kForward;
     if (kind == "all_to_all" || (forward && kind == "reduce_scatter") ||
         (forward && kind == "all_reduce" && Number(op, "bytes") > kNumbers) ||
         (forward && kind == "all_gather" && !shards.GathersParameters(op))) {
       throw UsageError(fmt::format(
-          "world: '{}' is part of a computation that {} processes share, as in tensor or context "
+          "{}: '{}' is part of a computation that {} processes share, as in tensor or context "
           "parallelism; record the step with the processes that it is to have",
-          op.name, Number(op, "ranks")));
+          option, op.name, Number(op, "ranks")));
     }
   }
 }
 
-// Multiplies numbers of shards.
+// Multiplies numbers of shards: groups that reached over `recorded` processes reach over `wanted`.
 struct Factor {
-  int64_t recorded, world;
+  int64_t recorded, wanted;
 
   // Returns the number, rounded up.
   int64_t Of(int64_t number) const {
-    return static_cast<int64_t>((static_cast<Int128>(number) * recorded + world - 1) / world);
+    return static_cast<int64_t>((static_cast<Int128>(number) * recorded + wanted - 1) / wanted);
   }
   // Returns the number of ranks of a growing group.
-  int64_t Ranks(int64_t ranks) const { return ranks * world / recorded; }
+  int64_t Ranks(int64_t ranks) const { return ranks * wanted / recorded; }
   // Gives the tensor the shape and size of a shard.
   void Shrink(Tensor& tensor) const {
     const int64_t elements = Elements(tensor);
@@ -274,7 +272,13 @@ void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace
     if (found != op.attributes.end()) found->value = static_cast<double>(value);
   };
   if (op.IsCollective()) {
-    if (shards.Grows(op)) set("ranks", factor.Ranks(Number(op, "ranks")));
+    const int64_t ranks = Number(op, "ranks"), stride = Number(op, "stride");
+    if (shards.Grows(op)) {
+      set("ranks", factor.Ranks(ranks));
+    } else if (stride >= factor.recorded) {  // of an outer dimension
+      set("ranks", factor.Of(ranks));
+      set("stride", factor.Ranks(stride));
+    }
     Bytes largest;
     for (const auto* operands : {&op.inputs, &op.outputs}) {
       for (const TensorId id : *operands) largest = std::max(largest, made.tensor(id).size);
@@ -301,20 +305,41 @@ void Rework(const Trace& trace, const Shards& shards, Factor factor, const Trace
   }
 }
 
-}  // namespace
-
-Trace WithWorld(const Trace& trace, int64_t world) {
-  const Shards shards(trace, WorldOf(trace));
-  Check(trace, shards, world);
-  const Factor factor{WorldOf(trace), world};
+// Returns the step whose groups that reach over `recorded` processes reach over `wanted`.
+Trace WithReach(const char* option, const Trace& trace, int64_t recorded, int64_t wanted) {
+  const Shards shards(trace, recorded);
+  Check(option, trace, shards, wanted);
+  const Factor factor{recorded, wanted};
   Trace made = Resizing(trace, shards, factor).Build();
   for (Op& op : made.ops) Rework(trace, shards, factor, made, op);
-  made.name += fmt::format(",world={}", world);
+  made.name += fmt::format(",{}={}", option, wanted);
   Recording& recording = *made.recording;
   recording.step = recording.plain_step = {};
   recording.allocated = recording.reserved = {};
   made.Validate();
   return made;
+}
+
+}  // namespace
+
+Trace WithWorld(const Trace& trace, int64_t world) {
+  const int64_t recorded = WorldOf(trace);
+  if (recorded == 1) throw UsageError("world: the step has no collectives of several processes");
+  return WithReach("world", trace, recorded, world);
+}
+
+Trace WithShards(const Trace& trace, int64_t shards) {
+  const int64_t recorded = ReachOfShards(trace), world = WorldOf(trace);
+  if (recorded == 0 || recorded == world) {
+    throw UsageError("shards: the step has no replicas of shards of parameters");
+  }
+  if (shards % recorded != 0 || world % shards != 0) {
+    throw UsageError(
+        fmt::format("shards: parameters are shared out among {} of {} processes, of which {} is "
+                    "neither a multiple nor a part",
+                    recorded, world, shards));
+  }
+  return WithReach("shards", trace, recorded, shards);
 }
 
 }  // namespace spillway::lab

@@ -23,6 +23,14 @@ namespace spillway::lab {
 // REQUIRES: the trace has a recording, and `world` is positive.
 Trace WithWorld(const Trace& trace, int64_t world);
 
+// Returns the step whose parameters are shared out among `shards` processes, inner dimensions of
+// the mesh included, with as many fewer replicas of them in the same world; else as above.
+//
+// Throws `UsageError` in the cases above, if the step has no replicas of shards of parameters, or
+// if `shards` is not a multiple of those that it has, or does not divide the world. REQUIRES: as
+// above.
+Trace WithShards(const Trace& trace, int64_t shards);
+
 }  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_OTHER_WORLD_H_

@@ -129,4 +129,19 @@ bool Shards::Follow() {
   return changed;
 }
 
+int64_t ReachOfShards(const Trace& trace) {
+  std::set<int64_t> reaches;
+  for (const Op& op : trace.ops) {
+    if (op.IsCollective()) reaches.insert(Number(op, "ranks") * Number(op, "stride"));
+  }
+  for (auto reach = reaches.rbegin(); reach != reaches.rend(); ++reach) {
+    const Shards shards(trace, *reach);
+    const auto gathers = [&](const Op& op) {
+      return op.phase == Phase::kForward && shards.GathersParameters(op);
+    };
+    if (std::ranges::any_of(trace.ops, gathers)) return *reach;
+  }
+  return 0;
+}
+
 }  // namespace spillway::lab

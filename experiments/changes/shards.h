@@ -65,6 +65,9 @@ class Shards {
   std::vector<int64_t> groups_;  // by storage
 };
 
+// Returns the largest reach of groups that gather parameters in forward; 0 if there are none.
+int64_t ReachOfShards(const Trace& trace);
+
 }  // namespace spillway::lab
 
 #endif  // SPILLWAY_EXPERIMENTS_CHANGES_SHARDS_H_

@@ -94,6 +94,7 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
   if (const std::optional<int64_t> world = WantedWorld(changes, device)) {
     step = std::make_shared<const Trace>(WithWorld(*step, *world));
   }
+  if (changes.shards) step = std::make_shared<const Trace>(WithShards(*step, *changes.shards));
   if (changes.reshard) {
     std::string why_not =
         "the step gathers no parameters in forward, or frees them behind it already";
@@ -122,6 +123,7 @@ Step Changed(Step step, const StepChanges& changes, const Device& device,
     first.batch = batch * *changes.passes;
     first.world = changes.world;
     first.nodes = changes.nodes;
+    first.shards = changes.shards;
     const Step whole = Changed(given, first, device, costed);
     step = Made(InMicroBatches(*whole, *step, device, *changes.passes), "accumulate",
                 "an operator of forward or backward follows one of the update");

@@ -29,10 +29,11 @@ struct StepChanges {
   };
 
   std::optional<int64_t> batch;
-  std::optional<int64_t> world;  // `WithWorld`
-  std::optional<int64_t> nodes;  // the same, with the GPUs of so many hosts
-  bool reshard = false;          // `WithReshardAfterForward`
-  bool short_reduction = false;  // `WithBfloat16Reduction`
+  std::optional<int64_t> world;   // `WithWorld`
+  std::optional<int64_t> nodes;   // the same, with the GPUs of so many hosts
+  std::optional<int64_t> shards;  // `WithShards`
+  bool reshard = false;           // `WithReshardAfterForward`
+  bool short_reduction = false;   // `WithBfloat16Reduction`
   Numbers numbers = Numbers::kRecorded;
   Update update = Update::kRecorded;
   std::optional<int64_t> loss_chunks;  // `WithLossInChunks`

@@ -172,6 +172,11 @@ constexpr WorkloadOption kOptions[] = {
      "The same, as a number of hosts, each with the GPUs that the device's file says",
      [](Case& c, const std::string& text) { c.changes.nodes = ReadCount("nodes", text); },
      [](const Case& c) { return CountText(c.changes.nodes); }},
+    {"shards", "", nullptr, "",
+     "Number of processes among which the parameters are to be shared out, with fewer replicas of "
+     "them among as many processes as were recorded",
+     [](Case& c, const std::string& text) { c.changes.shards = ReadCount("shards", text); },
+     [](const Case& c) { return CountText(c.changes.shards); }},
     {"reshard", "", nullptr, "forward",
      "forward frees the parameters that FSDP2 gathered behind each module's forward, but not those "
      "of the root, and gathers them again in backward, as reshard_after_forward=True does",

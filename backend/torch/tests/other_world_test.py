@@ -56,9 +56,10 @@ def accumulated(always=False, **options):
     return make
 
 
-def replicas(batches=1, **options):
+def replicas(batches=1, shards=4, **options):
     def make(size):
-        model = shard(blocks(96), mesh=init_device_mesh("cuda", (size // 4, 4), mesh_dim_names=("replicas", "shards")), **options)
+        mesh = init_device_mesh("cuda", (size // shards, shards), mesh_dim_names=("replicas", "shards"))
+        model = shard(blocks(96), mesh=mesh, **options)
         return model, train(model, 96, batches=batches)
     return make
 
@@ -223,8 +224,18 @@ class OtherWorldTest(StepTest):
             with self.subTest(text):
                 self.assertIn(text, self.refused(f"{self.recorded(make, 4)},world=8"))
 
+    def test_shards_are_those_of_a_recording(self):
+        for size, shards, more in (8, 2, 4), (8, 2, 8), (24, 3, 6):
+            with self.subTest(more):
+                before, there = (str(self.recorded(replicas(shards=number), size, size - 1, name))
+                                 for name, number in (("few", shards), ("more", more)))
+                self.assertGreater(self.run_step(before)["peak_requested_bytes"], self.run_step(there)["peak_requested_bytes"])
+                self.assert_same(f"{before},shards={more}", there)
+
     def test_sizes_are_checked(self):
         path = self.recorded(replicas(), 8)
+        self.assertIn("shared out among 4 of 8 processes, of which 6 is neither", self.refused(f"{path},shards=6"))
+        self.assertIn("no replicas of shards", self.refused(f"{self.recorded(sharded(), 4)},shards=2"))
         self.assertIn("6 processes are not a multiple of the 4 of the inner dimensions", self.refused(f"{path},world=6"))
         self.assertIn("'0' is not a whole number", self.refused(f"{path},world=0"))
         self.assertIn("cannot be combined with world", self.refused(f"{path},world=8,nodes=2"))
@@ -253,7 +264,10 @@ class OtherWorldTest(StepTest):
             self.assertEqual(row[key], there[key])
         row = self.changes(path, "100MiB")["more GPUs"]  # the most that is tried helps
         self.assertEqual((row["world"], row["status"]), (64, "no"))
-        self.assertNotIn("more GPUs", self.changes(self.recorded(replicas(), 8), "60MiB"))  # more replicas do not
+        rows = self.changes(self.recorded(replicas(), 8), "60MiB")
+        self.assertNotIn("more GPUs", rows)  # more replicas do not
+        self.assertEqual([rows["more shards"][key] for key in ("status", "remedy", "python")], [
+            "no", "2 times as many shards, fewer replicas", 'mesh = init_device_mesh("cuda", (1, 8,))'])
 
     def test_fit_says_why_it_does_not_ask_for_more(self):
         ran = subprocess.run([os.environ["SPILLWAY"], "fit", self.recorded(parts, 4), "--device", "h100", "--memory", "60MiB"],
@@ -266,7 +280,8 @@ class OtherShardingTest(StepTest):
 
     def test_parameters_are_freed_as_in_a_recording(self):
         cases = {
-            "types": (functools.partial(sharded, mp_policy=BFLOAT16, clip=True, count=6), 4), "one type": (functools.partial(sharded, 80), 4),
+            "types": (functools.partial(sharded, mp_policy=BFLOAT16, clip=True, count=6), 4),
+            "one type": (functools.partial(sharded, 80), 4),
             "checkpoints": (functools.partial(checkpointed, count=6), 4), "accumulation": (accumulated, 2), "replicas": (replicas, 8),
             "parts of shards": (parts_of_shards, 8), "language model": (language_model, 4),
             "modules in modules": (functools.partial(language_model, inner=True), 4),
@@ -300,8 +315,9 @@ class OtherShardingTest(StepTest):
                 self.assertIn(text, self.refused(f"{self.recorded(make, 4)},reduce=bf16"))
 
     def test_what_cannot_be_freed_is_refused(self):
-        for make, text in (sharded(), "gathers no parameters in forward, or frees them behind it already"), (buckets, "gathers no parameters"), (
-                sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1), **self.KEPT), "shards of another dimension of parameters than the first"):
+        other = sharded(shard_placement_fn=lambda p: Shard(p.dim() - 1), **self.KEPT)
+        for make, text in (sharded(), "gathers no parameters in forward, or frees them behind it already"), (
+                buckets, "gathers no parameters"), (other, "shards of another dimension of parameters than the first"):
             with self.subTest(text):
                 self.assertIn(text, self.refused(f"{self.recorded(make, 4)},reshard=forward"))
 

@@ -86,29 +86,58 @@ std::vector<FitRow> WithMicroBatches(const Question& one,
   return row ? std::vector{*row} : std::vector<FitRow>();
 }
 
-// Returns the result of the least number of processes with which it fits, or of the largest that is
-// tried: each is twice the one before it. Returns nullopt if the memory of a process stays the
-// same. `why_not` is as that of `FixedChange`.
-std::optional<FitRow> WithMoreGpus(const Question& one, const FitRow& as_it_is,
-                                   std::string& why_not) {
-  constexpr size_t kDoublings = 4;
-  const int64_t world = WorldOf(one.trace());
-  if (world == 1) return std::nullopt;
-  const auto row_of = [&](size_t doublings) {
-    Trace made = WithWorld(one.trace(), world << doublings);
-    const PyTorchRemedy remedy = MoreGpus(MeshOf(made), int64_t{1} << doublings, one.device());
-    return one.About(std::move(made)).Remedied(remedy);
+// Returns the result of the first of `times` with which `make` makes a step that fits, or of the
+// last one; nullopt if there are none, or the memory of a process stays the same. `why_not` is as
+// that of `FixedChange`, and names `what`.
+std::optional<FitRow> Regrouped(const Question& one, const FitRow& as_it_is, const char* what,
+                                std::span<const int64_t> times,
+                                const std::function<Trace(int64_t)>& make,
+                                const std::function<PyTorchRemedy(const Trace&, int64_t)>& remedy,
+                                std::string& why_not) {
+  if (times.empty()) return std::nullopt;
+  const auto row_of = [&](size_t i) {
+    Trace made = make(times[i]);
+    const PyTorchRemedy its = remedy(made, times[i]);
+    return one.About(std::move(made)).Remedied(its);
   };
   try {
-    FitRow row = row_of(LeastThat(1, kDoublings, [&](size_t doublings) {
-      return row_of(doublings).status != FitStatus::kNot;
-    }));
+    FitRow row = row_of(LeastThat(0, times.size() - 1,
+                                  [&](size_t i) { return row_of(i).status != FitStatus::kNot; }));
     if (row.metrics.peak_requested >= as_it_is.metrics.peak_requested) return std::nullopt;
     return row;
   } catch (const UsageError& error) {
-    why_not = fmt::format("More GPUs were not tried: {}.", error.what());
+    why_not = fmt::format("{} were not tried: {}.", what, error.what());
     return std::nullopt;
   }
+}
+
+// Returns the result of the least number of processes with which it fits, as `Regrouped` does: up
+// to 16 times as many, each number twice the one before it.
+std::optional<FitRow> WithMoreGpus(const Question& one, const FitRow& as_it_is,
+                                   std::string& why_not) {
+  constexpr int64_t kTimes[] = {2, 4, 8, 16};
+  const int64_t world = WorldOf(one.trace());
+  if (world == 1) return std::nullopt;
+  return Regrouped(
+      one, as_it_is, "More GPUs", kTimes,
+      [&](int64_t times) { return WithWorld(one.trace(), world * times); },
+      [&](const Trace& made, int64_t times) { return MoreGpus(MeshOf(made), times, one.device()); },
+      why_not);
+}
+
+// The same for the processes among which parameters are shared out, if there are replicas of them.
+std::optional<FitRow> WithMoreShards(const Question& one, const FitRow& as_it_is,
+                                     std::string& why_not) {
+  const int64_t reach = ReachOfShards(one.trace());
+  const int64_t replicas = reach == 0 ? 1 : WorldOf(one.trace()) / reach;
+  std::vector<int64_t> all;
+  for (int64_t times = 2; times <= replicas; ++times) {
+    if (replicas % times == 0) all.push_back(times);
+  }
+  return Regrouped(
+      one, as_it_is, "More shards", all,
+      [&](int64_t times) { return WithShards(one.trace(), reach * times); },
+      [&](const Trace& made, int64_t times) { return MoreShards(MeshOf(made), times); }, why_not);
 }
 
 // Returns the result of a policy of research; nothing if the workload does not fit with it.
@@ -206,6 +235,9 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   }
   fixed.emplace_back([&](const Question& asked, std::string& why_not) {
     return WithMoreGpus(asked, fit.as_it_is, why_not);
+  });
+  fixed.emplace_back([&](const Question& asked, std::string& why_not) {
+    return WithMoreShards(asked, fit.as_it_is, why_not);
   });
   std::vector<std::string> why_not(fixed.size());
   std::vector<std::function<std::vector<FitRow>()>> tries;

@@ -214,7 +214,8 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, more GPUs, reshard, bf16 reduction, spillway (activations and "
+       "optimizer, loss chunks, more GPUs, more shards, reshard, bf16 reduction, spillway "
+       "(activations and "
        "state as "
        "spillway_torch.fit "
        "moves them), "

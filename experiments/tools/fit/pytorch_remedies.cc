@@ -62,6 +62,11 @@ std::set<std::string> CostlyOperators(const Trace& trace) {
   return operators;
 }
 
+// Returns the Python statement that makes the mesh.
+std::string Mesh(std::span<const int64_t> mesh) {
+  return fmt::format("mesh = init_device_mesh(\"cuda\", ({},))", fmt::join(mesh, ", "));
+}
+
 }  // namespace
 
 std::string ModulesOf(std::span<const std::string> blocks, std::span<const std::string> all) {
@@ -137,8 +142,12 @@ PyTorchRemedy MoreGpus(std::span<const int64_t> mesh, int64_t times, const Devic
     start = fmt::format("--nnodes={} --nproc_per_node={}", nodes, world / nodes);
   }
   return {"more GPUs", fmt::format("{} GPUs (FSDP over {} times as many)", world, times), "",
-          fmt::format("mesh = init_device_mesh(\"cuda\", ({},))  # torchrun {}",
-                      fmt::join(mesh, ", "), start)};
+          fmt::format("{}  # torchrun {}", Mesh(mesh), start)};
+}
+
+PyTorchRemedy MoreShards(std::span<const int64_t> mesh, int64_t times) {
+  return {"more shards", fmt::format("{} times as many shards, fewer replicas", times), "",
+          Mesh(mesh)};
 }
 
 PyTorchRemedy ReshardAfterForward() {

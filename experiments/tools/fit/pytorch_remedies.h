@@ -19,7 +19,7 @@ namespace spillway::lab {
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
   // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer",
-  // "loss chunks", "more GPUs", "reshard", "bf16 reduction" or "spillway"
+  // "loss chunks", "more GPUs", "more shards", "reshard", "bf16 reduction" or "spillway"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -44,6 +44,8 @@ PyTorchRemedy SmallerBatch(int64_t batch, BatchSource source);
 PyTorchRemedy MicroBatches(int64_t batch, int64_t count);
 // `mesh` has the sizes of its dimensions, the outermost first, among `times` as many GPUs.
 PyTorchRemedy MoreGpus(std::span<const int64_t> mesh, int64_t times, const Device& device);
+// `mesh` is the mesh in which `times` as many processes share parameters out.
+PyTorchRemedy MoreShards(std::span<const int64_t> mesh, int64_t times);
 // `reshard_after_forward=True` in all modules but the root.
 PyTorchRemedy ReshardAfterForward();
 PyTorchRemedy ReduceInBfloat16();

@@ -88,7 +88,7 @@ TEST(WorkloadTextTest, ErrorsNameTextOptionAndValidValues) {
   EXPECT_THAT(message("s.json,clip-norm=1"),
               AllOf(HasSubstr("clip-norm: the option is for networks that spillway builds"),
                     HasSubstr("(valid: batch, preset, mode, optimizer, precision, accumulate, "
-                              "loss-chunks, world, nodes, reshard, reduce, host)")));
+                              "loss-chunks, world, nodes, shards, reshard, reduce, host)")));
   EXPECT_THAT(message("gpt2:8,batch=16"), HasSubstr("batch: the option is for trace files"));
   EXPECT_THAT(message("gpt2:8,mode=training,mode=inference"), HasSubstr("mode is given twice"));
   EXPECT_THAT(message("gpt2:8,mode="), HasSubstr("mode: no value is given"));
