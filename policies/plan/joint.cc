@@ -121,15 +121,17 @@ constexpr size_t kOutsideShares = 8;
 constexpr int64_t kNearBound = 50;
 
 // Which parameters and states may live outside between their uses.
-enum class Outside : uint8_t { kNone, kState, kWholeState, kAll };
+enum class Outside : uint8_t { kNone, kState, kWholeState, kFrozen, kAll };
 
-// Returns the storages of a kind in the order of their uses, or of a recorded program in the order
-// in which `spillway_torch.fit` lets them leave; nothing if one op uses more than half of their
-// bytes, so that they have to be there at once.
-std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
+// Returns the storages of a kind, or only those of them that no op writes, in the order of their
+// uses, or of a recorded program in the order in which `spillway_torch.fit` lets them leave;
+// nothing if one op uses more than half of their bytes, so that they have to be there at once.
+std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind, bool frozen = false) {
   const Trace& trace = facts.trace();
   const auto is_one = [&](TensorId id) {
-    return trace.tensor(id).kind == kind && trace.tensor(id).movable;
+    const Tensor& tensor = trace.tensor(id);
+    const bool asked = !frozen || IsFrozen(tensor, facts.liveness().Writers(id));
+    return tensor.kind == kind && tensor.movable && asked;
   };
   std::vector<TensorId> found;
   std::vector<bool> seen(trace.tensors.size());
@@ -227,7 +229,7 @@ class JointPolicy final : public PlannedPolicy {
       const Duration bound = JointBound(probe.facts->trace(), cost, device.memory);
       return shortest && *shortest <= Longer(std::max(in_core, bound), kNearBound);
     };
-    const bool chooses = outside_ == Outside::kState || outside_ == Outside::kAll;
+    const bool chooses = outside_ != Outside::kNone && outside_ != Outside::kWholeState;
     if (!trace.hooks && chooses && !near()) {
       SearchOutside(device.memory, trials, probe.facts, trial, in_core, best, shortest);
     }
@@ -285,8 +287,9 @@ class JointPolicy final : public PlannedPolicy {
     const std::vector<TensorId> state = Streamable(*facts, TensorKind::kOptimizerState);
     std::vector<std::vector<TensorId>> chosen{
         FastestOutside(SharesOf(state, {}, spread), memory, facts, trial)};
-    if (outside_ == Outside::kAll) {
-      const std::vector<TensorId> parameters = Streamable(*facts, TensorKind::kParameter);
+    if (outside_ != Outside::kState) {
+      const std::vector<TensorId> parameters =
+          Streamable(*facts, TensorKind::kParameter, outside_ == Outside::kFrozen);
       chosen.push_back(FastestOutside(SharesOf(parameters, state, spread), memory, facts, trial));
     }
     chosen.push_back(state);  // the trials know little of what is searched next
@@ -433,9 +436,10 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
       {{"none", Outside::kNone},
        {"state", Outside::kState},
        {"whole-state", Outside::kWholeState},
+       {"frozen", Outside::kFrozen},
        {"all", Outside::kAll}},
       "what may live outside between the ops that use it: nothing, a share of the optimizer state, "
-      "this state and no less, or state and parameters");
+      "this state and no less, state and frozen parameters, or state and parameters");
   return std::make_unique<JointPolicy>(options, effort, early_updates, outside);
 }
 

@@ -5,7 +5,9 @@ import copy
 import gc
 import io
 import json
+import os
 import pathlib
+import subprocess
 import tempfile
 import threading
 import unittest
@@ -17,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adversary import Adversary
 from guard_test import Guarded, counted
-from spillway_torch import fit, read_plan, write_plan
+from spillway_torch import fit, pretend, read_plan, record, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.fit.family import Family
@@ -462,6 +464,34 @@ class FitTest(unittest.TestCase):
             fitted = fit(training.model, training.optimizer, 1 << 30)
             training.step()
         self.assertIsNone(fitted._weights._hosted)
+
+    def test_the_program_knows_the_change(self):
+        """`spillway fit` ranks it where the model is on the device before, and weights of at least 1 MiB are frozen."""
+        def rows(memory, width=1024):
+            with pretend("cuda:sm_90"), tempfile.TemporaryDirectory() as folder:
+                model = Lora(layers=8, width=width, drop=0).cuda()
+                optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+                tokens = torch.zeros(4, 256, dtype=torch.long, device="cuda")
+
+                def step():
+                    model(tokens).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+                path = os.path.join(folder, "lora.json")
+                record(step, "cuda:sm_90", model=model).write(path)
+                ran = subprocess.run([os.environ["SPILLWAY"], "fit", path, "--device", "h100", "--memory", memory, "--format", "json"],
+                                     capture_output=True, text=True, check=False)
+            found = json.loads(ran.stdout)["rows"]
+            return {row["change"]: (row["remedy"], row["status"], row["iteration_ms"]) for row in found}
+
+        tight, wide, small = rows("140MiB"), rows("250MiB"), rows("100MiB")  # parameters take 129 MiB
+        for found in (tight, wide):
+            self.assertEqual(found["spillway"][:2], ("Spillway: state and frozen weights too", "fits"))
+        self.assertGreater(tight["spillway"][2], wide["spillway"][2])
+        self.assertEqual(small["spillway"][:2], ("Spillway: activations and state", "no"))
+        self.assertEqual(small["weights streamed"][1], "fits")
+        self.assertNotIn("frozen", str(rows("8MiB", 128)))  # they have less than 1 MiB each
 
     def test_a_host_without_room(self):
         with mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):

@@ -122,6 +122,9 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
       {"optimizer on host",
        "With the optimizer on the host, the time is an estimate: the host is assumed to read and "
        "write so much in a second to update parameters."},
+      {"frozen weights",
+       "Frozen weights come from the host before operators read them, those of at least 1 MiB; the "
+       "model has to fit on the device before spillway_torch.fit."},
       {"Spillway",
        "spillway_torch.fit decides which activations go to the host or are recomputed, and which "
        "share of the optimizer's state is on the host; with early_updates, the program may neither "

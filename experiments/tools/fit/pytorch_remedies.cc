@@ -192,9 +192,13 @@ PyTorchRemedy OffloadedOptimizer(Bandwidth rate) {
           "offload_gradients=True)"};
 }
 
-PyTorchRemedy BySpillway(Bytes budget, bool has_state, bool early, bool chunks) {
+PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chunks) {
+  const std::string_view what = host.state && host.weights ? "state and frozen weights too"
+                                : host.state               ? "activations and state"
+                                : host.weights             ? "activations and frozen weights"
+                                                           : "activations";
   return {
-      "spillway", fmt::format("Spillway: activations{}", has_state ? " and state" : ""), "",
+      "spillway", fmt::format("Spillway: {}", what), "",
       fmt::format("{}\nspillway_torch.fit(model, optimizer, memory=\"{}MiB\"{}{})",
                   ExpandableSegments().python, budget.count() / Bytes::MiB(1).count(),
                   early ? ", early_updates=True" : "", chunks ? ", allow=\"chunked_loss\"" : "")};

@@ -55,9 +55,14 @@ PyTorchRemedy BuildElsewhere();
 PyTorchRemedy EightBitOptimizer();
 // `rate` is what the host reads and writes in a second.
 PyTorchRemedy OffloadedOptimizer(Bandwidth rate);
+// What of a step can be on the host with `spillway_torch.fit`, beside activations.
+struct HostedTensors {
+  bool state = false;    // of the optimizer
+  bool weights = false;  // frozen ones
+};
 // `spillway_torch.fit` with a budget. `early` and `chunks` say if parameters are updated in
 // backward, and if the loss is in chunks.
-PyTorchRemedy BySpillway(Bytes budget, bool has_state, bool early, bool chunks);
+PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chunks);
 // `chunks` is the number of parts of the tokens.
 PyTorchRemedy LossInChunks(int64_t chunks);
 

@@ -15,6 +15,7 @@
 #include "experiments/changes/other_sharding.h"
 #include "experiments/changes/shards.h"
 #include "experiments/tools/fit/first_iterations.h"
+#include "policies/plan/facts.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
@@ -392,6 +393,7 @@ struct SpillwayStep {
   Trace trace;
   std::string policy;
   PyTorchRemedy remedy;
+  bool weights = false;  // frozen ones can be on the host
 };
 
 // `outside` is a value of the parameter of `joint`.
@@ -399,28 +401,56 @@ std::string PolicyOfSpillway(const char* outside) {
   return fmt::format("joint:effort=1,updates=late,outside={}", outside);
 }
 
+// Returns the frozen parameters that can be on the host.
+std::vector<TensorId> FrozenIn(const Trace& trace) {
+  const Liveness liveness(trace);
+  std::vector<TensorId> found;
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    const Tensor& tensor = trace.tensors[i];
+    if (tensor.alias_of || !tensor.movable || liveness.Uses(id).empty()) continue;
+    if (policies::IsFrozen(tensor, liveness.Writers(id))) found.push_back(id);
+  }
+  return found;
+}
+
+Bytes ParametersOf(const Trace& trace) {
+  Bytes parameters;
+  for (const Tensor& tensor : trace.tensors) {
+    if (tensor.kind == TensorKind::kParameter && !tensor.alias_of) parameters += tensor.size;
+  }
+  return parameters;
+}
+
 // Returns the steps that differ in when parameters are updated, and in how much of the state of
 // late updates is on the host, for each of which a plan is made.
 std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
   const Trace& trace = one.costed_trace();
+  // The model is on the device before `spillway_torch.fit` takes weights to the host.
+  const bool weights = !FrozenIn(trace).empty() && ParametersOf(trace) <= budget;
   std::vector<SpillwayStep> steps;
   const auto add = [&](std::optional<Trace> made, const char* outside, bool has_state, bool early) {
     if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
     if (!made) return;
+    const HostedTensors host{has_state, outside == std::string_view("frozen")};
     steps.push_back({*std::move(made), PolicyOfSpillway(outside),
-                     BySpillway(budget, has_state, early, chunks)});
+                     BySpillway(budget, host, early, chunks), host.weights});
   };
-  add(WithUpdatesInParts(trace, one.cost(), true), "state", true, true);
+  add(WithUpdatesInParts(trace, one.cost(), true), weights ? "frozen" : "state", true, true);
   if (!steps.empty()) return steps;
-  add(trace, "none", false, false);
+  add(trace, weights ? "frozen" : "none", false, false);
   for (const int64_t eighths : {2, 4, 6, 8}) {
     add(WithUpdatesInParts(trace, one.cost(), false, eighths), "whole-state", true, false);
   }
   return steps;
 }
 
-// Returns the least memory of a step whose optimizer state is on the host as far as it can be.
-Bytes FloorOf(Trace trace, Bytes alignment) {
+// Returns the least memory of a step whose optimizer state is on the host as far as it can be, and,
+// if `weights`, whose frozen weights are.
+Bytes FloorOf(Trace trace, Bytes alignment, bool weights) {
+  if (weights) {
+    for (const TensorId id : FrozenIn(trace)) trace.tensors[Index(id)].kind = TensorKind::kInput;
+  }
   for (Tensor& tensor : trace.tensors) {
     if (tensor.kind != TensorKind::kOptimizerState || !tensor.movable) continue;
     tensor.kind = TensorKind::kInput;  // it is there while its update runs
@@ -440,7 +470,7 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
   Trace smallest;
   const auto try_all = [&](bool chunks) {
     for (SpillwayStep& step : StepsOfSpillway(one, as_it_is.available(), chunks)) {
-      const Bytes floor = FloorOf(step.trace, one.device().alignment);
+      const Bytes floor = FloorOf(step.trace, one.device().alignment, step.weights);
       if (least.change.empty() || floor < least.metrics.peak_reserved) {
         least.change = step.remedy.change;
         least.remedy = step.remedy.text;
@@ -462,13 +492,9 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
   const Duration unchanged = as_it_is.metrics.iteration;
   if (!best || (best->metrics.iteration - unchanged) * 10 > unchanged) try_all(true);
   if (best) return {*best};
-  Bytes parameters;
-  for (const Tensor& tensor : trace.tensors) {
-    if (tensor.kind == TensorKind::kParameter && !tensor.alias_of) parameters += tensor.size;
-  }
   least.reason =
       fmt::format("at least {} are needed at once, {} of them parameters, and {} are there",
-                  FormatBytes(least.metrics.peak_reserved), FormatBytes(parameters),
+                  FormatBytes(least.metrics.peak_reserved), FormatBytes(ParametersOf(trace)),
                   FormatBytes(as_it_is.available()));
   const FitRow streamed =
       one.About(std::move(smallest))
