@@ -80,6 +80,7 @@ class FitTest(ByOperators):
             said.append([graph.outcome.saved for graph in fitted._graphs])
         return losses, saved, [p.detach().clone() for p in training.model.parameters()], said, fitted
 
+    @slow
     def test_lengths_rise_and_fall(self):
         for make in (lambda: Layers(*(Block(WIDTH, 0.2) for _ in range(4)))), (lambda: Breaks(WIDTH)), (
                 lambda: Layers(*(part for _ in range(2) for part in (Attention(), Block(WIDTH))))):

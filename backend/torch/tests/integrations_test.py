@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from cases import slow
 from spillway_torch import SpillwayError, fit
 from spillway_torch.tape import losses
 from spillway_torch.integrations import lightning, transformers as huggingface
@@ -175,6 +176,7 @@ class IntegrationsTest(unittest.TestCase):
         checkpointed = {"gradient_checkpointing": True, "steps": 3}
         self.assertEqual(different(train_tokens(**checkpointed)[0], train_tokens(WatchedToken(1 << 40), **checkpointed)[0]), [])
 
+    @slow
     def test_processes_of_torchrun(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             found = []
