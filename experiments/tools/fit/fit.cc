@@ -225,7 +225,10 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   } else {
     fit.as_it_is.construction = Bytes();  // it makes nothing that is not kept
   }
-  const Question one = given.About(builds ? *std::move(built) : given.trace());
+  const bool shares = WorldOf(given.trace()) > 1;  // `About` takes earlier steps away
+  const Question one = builds   ? given.About(*std::move(built))
+                       : shares ? given.About(given.trace())
+                                : given;
   const Trace& trace = one.trace();
   std::vector<FixedChange> fixed = FixedChanges(one);
   if (builds) {
