@@ -16,6 +16,7 @@ from spillway_torch import fit, make_plan, read_plan, write_plan
 from spillway_torch.base.device import CpuDevice, Queue, host_memory
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.fit.family import Family
+from spillway_torch.plan.planner import predict
 from spillway_torch.run.updates import HostedState, can_host
 from spillway_torch.tape.tape import Update
 from spillway_torch.tape.tape_recorder import record_tape
@@ -221,6 +222,32 @@ class UpdatesTest(unittest.TestCase):
                 self.assertEqual([shares[at] for at in (0, 1, 3, 4, 5, 6, 8)], [1, 0, 1, 1, 1, 1, 1])
                 self.assertTrue(0.05 <= shares[2] < 1 and 0.03 <= shares[7] < 1)
                 self.assertEqual(device.violations, [])
+
+    def test_updates_are_timed_in_a_recorded_step(self):
+        class Marking(CpuDevice):
+            def mark(self):
+                return object()
+
+            def between(self, first, last):
+                return 0.5
+
+        for outside in (False, True):
+            with self.subTest(outside=outside):
+                training = Training(KINDS["adamw"])
+                hosted = HostedState(training.optimizer, Marking(), early=True)
+                hosted.record(mock.Mock())
+                hosted.move(1 << 40 if outside else 0)
+                hosted.settle()
+                training.step()
+                known = {id(p): (at, at) for at, p in enumerate(training.model.parameters()) if p.grad is not None}
+                updates = [update for update in hosted.updates(known) if update.at is not None]
+                taken = sum(update.seconds for update in updates)
+                if outside:  # each part takes as long, whatever its size
+                    self.assertTrue(1 < taken < 0.5 * len(hosted.sizes) * len(hosted.sizes), taken)
+                else:
+                    self.assertAlmostEqual(taken, 0.5, delta=0.01)
+                self.assertGreater(min(update.host for update in updates), 0)
+                self.assertEqual({update.seconds for update in hosted.updates(known)}, {0.0})  # they are not those of the recorded step
 
     def test_state_dicts_are_those_of_the_optimizer(self):
         for name in ("adamw", "sgd"):
@@ -449,6 +476,16 @@ class FitTest(unittest.TestCase):
                     plans.append(fitted.plan)
                 self.assertLess(plans[1].floor.bytes, plans[0].floor.bytes)
                 self.assertLess(plans[1].seconds, plans[0].seconds)
+
+    def test_updates_take_their_time(self):
+        _, _, fitted = self.train(KINDS["adamw"], int(3.2 * sum(p.nbytes for p in Wide().parameters())), Guarded(), early_updates=True)
+        plan = fitted.plan
+        plan.state = 0
+        before = predict(plan, 1 << 40).seconds
+        for update in plan.tape.updates:
+            self.assertIsNotNone(update.at)
+            update.seconds = 0.01
+        self.assertAlmostEqual(predict(plan, 1 << 40).seconds - before, 0.01 * len(plan.tape.updates), delta=0.001)
 
     def test_gradients_that_do_not_fit_together(self):
         """The first step already updates parameters while backward runs."""
