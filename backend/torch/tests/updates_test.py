@@ -494,11 +494,21 @@ class FitTest(unittest.TestCase):
         want, *_ = self.train(KINDS["adamw"], rows=rows)
         with self.assertRaisesRegex(SpillwayError, "and so does early_updates=True, if the program neither clips"):
             self.train(KINDS["adamw"], int(2.1 * parameters), Guarded(), rows)
-        device = Guarded()
-        got, _, fitted = self.train(KINDS["adamw"], int(2.1 * parameters), device, rows, early_updates=True)
-        self.assertTrue(same(want, got))
-        self.assertLessEqual(device.peak, int(2.1 * parameters))
-        self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
+        for share in (2.1, 2.4, 2.5, 2.6, 2.7, 2.8):
+            with self.subTest(share):
+                device = Guarded()
+                got, _, fitted = self.train(KINDS["adamw"], int(share * parameters), device, rows, early_updates=True)
+                self.assertTrue(same(want, got))
+                self.assertLessEqual(device.peak, int(share * parameters))
+                self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
+                self.assertLess(fitted.plan.peak - device.most, 0.5 * parameters)
+
+    def test_more_memory_never_lacks_a_plan(self):
+        parameters = sum(p.nbytes for p in Wide().parameters())
+        for share in (2.3, 2.35, 2.4, 2.5, 2.6, 2.65):
+            with self.subTest(share):
+                _, _, fitted = self.train(KINDS["adamw"], int(share * parameters), Guarded(), (64,) * 2, early_updates=True)
+                self.assertLessEqual(fitted.plan.peak, int(share * parameters))
 
     def test_state_comes_back_with_a_plan(self):
         """The first update takes memory for all gradients, which early ones do not."""

@@ -30,8 +30,14 @@ constexpr int64_t kLevels = 12;
 // storage that autograd saves than this. A trial of 1,000 ops takes 2 ms.
 constexpr int64_t kTrialsOfOps = 800'000;
 constexpr int64_t kTrialsOfStorage = 10;
+// A plan in less memory is one in more: where none is found, it is searched for in so many
+// memories, each smaller than the one before by one part in so many.
+constexpr int kLess = 4;
+constexpr int64_t kLessBy = 128;
 // So many shares of the optimizer state are tried on the host.
 constexpr int64_t kStateShares = 8;
+// So often the rest of a plan gets less memory, because state needs more than was known.
+constexpr int kStateAttempts = 6;
 constexpr std::string_view kDefault = "joint";
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
@@ -287,27 +293,33 @@ PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
     std::ranges::sort(left);
     std::vector<TensorId> outside;
     for (const size_t i : left) outside.push_back(state[i]);
-    PlannedStep planned = plan_in(memory + size);
+    Bytes room = memory + size;
+    PlannedStep planned = plan_in(room);
     // What updates need on the device while their state comes and goes is taken from the rest.
-    for (int attempt = 0; attempt < 2 && planned.fits(); ++attempt) {
+    for (int attempt = 1; planned.fits(); ++attempt) {
       planned.plan.state = outside;
       planned = Predicted(planned.plan, memory);
       const Bytes over = planned.prediction.peak - AimOf(memory, floor_.size);
       if (over <= Bytes(0)) break;
-      if (attempt == 0) {
-        planned = plan_in(memory + size - over);
-      } else {
+      if (attempt == kStateAttempts) {
         planned.best = MemoryFor(planned.prediction.peak) + size;
+        break;
       }
+      room -= over;
+      planned = plan_in(room);
     }
     if (!planned.fits()) {
       if (fastest.fits()) continue;
-      PlannedStep least = plan_in(planned.best);
-      if (!least.fits()) continue;
-      least.plan.state = outside;
-      const Bytes peak = Predicted(least.plan, memory).prediction.peak;
-      fastest.best = std::min(fastest.best, MemoryFor(peak));
-    } else if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
+      planned = plan_in(planned.best);
+      if (!planned.fits()) continue;
+      planned.plan.state = outside;
+      planned = Predicted(planned.plan, memory);
+      if (planned.prediction.peak > AimOf(memory, floor_.size)) {
+        fastest.best = std::min(fastest.best, MemoryFor(planned.prediction.peak));
+        continue;
+      }
+    }
+    if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
       fastest = std::move(planned);
     }
   }
@@ -346,7 +358,19 @@ std::vector<PlannedStep> StepPlanner::In(std::span<const Bytes> budgets) const {
   return all;
 }
 
-PlannedStep StepPlanner::In(Bytes memory) const { return In(std::span(&memory, 1)).front(); }
+PlannedStep StepPlanner::In(Bytes memory) const {
+  const PlannedStep planned = In(std::span(&memory, 1)).front();
+  Bytes less = memory;
+  for (int i = 0; i < kLess && !planned.fits(); ++i) {
+    less -= Bytes(memory.count() / kLessBy);
+    if (less < floor_.size) break;
+    PlannedStep other = In(std::span(&less, 1)).front();
+    if (!other.fits()) continue;
+    other.memory = memory;
+    return other;
+  }
+  return planned;
+}
 
 std::vector<PlannedStep> StepPlanner::Curve() const {
   const Bytes most = eager_.metrics.peak_allocated;

@@ -80,7 +80,7 @@ class States:
         over = in_use + trained - gradients + state - sum(hosted.existing()[0] for hosted in self._hosted.values()) + all_ - self._budget
         if over > 0 and state > 0:  # what leaves is not updated together with the others
             self._least = math.ceil(MARGIN * over * state / (state + all_ - one)) + STAGES * max(self.parts)
-        if in_use + trained - gradients + self.unguarded > self._budget:
+        if in_use + trained - gradients + self.unguarded + one > self._budget:  # also if all state leaves
             for hosted in self._hosted.values():
                 hosted.start_early()
 
