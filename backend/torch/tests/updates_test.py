@@ -502,6 +502,11 @@ class FitTest(unittest.TestCase):
                 self.assertLessEqual(device.peak, int(share * parameters))
                 self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
                 self.assertLess(fitted.plan.peak - device.most, 0.5 * parameters)
+                fitted.report()
+                self.assertEqual(fitted._taken.most, device.peak)
+        device = Guarded()
+        *_, fitted = self.train(KINDS["adam"], int(2.1 * parameters), device, (1,), early_updates=True)
+        self.assertEqual(fitted._taken.most, device.peak)  # an update took it
 
     def test_more_memory_never_lacks_a_plan(self):
         parameters = sum(p.nbytes for p in Wide().parameters())

@@ -69,7 +69,6 @@ class Recorded:
     tape: Tape
     used: list[int]  # bytes during each operator
     most: int  # bytes that the step took
-    update: int  # bytes that it took while it updated parameters
     gradients: int  # bytes of them before the step
     device: Device
     kind: Kind
@@ -538,10 +537,10 @@ class Fitted:
         tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
         self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
-        self._taken.most = max(self._taken.most, most)
+        self._taken.most = max(self._taken.most, most, state.recorder.most_of_updates)
         state.recorder.device.memory()
-        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.recorder.most_of_updates,
-                               state.gradients, state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
+        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients,
+                               state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
                                state.recorder.hosts(), self._states.finished(state.recorder))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -571,7 +570,8 @@ class Fitted:
                 state.used[ended:] = state.used[ended - 1:ended] * (len(state.used) - ended)
         if isinstance(state, Recorded):
             memory = state.device.memory()
-            update = max(memory.most if memory is not None else 0, state.update)
+            update = memory.most if memory is not None else 0
+            self._taken.most = max(self._taken.most, update)
             if update > self._budget and not self._weights.take_less(state.tape, update) and not self._states.take_less(update):
                 self._state = Waiting()
                 early = "" if state.gradients or are_reduced(self._model) or self._states.early_gradients is None else (
