@@ -198,7 +198,7 @@ FitRow Question::Predict(const std::string& change, const PolicyChoice& policy,
   });
   if (!unlimited.fits()) throw PolicyError(unlimited.Reason());
   row.metrics = unlimited.report.metrics;
-  if (ran->recording) BeginAsRecorded(*ran, policy, allocator, row);
+  if (ran->recording) BeginAsRecorded(ran, policy, allocator, row);
   if (row.status == FitStatus::kFits && row.metrics.peak_reserved > row.available()) {
     row.status = FitStatus::kReclaims;
   }
@@ -208,9 +208,10 @@ FitRow Question::Predict(const std::string& change, const PolicyChoice& policy,
 // Sets the peak of reserved memory of `row` to that of the first iterations, and its status if they
 // do not fit. A policy that changes what the recorded program allocates may reserve more later.
 // `trace` is the trace that ran.
-void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
-                               FitAllocator allocator, FitRow& row) const {
-  const AllocationLog log = RequestsOfFirst(trace, kFirstIterations);
+void Question::BeginAsRecorded(const std::shared_ptr<const Trace>& trace,
+                               const PolicyChoice& policy, FitAllocator allocator,
+                               FitRow& row) const {
+  const AllocationLog log = RequestsOfFirst(*trace, kFirstIterations);
   const auto replay_of = [&](const AllocationLog& requests, Bytes capacity, Bytes& reserved) {
     const auto made = MakeAllocator(TextOf(allocator), capacity, device().alignment);
     const auto failure = Replay(requests, *made);
@@ -221,8 +222,7 @@ void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
     return replay_of(log, capacity, reserved);
   };
   Bytes reserved;
-  const AllocationLog construction =
-      RequestsOfFirst(*WithoutEarlierSteps(std::make_shared<const Trace>(trace)), 0);
+  const AllocationLog construction = RequestsOfFirst(*WithoutEarlierSteps(trace), 0);
   if (replay_of(construction, row.available(), reserved)) {
     replay_of(construction, Bytes::Unlimited(), row.construction);
     row.status = FitStatus::kNot;
@@ -232,7 +232,7 @@ void Question::BeginAsRecorded(const Trace& trace, const PolicyChoice& policy,
   }
   replay(Bytes::Unlimited(), reserved);
   row.metrics.peak_reserved =
-      policy.name() == PolicyOf(trace) ? reserved : std::max(row.metrics.peak_reserved, reserved);
+      policy.name() == PolicyOf(*trace) ? reserved : std::max(row.metrics.peak_reserved, reserved);
   if (row.status == FitStatus::kNot) return;
   if (const auto failure = replay(row.available(), reserved)) {
     row.status = FitStatus::kNot;

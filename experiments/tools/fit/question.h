@@ -60,8 +60,8 @@ class Question {
  private:
   FitRow Predict(const std::string& change, const PolicyChoice& policy,
                  FitAllocator allocator) const;
-  void BeginAsRecorded(const Trace& trace, const PolicyChoice& policy, FitAllocator allocator,
-                       FitRow& row) const;
+  void BeginAsRecorded(const std::shared_ptr<const Trace>& trace, const PolicyChoice& policy,
+                       FitAllocator allocator, FitRow& row) const;
   RunResult RunIn(const std::string& memory, const PolicyChoice& policy, FitAllocator allocator,
                   const std::function<void(const Outcome&)>& look) const;
 

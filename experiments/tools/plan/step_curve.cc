@@ -37,7 +37,7 @@ constexpr int64_t kLessBy = 128;
 // So many shares of the optimizer state are tried on the host.
 constexpr int64_t kStateShares = 8;
 // So often the rest of a plan gets less memory, because state needs more than was known.
-constexpr int kStateAttempts = 6;
+constexpr int kStateAttempts = 3;
 constexpr std::string_view kDefault = "joint";
 
 bool MayMove(const Trace& trace, const Liveness& liveness, TensorId id) {
@@ -310,16 +310,12 @@ PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
     }
     if (!planned.fits()) {
       if (fastest.fits()) continue;
-      planned = plan_in(planned.best);
-      if (!planned.fits()) continue;
-      planned.plan.state = outside;
-      planned = Predicted(planned.plan, memory);
-      if (planned.prediction.peak > AimOf(memory, floor_.size)) {
-        fastest.best = std::min(fastest.best, MemoryFor(planned.prediction.peak));
-        continue;
-      }
-    }
-    if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
+      PlannedStep least = plan_in(planned.best);
+      if (!least.fits()) continue;
+      least.plan.state = outside;
+      const Bytes peak = Predicted(least.plan, memory).prediction.peak;
+      fastest.best = std::min(fastest.best, MemoryFor(peak));
+    } else if (!fastest.fits() || planned.prediction.step < fastest.prediction.step) {
       fastest = std::move(planned);
     }
   }

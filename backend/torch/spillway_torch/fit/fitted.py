@@ -75,7 +75,6 @@ class Recorded:
     shapes: Shapes
     later: Shapes
     hosts: list[Host]  # memory of the host that the recording took
-    finished: dict[int, tuple[int, int]]  # by `id` of a parameter: the storage of its gradient, and the last operator that wrote it
 
 
 @dataclasses.dataclass
@@ -541,7 +540,7 @@ class Fitted:
         state.recorder.device.memory()
         self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients,
                                state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
-                               state.recorder.hosts(), self._states.finished(state.recorder))
+                               state.recorder.hosts())
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
@@ -592,7 +591,7 @@ class Fitted:
         self._states.find(recorded.device, self._optimizers)
         recorded.tape.staying = self._staying()
         recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
-        family.updates, family.unforeseen = self._states.updates(recorded.finished), self._states.unforeseen
+        family.updates, family.unforeseen = self._states.updates(), self._states.unforeseen
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])
         self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))

@@ -10,7 +10,7 @@ import torch
 
 from ..base.device import Device
 from ..run.buckets import STAGES
-from ..run.updates import GivenUp, HostedState, can_host
+from ..run.updates import HostedState, can_host
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
 
@@ -98,18 +98,9 @@ class States:
         self._least += update - self._budget + STAGES * max(self.parts)
         return True
 
-    def finished(self, recorder: TapeRecorder) -> dict[int, tuple[int, int]]:
-        """Returns, by `id` of a parameter, the storage of the gradient that a recorded step made, and the last operator that wrote it."""
-        found = {of: made for hosted in self._hosted.values() for of, made in hosted.finished.items()}
-        for p in (p for optimizer in self._hosted for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            storage = None if isinstance(p.grad, GivenUp) else recorder.ledger.find(p.grad)
-            if storage is not None and storage.born >= 0:
-                found[id(p)] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
-        return found
-
-    def updates(self, finished: dict[int, tuple[int, int]]) -> list[Update]:
+    def updates(self) -> list[Update]:
         """Returns the updates as plans know them, and makes early ones from now on if they are asked for."""
-        made = [update for hosted in self._hosted.values() for update in hosted.updates(finished)]
+        made = [update for hosted in self._hosted.values() for update in hosted.updates()]
         for hosted in self._hosted.values():
             hosted.start_early()
         if self._early:  # plans know all that an early update takes

@@ -96,7 +96,8 @@ class HostedState:
         self._buckets = self._divided()
         self._started = False  # early updates are made
         self._recorder: TapeRecorder | None = None  # of this step
-        self.finished: dict[int, tuple[int, int]] = {}  # of early updates in a recorded step: see `updates`
+        # By parameter: the storage of its gradient in the recorded step, and the last operator that wrote it before it was done.
+        self.finished: dict[Parameter, tuple[int, int]] = {}
         self._timed: list[_Timed] | None = None  # updates since a recording began
         self._missing: dict[Bucket, int] = {}  # gradients of this step, before it can be updated
         self._buckets_of: dict[Parameter, list[Bucket]] = {}
@@ -136,14 +137,11 @@ class HostedState:
         assert optimizer is not None  # whoever calls has it
         return optimizer
 
-    def updates(self, gradients: dict[int, tuple[int, int]]) -> list[Update]:
-        """Returns the updates as plans know them.
-
-        gradients: by `id` of a parameter, the storage of its gradient in the recorded step, and the operator that was the last to write it.
-        """
+    def updates(self) -> list[Update]:
+        """Returns the updates of the recorded step as plans know them."""
         if not self._early:
             return [Update(size) for size in self.sizes]
-        made = {bucket: [gradients.get(id(of.tensor), (-1, sys.maxsize)) for of in bucket.parameters] for bucket in self._buckets}
+        made = {bucket: [self.finished.get(of, (-1, sys.maxsize)) for of in bucket.parameters] for bucket in self._buckets}
         last = {bucket: max(at for _, at in made[bucket]) for bucket in self._buckets}
         self._buckets.sort(key=last.__getitem__)
         self._index()
@@ -398,12 +396,12 @@ class HostedState:
         """Updates what can be updated now that backward has made a gradient."""
         self._open = True
         recorder = self._recorder
-        if not self._started:
-            return
         if recorder is not None and tensor.grad is not None:
             storage = recorder.ledger.find(tensor.grad)
             if storage.born >= 0:
-                self.finished[id(tensor)] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
+                self.finished[of] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
+        if not self._started:
+            return
         for bucket in self._buckets_of[of] if self._missing else ():  # otherwise no step began
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
