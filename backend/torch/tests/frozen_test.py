@@ -23,6 +23,7 @@ from spillway_torch import fit, pretend, read_plan, record, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.fit.family import Family
+from spillway_torch.fit.host import host_costs
 from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import predict
 from spillway_torch.run.frozen import HostedWeights
@@ -298,6 +299,17 @@ class FrozenTest(unittest.TestCase):
         self.assertTrue(same(want, training.values()))
         self.assertNotEqual(weight.data_ptr(), 0)
 
+    def test_weights_for_which_the_device_has_no_room_in_the_end(self):
+        training, hosted = self.run_steps(CpuDevice())
+        with mock.patch.object(hosted, "_come_back", side_effect=torch.OutOfMemoryError):
+            with self.assertLogs("spillway_torch") as logs:
+                hosted.close()
+        self.assertIn("bytes of frozen weights are on the CPU now, because the device has no room for them", logs.output[0])
+        want = Training()
+        for _ in range(5):
+            want.step()
+        self.assertTrue(same(want.values(), training.values()))
+
     def test_a_weight_that_is_replaced_before_backward_reads_it(self):
         gradients = []
         for device in None, Adversary(0):
@@ -366,6 +378,24 @@ class FrozenTest(unittest.TestCase):
                 counts.append(len(late))
         self.assertEqual(counts, [12, 0, 6])  # the order that is given has no backward
 
+    def test_an_operator_reads_its_weights_in_any_order(self):
+        for bias_first in False, True:
+            model, late = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(24))), []
+            model.requires_grad_(False)
+            hosted = HostedWeights(model, CpuDevice(), 1)
+            layers = [(f"{at}.bias", f"{at}.weight") if bias_first else (f"{at}.weight", f"{at}.bias") for at in range(24)]
+            hosted.begin([name for layer in layers for name in layer],
+                         [name for layer in layers for name in layer] + [f"{at}.weight" for at in reversed(range(24))])
+            begin = HostedWeights._begin
+
+            def noting(this, numbers, begin=begin, late=late):
+                late.extend(number for number in numbers if not this._numbers[number].here)
+                begin(this, numbers)
+
+            with mock.patch.object(HostedWeights, "_begin", noting):
+                model(torch.ones(2, 16).requires_grad_()).sum().backward()
+            self.assertEqual(late, [])
+
 
 class FitTest(unittest.TestCase):
     def train(self, budget=None, device=None, steps=5, between=lambda training: None, lengths=3, **options):
@@ -402,6 +432,63 @@ class FitTest(unittest.TestCase):
                 outside = fitted._weights._hosted.outside
                 self.assertIn(f"spillway: {outside:,} bytes of frozen weights are on the host", "\n".join(logs.output))
                 self.assertRegex(fitted.report(), r"and [0-9.]+ KiB of frozen weights are on the host")
+
+    def test_a_model_that_is_larger_than_the_device(self):
+        """It begins on the CPU, in the middle of a training."""
+        host_costs("cpu")  # measured once
+        for share in (0.6, 1.0, 4):
+            with self.subTest(share=share):
+                want, got = (Training(make=lambda: Lora(width=64, layers=6, drop=0)) for _ in range(2))
+                for training, steps in (want, 5), (got, 1):
+                    training.model.register_buffer("buffer", torch.ones(3))
+                    for _ in range(steps):
+                        training.step()
+                device, budget, buffer = Guarded(), int(share * self.weights(want)), got.model.buffer.data_ptr()
+                with mock.patch("spillway_torch.fit.fit.device_type", lambda *_: "cpu"), counted(device):
+                    with self.assertLogs("spillway_torch", "INFO") as logs:
+                        fitted = fit(got.model, got.optimizer, budget, device="cuda")
+                    self.assertEqual(logs.output, [
+                        f"INFO:spillway_torch:spillway: {self.weights(got):,} bytes of frozen weights are on the host"])
+                    trained = sum(v.nbytes for p in got.model.parameters() if p.requires_grad for v in (p, p.grad))
+                    self.assertEqual(device.in_use(), trained + got.model.buffer.nbytes)
+                    self.assertLess(device.peak, trained + budget // 4)
+                    for _ in range(4):
+                        got.step()
+                self.assertNotEqual(got.model.buffer.data_ptr(), buffer)
+                self.assertLessEqual(device.peak, budget)
+                self.assertEqual(fitted.stats()["most_bytes"], device.peak)
+                self.assertTrue(same(want.values(), got.values()))
+                self.assertEqual(fitted.plan.weight_bytes > 0, share < 4)
+                with counted(device):
+                    fitted.remove()
+
+    def test_a_host_without_room_for_a_model(self):
+        training = Training()
+        with mock.patch("spillway_torch.fit.fit.device_type", lambda *_: "cpu"), counted(Guarded()), \
+                mock.patch("spillway_torch.run.frozen.host_memory", lambda: 1000):
+            with self.assertRaisesRegex(SpillwayError, "bytes of frozen weights have to be on the host, which has 1,000 bytes free"):
+                fit(training.model, training.optimizer, 1 << 20, device="cuda")
+            fitted = fit(training.model, training.optimizer, 1 << 20)  # nothing is left of the other
+        fitted.remove()
+
+    def test_devices_that_are_none(self):
+        model = Lora()
+        for device in "cpu", "tpu", 1.5:
+            with self.assertRaisesRegex(SpillwayError, f"device is {device!r}; expected 'cuda', or None"):
+                fit(model, device=device)
+        if not torch.cuda.is_available():
+            with self.assertRaisesRegex(SpillwayError, "device is 'cuda', and PyTorch [0-9].* finds no GPU on this machine"):
+                fit(model, device="cuda")
+        with mock.patch("torch.cuda.is_available", lambda: True), mock.patch("torch.cuda.current_device", lambda: 0):
+            with self.assertRaisesRegex(SpillwayError, "leave them out"):
+                fit(model, compiled=True, device="cuda")
+            model.layers[0].compile(backend="eager")
+            with self.assertRaisesRegex(SpillwayError, "device: module 'layers.0' is compiled, and its kernels cannot wait"):
+                fit(model, device="cuda")
+            with self.assertRaisesRegex(SpillwayError, "parameters are on cuda:0, meta; expected one device$"):
+                fit(torch.nn.Linear(2, 2, device="meta"), device="cuda")
+            with self.assertRaisesRegex(SpillwayError, "the model is on cuda:1, and the current GPU is 0"):
+                fit(torch.nn.Linear(2, 2), device="cuda:1")
 
     def weights(self, training):
         return sum(p.nbytes for p in training.model.parameters() if not p.requires_grad)
@@ -466,7 +553,7 @@ class FitTest(unittest.TestCase):
         self.assertIsNone(fitted._weights._hosted)
 
     def test_the_program_knows_the_change(self):
-        """`spillway fit` ranks it where the model is on the device before, and weights of at least 1 MiB are frozen."""
+        """`spillway fit` ranks it where weights of at least 1 MiB are frozen."""
         def rows(memory, width=1024):
             with pretend("cuda:sm_90"), tempfile.TemporaryDirectory() as folder:
                 model = Lora(layers=8, width=width, drop=0).cuda()
@@ -483,14 +570,13 @@ class FitTest(unittest.TestCase):
                 ran = subprocess.run([os.environ["SPILLWAY"], "fit", path, "--device", "h100", "--memory", memory, "--format", "json"],
                                      capture_output=True, text=True, check=False)
             found = json.loads(ran.stdout)["rows"]
-            return {row["change"]: (row["remedy"], row["status"], row["iteration_ms"]) for row in found}
+            return {row["change"]: (row["remedy"], row["status"], 'device="cuda"' in (row["python"] or ""), row["iteration_ms"]) for row in found}
 
         tight, wide, small = rows("140MiB"), rows("250MiB"), rows("100MiB")  # parameters take 129 MiB
-        for found in (tight, wide):
-            self.assertEqual(found["spillway"][:2], ("Spillway: state and frozen weights too", "fits"))
-        self.assertGreater(tight["spillway"][2], wide["spillway"][2])
-        self.assertEqual(small["spillway"][:2], ("Spillway: activations and state", "no"))
-        self.assertEqual(small["weights streamed"][1], "fits")
+        for found, larger in ((tight, False), (wide, False), (small, True)):
+            self.assertEqual(found["spillway"][:3], ("Spillway: state and frozen weights too", "fits", larger))
+        self.assertGreater(small["spillway"][3], tight["spillway"][3])
+        self.assertGreater(tight["spillway"][3], wide["spillway"][3])
         self.assertNotIn("frozen", str(rows("8MiB", 128)))  # they have less than 1 MiB each
 
     def test_a_host_without_room(self):

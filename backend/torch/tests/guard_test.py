@@ -28,7 +28,8 @@ class Guarded(Counting):
 def using(device):
     """Within it, `fit` uses a device."""
     with mock.patch("spillway_torch.tape.tape_recorder.device_of", lambda _: device), \
-            mock.patch("spillway_torch.run.executor.device_of", lambda _: device):
+            mock.patch("spillway_torch.run.executor.device_of", lambda _: device), \
+            mock.patch("spillway_torch.fit.weights.device_of", lambda _: device):
         yield
 
 

@@ -123,8 +123,8 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
        "With the optimizer on the host, the time is an estimate: the host is assumed to read and "
        "write so much in a second to update parameters."},
       {"frozen weights",
-       "Frozen weights come from the host before operators read them, those of at least 1 MiB; the "
-       "model has to fit on the device before spillway_torch.fit."},
+       "Frozen weights come from the host before operators read them, those of at least 1 MiB; "
+       "with device=\"cuda\", the model is on the CPU before spillway_torch.fit."},
       {"Spillway",
        "spillway_torch.fit decides which activations go to the host or are recomputed, and which "
        "share of the optimizer's state is on the host; with early_updates, the program may neither "

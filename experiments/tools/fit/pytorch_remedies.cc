@@ -197,11 +197,11 @@ PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chun
                                 : host.state               ? "activations and state"
                                 : host.weights             ? "activations and frozen weights"
                                                            : "activations";
-  return {
-      "spillway", fmt::format("Spillway: {}", what), "",
-      fmt::format("{}\nspillway_torch.fit(model, optimizer, memory=\"{}MiB\"{}{})",
-                  ExpandableSegments().python, budget.count() / Bytes::MiB(1).count(),
-                  early ? ", early_updates=True" : "", chunks ? ", allow=\"chunked_loss\"" : "")};
+  return {"spillway", fmt::format("Spillway: {}", what), "",
+          fmt::format("{}\nspillway_torch.fit(model, optimizer, memory=\"{}MiB\"{}{}{})",
+                      ExpandableSegments().python, budget.count() / Bytes::MiB(1).count(),
+                      host.from_cpu ? ", device=\"cuda\"" : "", early ? ", early_updates=True" : "",
+                      chunks ? ", allow=\"chunked_loss\"" : "")};
 }
 
 PyTorchRemedy LossInChunks(int64_t chunks) {

@@ -57,8 +57,9 @@ PyTorchRemedy EightBitOptimizer();
 PyTorchRemedy OffloadedOptimizer(Bandwidth rate);
 // What of a step can be on the host with `spillway_torch.fit`, beside activations.
 struct HostedTensors {
-  bool state = false;    // of the optimizer
-  bool weights = false;  // frozen ones
+  bool state = false;     // of the optimizer
+  bool weights = false;   // frozen ones
+  bool from_cpu = false;  // all of the model is too large for the device, and begins on the CPU
 };
 // `spillway_torch.fit` with a budget. `early` and `chunks` say if parameters are updated in
 // backward, and if the loss is in chunks.

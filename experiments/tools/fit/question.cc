@@ -426,13 +426,13 @@ Bytes ParametersOf(const Trace& trace) {
 // late updates is on the host, for each of which a plan is made.
 std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
   const Trace& trace = one.costed_trace();
-  // The model is on the device before `spillway_torch.fit` takes weights to the host.
-  const bool weights = !FrozenIn(trace).empty() && ParametersOf(trace) <= budget;
+  const bool weights = !FrozenIn(trace).empty(), larger = ParametersOf(trace) > budget;
   std::vector<SpillwayStep> steps;
   const auto add = [&](std::optional<Trace> made, const char* outside, bool has_state, bool early) {
     if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
     if (!made) return;
-    const HostedTensors host{has_state, outside == std::string_view("frozen")};
+    const bool has_weights = outside == std::string_view("frozen");
+    const HostedTensors host{has_state, has_weights, has_weights && larger};
     steps.push_back({*std::move(made), PolicyOfSpillway(outside),
                      BySpillway(budget, host, early, chunks), host.weights});
   };

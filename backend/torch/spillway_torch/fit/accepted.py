@@ -172,12 +172,19 @@ def optimizers_of(given: Union[torch.optim.Optimizer, Sequence[torch.optim.Optim
     return optimizers
 
 
-def device_type(models: Sequence[torch.nn.Module]) -> str:
-    """Returns the type of the device of all parameters. Raises `SpillwayError` if it is not one that a plan can run on."""
+def device_type(models: Sequence[torch.nn.Module], wanted: Union[str, torch.device, None] = None) -> str:
+    """Returns the type of the device of all parameters. Raises `SpillwayError` if it is not one that a plan can run on.
+
+    wanted: the GPU where they are going to be; None if they are there.
+    """
     devices = {p.device for model in models for p in model.parameters()}
+    if wanted is not None:
+        devices = {_gpu_of(wanted)} | devices - {torch.device("cpu")}
+        _refuse_to_move(models)
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "no device"
-        raise SpillwayError(f"the model's parameters are on {found}; expected one device")
+        remedy = "; device='cuda' moves what is on the CPU" if wanted is None and {d.type for d in devices} == {"cpu", "cuda"} else ""
+        raise SpillwayError(f"the model's parameters are on {found}; expected one device{remedy}")
     kind = next(iter(devices)).type
     if kind not in ("cpu", "cuda"):
         raise SpillwayError(f"the model is on '{kind}' (valid: cpu, cuda)")
@@ -185,6 +192,29 @@ def device_type(models: Sequence[torch.nn.Module]) -> str:
         raise SpillwayError(f"the model is on {next(iter(devices))}, and the current GPU is {torch.cuda.current_device()}: call "
                             "torch.cuda.set_device before")
     return kind
+
+
+def _gpu_of(wanted: Union[str, torch.device]) -> torch.device:
+    """Returns the GPU that an option names, with its number. Raises `SpillwayError` if it is none of this machine."""
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type != "cuda":
+        raise SpillwayError(f"device is {wanted!r}; expected 'cuda', or None for models that are where their steps run")
+    if not torch.cuda.is_available():
+        raise SpillwayError(f"device is {wanted!r}, and PyTorch {torch.__version__} finds no GPU on this machine")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _refuse_to_move(models: Sequence[torch.nn.Module]) -> None:
+    for name, module in ((name, module) for model in models for name, module in model.named_modules()):
+        if any(kind in REDUCED for kind in _kinds_of(module)):
+            raise SpillwayError(f"device: module '{name}' is a {type(module).__name__}, whose parameters do not move: move the model before it is "
+                                "wrapped")
+        if is_compiled(module):
+            raise SpillwayError(f"device: module '{name}' is compiled, and its kernels cannot wait for weights: move the model by "
+                                "`model.to`, and leave device out")
 
 
 def repeated_blocks(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

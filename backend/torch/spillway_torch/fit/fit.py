@@ -24,7 +24,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None, memory: Union[str, int] = "8GiB",
         hook_forward: bool = True, policy: str | None = None, report_every: int = 0, verify: int = 0,
         early_updates: bool = False, compiled: bool | None = None, compile: str | None = None,
-        plan: str | os.PathLike[str] | None = None, allow: Union[str, Sequence[str]] = ()) -> Union[Fitted, CompiledFitted]:
+        plan: str | os.PathLike[str] | None = None, allow: Union[str, Sequence[str]] = (),
+        device: Union[str, torch.device, None] = None) -> Union[Fitted, CompiledFitted]:
     """Makes training steps of `model` stay within a budget; the script stays as it is. `Step.fit` and the verb `spillway fit` predict instead.
 
     The first step records, its optimizer's step plans, and later steps run under the plan, also where their inputs have other sizes: a
@@ -50,13 +51,15 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         the optimizer's state comes and goes while backward runs. It needs `optimizer`, an SGD, Adam or AdamW, and is for programs that do
         not look at gradients, clip them or add them up: what uses a gradient that was given up raises `SpillwayError`.
     compiled: whether what torch.compile finds is planned, in place of the steps of PyTorch itself; by default, it is where a whole model
-        is compiled. It takes none of the five options above, and no `allow`.
+        is compiled. It takes none of the five options above, no `allow` and no `device`.
     compile: "blocks" compiles the model's repeated blocks first, until `remove`: three or more modules of one class, not of PyTorch
         itself, in one list. What runs between them is as it was, and counts.
     plan: the file of a plan for the same compiled step, which `write_plan` has written; nothing is planned then but what it lacks.
     allow: what `fit` may do although it changes the last bits of results, a name or a list of names. "chunked_loss": a cross entropy of the
         result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
         Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
+    device: "cuda" moves what is on the CPU of the models, and of the optimizer's state, to the current GPU, as `model.to` does. But frozen
+        weights are there only when operators need them, until a plan has room for them, so that a model may be larger than the GPU's memory.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.
@@ -72,23 +75,26 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         compiled = bool(compile) or any(isinstance(one, torch.nn.Module) and is_compiled_whole(one) for one in given)
     allowed = allowed_of(allow)
     models, optimizers = models_of(model, compiled, early_updates), optimizers_of(optimizer)
-    device = device_type(models)
+    kind = device_type(models, device)
     for name, value in (("report_every", report_every), ("verify", verify)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise SpillwayError(f"{name} is {value!r}; expected a number of steps, or 0")
     if compiled:
-        if not hook_forward or policy is not None or report_every or verify or early_updates or allowed:
-            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates and allow: "
-                                "leave them out")
+        if not hook_forward or policy is not None or report_every or verify or early_updates or allowed or device:
+            raise SpillwayError("a compiled model has a budget without hook_forward, policy, report_every, verify, early_updates, allow and "
+                                "device: leave them out")
         check_compiler()
         from .compiled import CompiledFitted  # PyTorch's compiler takes seconds to load
-        return CompiledFitted(models, optimizers, budget, device, repeated_blocks(models) if compile else (),
+        return CompiledFitted(models, optimizers, budget, kind, repeated_blocks(models) if compile else (),
                               read_compiled_plan(plan) if plan is not None else None)
     if plan is not None:
         raise SpillwayError("plan is for compiled models; `read_plan` reads the plan of another step, and `step` runs it")
     steps_library()  # it may have to be built, which takes longer than a step
-    host_costs(device)
-    return Fitted(models, optimizers, budget, device, hook_forward, policy, report_every, verify, early_updates, allowed)
+    host_costs(kind)
+    fitted = Fitted(models, optimizers, budget, kind, hook_forward, policy, report_every, verify, early_updates, allowed)
+    if device is not None:
+        fitted.bring(optimizers)
+    return fitted
 
 
 def compile(model: torch.nn.Module, memory: Union[str, int] = "8GiB",

@@ -189,6 +189,17 @@ class Fitted:
         setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
         return call
 
+    def bring(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Moves the models, and the state of optimizers, from the CPU to the device. Raises `SpillwayError` if the host has no room."""
+        try:
+            self._weights.bring(self._device)
+        except BaseException:
+            self.remove()
+            raise
+        for optimizer in optimizers:
+            if optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())  # each value goes to its parameter
+
     @property
     def plan(self) -> Plan | None:
         """The plan for the sizes of the recorded step; None if there is none yet."""
@@ -536,7 +547,7 @@ class Fitted:
         tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
         self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
-        self._taken.most = max(self._taken.most, most, state.recorder.most_of_updates)
+        self._taken.most = max(self._taken.most, state.recorder.most)
         state.recorder.device.memory()
         self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients,
                                state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
-from ..base.device import Device
+from ..base.device import Device, device_of
 from ..plan.plan import SMALLEST, Plan
 from ..run.frozen import HostedWeights
 from ..tape.frozen import WINDOWS, chosen, order_of, window_of
@@ -24,13 +25,36 @@ class Weights:
         self._hosted: HostedWeights | None = None
         self._unplanned: list[str] = []  # those that are on the host in steps without a plan
 
+    def bring(self, kind: str) -> None:
+        """Moves the model from the CPU to a device. Frozen weights leave it again, before others come that do not fit in an eighth of the
+        budget, until the first step begins.
+
+        Raises `SpillwayError` if the host has no room.
+        """
+        device = device_of(kind)
+        hosted = self._hosted = _hosted_by(self._model, device)
+        frozen = [p for p in self._model.parameters() if p.device.type == "cpu" and not p.requires_grad and p.nbytes >= hosted.smallest]
+        others = {id(p) for p in frozen}
+        _move([p for p in self._model.parameters() if p.device.type == "cpu" and id(p) not in others], device.place)
+        for module in self._model.modules():
+            _move([b for b in module._buffers.values() if b is not None and b.device.type == "cpu"], device.place)
+        came: list[torch.Tensor] = []
+        for weight in frozen:
+            if came and sum(p.nbytes for p in (*came, weight)) > self._budget // WINDOWS:
+                hosted.take(came)
+                came.clear()
+            _move([weight], device.place)
+            came.append(weight)
+        hosted.take(came)
+        hosted.tell()
+
     def record(self, recorder: TapeRecorder) -> None:
         """Begins a step that is recorded. Weights leave before the first one if a budget has no room for all of them."""
         device = recorder.device
         if device.in_use() < 0 or any(map(is_compiled, self._model.modules())):  # compiled kernels take addresses
             return
         if self._hosted is None:
-            self._hosted = HostedWeights(self._model, device, SMALLEST if device.type == "cuda" else 1)
+            self._hosted = _hosted_by(self._model, device)
         else:
             self._hosted.find()
         over = device.in_use() > self._budget
@@ -85,3 +109,15 @@ class Weights:
         if self._hosted is not None:
             self._hosted.close()
         self._model, self._hosted = torch.nn.ModuleDict(), None
+
+
+def _hosted_by(model: torch.nn.Module, device: Device) -> HostedWeights:
+    return HostedWeights(model, device, SMALLEST if device.type == "cuda" else 1)
+
+
+def _move(tensors: Sequence[torch.Tensor], place: torch.device) -> None:
+    """Gives tensors, and their gradients, memory of a device."""
+    for tensor in tensors:
+        tensor.data = tensor.data.to(place, copy=True)
+        gradient, tensor.grad = tensor.grad, None
+        tensor.grad = gradient.to(place, copy=True) if gradient is not None else None

@@ -75,7 +75,7 @@ class HostedWeights:
 
     def __init__(self, model: torch.nn.Module, device: Device, smallest: int) -> None:
         """smallest: bytes of a weight that may leave."""
-        self._model, self._device, self._smallest = weakref.ref(model), device, smallest
+        self._model, self._device, self.smallest = weakref.ref(model), device, smallest
         self._weights: dict[str, Weight] = {}
         self._numbers: list[Weight] = []  # all, also those of before
         self._outside: dict[Weight, None] = {}  # those that leave in this step
@@ -125,7 +125,7 @@ class HostedWeights:
         for storage, held in found.items():
             name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
             size = held[0][3].untyped_storage().nbytes()
-            if storage in known or size < max(1, self._smallest) or self._library.holders(held[0][3]) > len(tensors) or not all(
+            if storage in known or size < max(1, self.smallest) or self._library.holders(held[0][3]) > len(tensors) or not all(
                     not t.requires_grad and is_dense(t) for t in tensors.values()):
                 continue
             for tensor in tensors.values():
@@ -180,6 +180,16 @@ class HostedWeights:
 
         Raises `SpillwayError` if the host has no room.
         """
+        before = self.outside
+        self._divide(names, order)
+        if self.outside > before:
+            self.tell()
+
+    def tell(self) -> None:
+        """Says in the log how much is on the host."""
+        log.info("spillway: %s bytes of frozen weights are on the host", f"{self.outside:,}")
+
+    def _divide(self, names: Sequence[str], order: Sequence[str]) -> None:
         with self._lock, torch.no_grad():
             if self._began and not self._device.current():
                 self._give_up(())  # memory belongs to the stream of the step before
@@ -198,10 +208,19 @@ class HostedWeights:
             self._seen, self._read, self._at = [], 0, -1
             self._advance()
 
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Has these weights leave now, too."""
+        self.find()
+        taken = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._divide([*self.names, *(w.name for w in self._weights.values() if w.base.untyped_storage()._cdata in taken)], ())
+
     def close(self) -> None:
-        """Takes all weights back to the device, and gives the memory of the host back."""
+        """Takes all weights back to the device, and gives the memory of the host back. What has no room there is on the CPU from now on."""
         with self._lock, torch.no_grad():
-            self._come_back()
+            try:
+                self._come_back()
+            except torch.OutOfMemoryError:
+                self._move_to_host()
             for weight in self._weights.values():
                 weight.copy, weight.kept = None, False
             self._outside.clear()
@@ -224,6 +243,18 @@ class HostedWeights:
                 self._settle(weight)
         if self._outside:
             self._device.now()
+
+    def _move_to_host(self) -> None:
+        """Makes weights without memory of the device tensors of the CPU."""
+        self._device.now()  # copies to the host are done
+        absent = [weight for weight in self._outside if not weight.here and weight.copy is not None]
+        for weight in absent:
+            assert weight.copy is not None
+            for tensor in (reference() for reference in weight.tensors):
+                if tensor is not None:
+                    tensor.data = view_of(weight.copy.untyped_storage(), geometry_of(tensor))
+        log.warning("spillway: %s bytes of frozen weights are on the CPU now, because the device has no room for them",
+                    f"{sum(weight.bytes for weight in absent):,}")
 
     def _forget(self) -> bool:
         """Forgets weights that the program has replaced, moved or made trainable since, and returns whether there were some."""
@@ -278,7 +309,6 @@ class HostedWeights:
             for weight in new:
                 self._leave(weight)
             self._device.now()  # other streams may have used their memory until now
-            log.info("spillway: %s bytes of frozen weights are on the host", f"{self.outside:,}")
 
     def _reuse(self, weights: Sequence[Weight]) -> None:
         """Gives weights the memory of the host that those had which are gone."""
@@ -298,8 +328,8 @@ class HostedWeights:
             try:
                 if not self._device.current() and not all(weight.here for weight in weights):
                     self._device.now()  # the memory that they get belongs to another stream
+                self._note(weights)
                 for weight in weights:
-                    self._note(weight)
                     self._fetch(weight)
                     self._settle(weight)
                 if not self._device.current():
@@ -323,17 +353,15 @@ class HostedWeights:
             if self._device.current():
                 self._advance()
 
-    def _note(self, weight: Weight) -> None:
-        """Finds where in the expected order a read is."""
-        if weight not in self._outside:
-            return
+    def _note(self, weights: Sequence[Weight]) -> None:
+        """Finds where in the expected order an operator is, which may read its weights in any order."""
+        weights = [weight for weight in weights if weight in self._outside]
         if len(self._seen) < MOST_SEEN:
-            self._seen.append(weight)
-        if in_backward():
+            self._seen += weights
+        if weights and in_backward():
             self._read = len(self._seen)
-        places = self._places.get(weight)
-        if places is not None:
-            self._at = places[bisect.bisect_right(places, self._at) % len(places)]
+        places = [self._places[weight] for weight in weights if weight in self._places]
+        self._at = max((at[bisect.bisect_right(at, self._at) % len(at)] for at in places), default=self._at)
 
     def _advance(self) -> None:
         """Gives up what is not read next, and starts copies of what is."""

@@ -67,7 +67,7 @@ class TapeRecorder(Recorder):
         self._back: dict[Value, tuple[weakref.ref[torch.UntypedStorage], list[Unpack]]] = {}
         self._returned: list[tuple[Storage, list[Unpack], int]] = []
         self._updates = 0  # bytes of the state that updates in this step made, and of the memory through which it goes
-        self.most_of_updates = 0  # bytes of the device while one of them ran
+        self.most = 0  # bytes of the device while an operator or an update ran
         self._grown: list[int] = []  # for each operator, the bytes that it took without a tensor, and that stay
         self._program = 0.0  # seconds of the host since the last recorded operator, without the recorder's
         self._entries = 0  # operators since then
@@ -438,6 +438,7 @@ class TapeRecorder(Recorder):
         fresh = [self.tape.storages[s] for s in op.fresh]
         made = sum(storage.size for storage in fresh)
         grown = max(0, after.requested - before.requested - sum(storage.size for storage in fresh if storage.died is None))
+        self.most = max(self.most, after.most)
         op.used = after.most + self.absent() - self._updates
         op.scratch = max(0, after.most_requested - before.requested - made - grown)
         return grown
@@ -540,7 +541,7 @@ class TapeRecorder(Recorder):
             after = self.device.memory()
             if before is not None and after is not None:
                 self._updates += after.allocated - before.allocated
-                self.most_of_updates = max(self.most_of_updates, after.most)
+                self.most = max(self.most, after.most)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         with self.apart(), torch._C.DisableTorchFunction():
