@@ -421,7 +421,24 @@ class TableTest(unittest.TestCase):
                         return stop.code, ""
 
             made = run("-o", path, "--family", "reductions", "--small")
-            self.assertEqual(made, (0, f"{path}: {len(json.loads(path.read_text())['ops'])} operators\n"))
+            table = json.loads(path.read_text())
+            self.assertEqual(made, (0, f"{path}: {len(table['ops'])} operators\n"))
+            more = path.with_name("more.json")
+            count = len(table["ops"])
+            self.assertEqual(run("-o", more, "--family", "reductions", "--family", "image_losses", "--small", "--add-to", path)[0], 0)
+            both = json.loads(more.read_text())
+            self.assertEqual(both["ops"][:count], table["ops"])
+            self.assertEqual({op["name"].rpartition(".")[0] for op in both["ops"][count:]} & {"nll_loss2d_forward", "sum"},
+                             {"nll_loss2d_forward"})
+            self.assertEqual([op["name"].rpartition(".")[2] for op in both["ops"]], [*map(str, range(len(both["ops"])))])
+            subprocess.run([os.environ["SPILLWAY"], "trace", "validate", more], stdout=subprocess.PIPE, check=True)
+            said = io.StringIO()
+            path.write_text(path.read_text().replace('"PyTorch 2', '"PyTorch 1'))
+            with contextlib.redirect_stderr(said):
+                self.assertEqual(main(["-o", str(more), "--family", "reductions", "--small", "--add-to", str(path)]), 3)
+            self.assertRegex(said.getvalue(), "t.json: its framework is 'PyTorch 1.*'; expected 'PyTorch 2.*', which the new operators have")
+            path.write_text("{}")
+            self.assertEqual(run("-o", more, "--family", "reductions", "--small", "--add-to", path)[0], 3)
             for code, arguments in ((5, ["-o", path]), (2, []), (2, ["-o", path, "--family", "none"]),
                                     (3, ["-o", path, "--small", "--like", path.with_name("none")]),
                                     (3, ["-o", path / "under" / "a file", "--small", "--family", "reductions"])):

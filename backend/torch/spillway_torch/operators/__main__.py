@@ -2,8 +2,8 @@
 
 The table is a trace (traces/FORMAT.md) of operators in many sizes, each of which stands in it once, with the median of
 its times. It predicts the times of steps that were recorded without a GPU. --family records only these families of
-operators, and --like the operators of recorded steps instead. --small tries the recorder with a tiny grid; it also runs
-without a GPU, and the times are then 0.
+operators, and --like the operators of recorded steps instead. --add-to writes those that a table lacks behind the
+operators that it has. --small tries the recorder with a tiny grid; it also runs without a GPU, and the times are then 0.
 
 Exit codes: 0 if the table was written; 2 for bad usage; 3 for bad input; 5 without a GPU.
 """
@@ -17,9 +17,11 @@ from typing import Optional
 
 import torch
 
+from ..base.document import write_document
 from ..base.errors import SpillwayError
 from . import record_operators
 from .families import FAMILIES
+from .joined import joined
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -30,6 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--family", action="append", choices=list(FAMILIES), metavar="NAME",
                         help=f"only these operators: {', '.join(FAMILIES)}")
     parser.add_argument("--like", action="append", default=[], metavar="TRACE", help="the operators of a recorded step")
+    parser.add_argument("--add-to", metavar="TABLE", help="a table of the same GPU, whose operators the file has first, as they are")
     parser.add_argument("--small", action="store_true", help="a tiny grid, for a trial")
     arguments = parser.parse_args(argv)
     if not (arguments.small or torch.cuda.is_available()):
@@ -38,12 +41,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 5
     try:
         recording = record_operators(arguments.family, like=arguments.like, small=arguments.small)
-        recording.write(arguments.output)
+        table = recording.trace()
+        write_document(joined(arguments.add_to, table) if arguments.add_to else table, arguments.output)
     except (SpillwayError, OSError) as error:
         print(f"operators: {error}", file=sys.stderr)
         return 3
     device = recording.measured.device
-    print(f"{arguments.output}: {len(recording.operators)} operators{f' of {device}' if device else ''}")
+    print(f"{arguments.output}: {len(table['ops'])} operators{f' of {device}' if device else ''}")
     return 0
 
 

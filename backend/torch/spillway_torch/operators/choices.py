@@ -29,6 +29,13 @@ def losses(grid: Grid) -> Iterator[Entry]:
         yield Entry("mse_loss", _mean_squares(size))
 
 
+def image_losses(grid: Grid) -> Iterator[Entry]:
+    """Cross entropy of each pixel, as segmentation has it, forward and backward."""
+    for batch, classes, side in grid.draw(24, (2, 64, 1), (2, 200, 1), (128, 1024, 1)):
+        batch = max(min(batch, (1 << 29) // classes // side ** 2), 1)
+        yield Entry("cross_entropy of images", _cross_entropy((batch, classes, side, side), FP32))
+
+
 def _softmax(rows: int, width: int, dtype: torch.dtype) -> Make:
     def make(new: Maker) -> Stages:
         x = new(rows, width, dtype=dtype, grad=True)

@@ -150,6 +150,18 @@ def _grouped(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
         yield batch, bias, _Convolution(wide, max(round(wide * ratio), 8) if ratio < 1 else min(round(wide * ratio), 4096), 1, 1, 1)
 
 
+def _depthwise(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields convolutions of single channels, of any number of them, as in networks for phones."""
+    for batch, wide, side, stride in grid.draw(32 // (1 + few), (32, 512, 32), (12, 1280, 2), (7, 112, 7), (1, 2, 1)):
+        for kernel in (3, 5):
+            yield batch, False, _Convolution(wide, wide, side * stride, kernel, stride, wide)
+
+
+def depthwise_convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions of single channels, forward and backward."""
+    return _convolved_by_kind(grid, _depthwise)
+
+
 def grouped_convolutions(grid: Grid) -> Iterator[Entry]:
     """Convolutions in groups and of single pixels, forward and backward."""
     return _convolved_by_kind(grid, _grouped)
@@ -202,13 +214,14 @@ def resampling(grid: Grid) -> Iterator[Entry]:
         ("upsample_bilinear2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="bilinear", align_corners=False)),
         ("upsample_nearest2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="nearest")),
         ("upsample_bicubic2d", lambda x, ratio: F.interpolate(x, scale_factor=ratio, mode="bicubic")),
-        ("avg_pool2d", lambda x, ratio: F.avg_pool2d(x, max(int(ratio), 1))),
+        ("avg_pool2d", lambda x, ratio: F.avg_pool2d(x, min(max(int(ratio), 1), x.shape[-1]))),
         ("adaptive_avg_pool2d", lambda x, ratio: F.adaptive_avg_pool2d(x, (max(int(x.shape[2] / ratio), 1), max(int(x.shape[3] / ratio), 1)))))
     for number, (name, way) in enumerate(ways):
         for dtype in (FP32, BF16):
             for last in (False, True):
-                for batch, channels, side, ratio in grid.pick(12 // (1 + number), (2, 4, 8, 16, 32), (16, 32, 64, 96, 150, 256, 512),
-                                                              (16, 32, 64, 128, 56), (2, 4, 2, 8)):
+                for batch, channels, side, ratio in grid.pick(
+                        48 // (1 + 3 * number), (2, 4, 8, 16, 32, 64), (16, 21, 32, 64, 96, 150, 256, 512),
+                        (7, 14, 16, 28, 32, 56, 64, 128), (2, 4, 2, 8, 16)):
                     grown = side * ratio if "upsample" in name else side
                     batch = max(min(batch, (1 << 27) // (channels * grown ** 2)), 1)
                     yield Entry(f"{name} ({short(dtype)})", _resampled(way, batch, channels, side, dtype, last, ratio))
