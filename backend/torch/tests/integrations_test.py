@@ -239,6 +239,7 @@ class IntegrationsTest(unittest.TestCase):
         for one, other in zip(want, got):
             torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
 
+    @slow
     def test_a_compiled_model(self):
         class Seen(huggingface.FitCallback):
             def on_step_end(self, *_, **__):
