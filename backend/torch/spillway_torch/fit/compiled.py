@@ -139,12 +139,13 @@ class CompiledFitted:
         for graph in self._graphs:
             if graph.choice is None or graph.joint is None:
                 continue
+            hosted = f" and {self._text(graph.hosted)} on the host" if graph.hosted else ""
             known = [(graph.sizes, graph.outcome, graph.plain)] if graph.step is None else [
                 (cut.fits[-1][graph], *cut.taken[graph]) for cut in graph.step.cuts]
             for sizes, taken, plain in known:
                 up_to = f" with sizes up to {', '.join(map(str, sizes))}" if sizes else ""
                 lines.append(f"a graph of {len(graph.joint.nodes)} nodes{up_to} saves {self._text(taken.saved)} (as PyTorch cuts it "
-                             f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
+                             f"{self._text(plain.saved)}){hosted} and takes at most {self._text(max(taken.forward, taken.backward))} "
                              f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
         return "\n".join(lines)
 

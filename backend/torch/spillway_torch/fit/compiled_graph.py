@@ -75,6 +75,7 @@ class Graph:
     step: Optional[SizedStep] = None  # the step that it is planned in, if sizes vary in it
     first: Optional[Callable[..., Any]] = None  # what runs in steps that are recorded
     refused: bool = False  # PyTorch cuts it, whatever the budget
+    stays: bool = False  # none of its values may be on the host
 
     def __call__(self, *given: Any) -> Any:
         owner = self.owner()
@@ -134,6 +135,12 @@ class Graph:
         said = self.choice.outcome
         more = self.beyond
         return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
+
+    @property
+    def hosted(self) -> int:
+        """The bytes that are on the host between forward and backward."""
+        assert self.joint is not None
+        return sum(self.joint.size[trip.value] for trip in self.choice.trips) if self.choice is not None else 0
 
     @property
     def lost(self) -> float:
@@ -221,8 +228,9 @@ class Graph:
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """What plans may do with its values: they stay on the device where there is a host's memory to them alone."""
-        return tuple(move for move in useful_moves(self.device) if move != OFFLOAD or not self.places and pytorch.can_copy(self.settings))
+        """What plans may do with its values."""
+        stays = self.stays or bool(self.places) or not pytorch.can_copy(self.settings)
+        return tuple(move for move in useful_moves(self.device) if move != OFFLOAD or not stays)
 
     def split(self, gm: fx.GraphModule, inputs: Sequence[Any], symbols: pytorch.Symbols = pytorch.Symbols(),
               **options: Any) -> pytorch.Halves:
