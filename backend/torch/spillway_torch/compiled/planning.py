@@ -25,7 +25,8 @@ LONGEST = 400  # nodes that may run again for one value
 TRIES = 2  # plans between those of the curve
 CLOSE = 50  # a choice that leaves less than this part of its room free is good enough
 SMALLEST = 1 << 16  # bytes of a value that is worth a decision
-ENOUGH = 1.03  # times as long as PyTorch's own cut: plans with values on the host are not searched for where others take no more
+WORTH = 0.03  # of the time of PyTorch's own cut: where the host can gain no more, no plan with it is searched for
+FORWARD = 1 / 3  # of a graph's time, in which copies to the host run beside it
 SLOWEST = 2  # times as long as PyTorch's own cut: rather than such a choice, other things go to the host
 
 
@@ -57,7 +58,7 @@ def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest
     _cut_less(joint, default | always, always, room, ())
     best = plain
     for tried in dict.fromkeys((tuple(move for move in moves if move != OFFLOAD), moves)):
-        if not tried or best.outcome.over(room) <= 0 and best.outcome.seconds <= ENOUGH * plain.outcome.seconds:
+        if not tried or best.outcome.over(room) <= 0 and _most_gain(joint, plain, best, room) < WORTH:
             continue  # at first, the best one exceeds the room
         known = joint.plans.setdefault((smallest, tried, *room.less), {})
         with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +72,13 @@ def choose(joint: Joint, default: set[int], room: Room, target: Target, smallest
                  if outcome.seconds <= SLOWEST * plain.outcome.seconds and (not trips or OFFLOAD in moves))
         best = min((plain, *found), key=lambda choice: (max(0, choice.outcome.over(room)), choice.outcome.seconds))
     return best
+
+
+def _most_gain(joint: Joint, plain: Choice, best: Choice, room: Room) -> float:
+    """Returns what part of PyTorch's time the host can gain over a choice without it: of what has to leave, it takes at most what the link
+    carries during forward, and so it saves about that part of the time that is lost."""
+    carried = joint.rates.link * FORWARD * plain.outcome.seconds
+    return (best.outcome.seconds / plain.outcome.seconds - 1) * min(1.0, carried / plain.outcome.over(room))
 
 
 def _search(joint: Joint, base: set[int], known: dict[int, tuple[set[int], Trips]], made: Callable[[], _GraphStep], room: Room) -> None:
