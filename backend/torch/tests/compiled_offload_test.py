@@ -30,6 +30,7 @@ from spillway_torch.plan.plan import EVICT, OFFLOAD
 from adversary import Adversary
 from compiled_choice_test import walk
 from compiled_test import Block, Breaks, Layers, Training, by_operators, joint_of
+from stepping import check_schema
 
 TARGET = Target("cpu", False, torch.device("cpu"))
 HERE = torch.device("cpu")
@@ -212,7 +213,7 @@ class GraphTest(unittest.TestCase):
     def test_each_wait_is_needed(self):
         for race in RACES:
             with self.subTest(race[0]), self.assertRaises(AssertionError):
-                self.check(lambda: Layers(*(Block(16) for _ in range(4))), range(4), race)
+                self.check(lambda: Layers(*(Block(16) for _ in range(3))), range(3), race)
 
     def test_a_value_that_is_read_before_it_is_back_is_noticed(self):
         def late(back, node, add=pytorch._Back.add):
@@ -358,6 +359,28 @@ class ChoiceTest(unittest.TestCase):
                 if better:
                     self.assertLess(within.outcome.seconds, without.outcome.seconds)
                 self.assertEqual(choose(joint, default, room, TARGET, 0), without)  # it has no trips
+
+    def test_the_curve_of_explain(self):
+        model = Layers(*(layer for _ in range(3) for layer in (Attention(16), Block(16))))
+        model.compile()
+        parameters = list(model.parameters())
+
+        def step():
+            model(torch.randn(64, 16)).square().mean().backward()
+            for parameter in parameters:
+                parameter.grad = None
+        fast = dataclasses.replace(CPU, link=1e13, bytes_per_second=2e9)
+        with by_operators(), mock.patch.multiple(compiled_graph, useful_moves=lambda _: (OFFLOAD, EVICT), rates_of=lambda _: fast):
+            curve = spillway_torch.explain_compiled(step, "cpu")
+        check_schema(self, "torch-explain-compiled", curve.object())
+        self.assertEqual((sum(curve.rows[-1].hosted), curve.rows[-1].staying), (0, 1.0))
+        gains = [row for row in curve.rows if sum(row.hosted)]
+        self.assertTrue(gains)
+        self.assertTrue(all(not row.staying or row.times < row.staying for row in gains))
+        text = curve.text()
+        self.assertIn("   times   staying  KiB that each graph saves, with what is on the host\n", text)
+        self.assertRegex(text, r"\d +\d\.\d{3} +(\d\.\d{3}|none)  [\d.]+ \+ [\d.]+")
+        self.assertIn("staying: the time if nothing of the graphs may be on the host.\n", text)
 
 
 if __name__ == "__main__":
