@@ -187,7 +187,8 @@ class _GraphStep:
         self._write(room)
 
     def curve(self) -> dict[int, tuple[set[int], Trips]]:
-        """Returns the nodes that are recomputed, and the trips, in several memories: the bytes that the program plans for, inputs included."""
+        """Returns the nodes that are recomputed, and the trips, in several memories, by the bytes that the program plans for, inputs
+        included."""
         rows = rows_of("plan", str(self.trace), "--curve", "-o", str(self.plan))
         found = [row["memory_bytes"] for row in rows if row["status"] == "ok"]
         return {memory: self._planned(self.plan.with_name(f"plan-{memory}.json")) for memory in found}

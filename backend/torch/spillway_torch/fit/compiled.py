@@ -629,10 +629,11 @@ def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
         near = next((near for near in AGAIN if -1 not in keep and _names(joint, keep, near)[1] == planned.recomputed), None)
         if near is None or any(joint.draws[i] for i in joint.split(set(keep))[1] if planned.saved is not None):
             raise SpillwayError(f"graph {number} of the plan recomputes what no plan of this version does: plan the step anew, without plan=")
-        trips = tuple(Trip(*(None if name is None else by_name.get(name, -1) for name in trip)) for trip in planned.offloaded)  # type: ignore
+        trips = tuple(Trip(by_name.get(value, -1), by_name.get(release, -1), None if reload is None else by_name.get(reload, -1))
+                      for value, release, reload in planned.offloaded)
         if trips and (OFFLOAD not in graph.moves or not all(_can_travel(joint, keep, trip) for trip in trips)):
-            raise SpillwayError(f"graph {number} of the plan has values on the host that this step keeps on the device: plan the step anew, "
-                                "without plan=")
+            raise SpillwayError(f"graph {number} of the plan has values on the host that this step keeps on the device: plan the step "
+                                "anew, without plan=")
         graph.choice = Choice(keep, near, joint.outcome(set(keep), near, trips), trips)
 
 

@@ -254,11 +254,10 @@ class Graph:
             return pytorch.default_halves(given, inputs, **options)
 
 
-def away_of(joint: Joint, choice: Choice) -> list[list[Optional[str]]]:
+def away_of(joint: Joint, choice: Choice) -> list[tuple[str, str, Optional[str]]]:
     """Returns the trips of a choice by names of nodes: the value, behind what it leaves, and behind what it begins to come back."""
-    def name(at: Optional[int]) -> Optional[str]:
-        return None if at is None else joint.nodes[at].name
-    return [[name(trip.value), name(trip.release), name(trip.reload)] for trip in choice.trips]
+    return [(joint.nodes[trip.value].name, joint.nodes[trip.release].name, None if trip.reload is None else joint.nodes[trip.reload].name)
+            for trip in choice.trips]
 
 
 @dataclasses.dataclass(eq=False)

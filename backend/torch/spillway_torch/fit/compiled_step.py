@@ -43,11 +43,12 @@ class CompiledCurve:
         """Returns a table and what its rows have in common, for people."""
         unit, name = (1 << 20, "MiB") if self.rows[0].peak >= 10 << 20 else (1 << 10, "KiB")
         hosts = any(sum(row.hosted) for row in self.rows)
-        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'times':>8}{'staying' if hosts else '':>{10 * hosts}}  {name} that each graph saves"
+        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'times':>8}{'   staying' * hosts}  {name} that each graph saves"
                  + ", with what is on the host" * hosts]
         for row in self.rows:
             note = "  as PyTorch cuts it" if row is self.rows[-1] else "  least" if row is self.rows[0] else ""
-            saved = " ".join(f"{size / unit:,.1f}" + (f" + {there / unit:,.1f}" if there else "") for size, there in zip(row.saved, row.hosted))
+            saved = " ".join(f"{size / unit:,.1f}" + (f" + {there / unit:,.1f}" if there else "")
+                             for size, there in zip(row.saved, row.hosted))
             staying = (f"{row.staying:10.3f}" if row.staying else f"{'none':>10}") if hosts else ""
             lines.append(f"{row.budget / unit:12,.1f}{row.peak / unit:12,.1f}{row.times:8.3f}{staying}  {saved}{note}")
         lines += ["", f"Graphs of the step, by their nodes: {', '.join(map(str, self.nodes))}. Outside them, it has at most "

@@ -56,7 +56,8 @@ class GraphPlan:
     nodes: int  # that it has
     saved: Optional[list[str]]  # None: what PyTorch saves
     recomputed: list[str]
-    offloaded: list[list[Optional[str]]]  # a value; behind which node of forward it leaves; behind which of backward it begins to come back
+    # A value; behind which node of forward it leaves; behind which of backward it begins to come back, None: at the beginning.
+    offloaded: list[tuple[str, str, Optional[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,9 @@ def read_compiled_plan(path: str | os.PathLike[str]) -> CompiledPlan:
         if document["version"] != COMPILED:
             raise SpillwayError(f"{path}: a plan for compiled graphs of version {document['version']} (valid: {COMPILED}): plan the step anew, "
                                 "without plan=")
-        return CompiledPlan(document["memory_bytes"], document["peak_bytes"], [GraphPlan(**graph) for graph in document["graphs"]])
+        return CompiledPlan(document["memory_bytes"], document["peak_bytes"], [
+            GraphPlan(**{**graph, "offloaded": [(value, release, reload) for value, release, reload in graph["offloaded"]]})
+            for graph in document["graphs"]])
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
