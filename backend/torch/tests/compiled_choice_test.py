@@ -126,9 +126,9 @@ class ChoiceTest(unittest.TestCase):
         joint.judged.clear()
         self.addCleanup(joint.plans.clear)
         with mock.patch.object(planning, "_cut_less", lambda *_: None), \
-                mock.patch.object(planning._GraphStep, "curve", lambda step: {1: (set(step.saved), ()), 2: (set(), ())}):
+                mock.patch.object(planning._GraphStep, "curve", lambda step: {1: set(step.saved), 2: set()}):
             choose(joint, default, Room(1, 1, 1), TARGET, 0)
-        least, everything = sorted((set(joint.split(set(keep))[0]) for keep in {keep for keep, *_ in joint.judged}), key=len)
+        least, everything = sorted((set(joint.split(set(keep))[0]) for keep in {keep for keep, _ in joint.judged}), key=len)
         self.assertLess(len(least), len(everything))
         self.assertEqual({at for at in least - everything if not joint.is_input[at]}, set())
 

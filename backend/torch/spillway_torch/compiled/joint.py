@@ -12,8 +12,7 @@ import hashlib
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -21,7 +20,6 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from ..plan.planned_step import BESIDE
 from . import pytorch
 
 ALWAYS = 1 << 30  # nodes: what was recomputed stays for all its readers
@@ -42,25 +40,13 @@ class Rates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trip:
-    """The way of a saved value to the host and back. Its copy to the host begins when it was computed."""
-
-    value: int
-    release: int  # the node of forward behind which operators wait for that copy, so that the value's memory is free
-    reload: Optional[int]  # the node of backward behind which the copy back begins; None: it begins with backward
-
-
-Trips = tuple[Trip, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a graph takes under a choice of saved values. Bytes count neither its inputs nor what else exists."""
 
     saved: int  # bytes that forward keeps for backward, beside inputs
     forward: int  # most bytes while forward runs
     backward: int  # most bytes while backward runs, with what was saved
-    seconds: float  # of all kernels, and of those for copies that they wait for
+    seconds: float  # of all kernels
 
     def over(self, room: Room) -> int:
         """Returns by how many bytes the graph exceeds its room; at most 0 if it does not."""
@@ -147,10 +133,9 @@ class Joint:
         self.needed = [i for i, read in enumerate(readers) if read and self.forward[i]]
         self.needed += [g for g in self.gradients if self.forward[g]]
         self.backward_order = [i for i in range(len(self.nodes)) if not self.forward[i]]
-        # By what else decides, and memory: what is recomputed, and what is on the host.
-        self.plans: dict[tuple[Any, ...], dict[int, tuple[set[int], Trips]]] = {}
-        self.judged: dict[tuple[frozenset[int], int, Trips], Outcome] = {}  # by what `outcome` is given
-        self._known: tuple[tuple[list[int], Trips] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
+        self.plans: dict[tuple[int, ...], dict[int, set[int]]] = {}  # by what else decides, and memory: what is recomputed
+        self.judged: dict[tuple[frozenset[int], int], Outcome] = {}  # by what may be saved, and `near` of `backward_runs`
+        self._known: tuple[list[int] | None, int, float] = None, 0, 0.0  # what was saved last, and what forward took
 
     def at_sizes(self, number: Callable[[Any], int]) -> Joint:
         """Returns the graph for other sizes."""
@@ -242,10 +227,6 @@ class Joint:
             found.append(most)
         return found[0], found[1]
 
-    def can_leave(self, at: int) -> bool:
-        """Returns whether a value of forward can be on the host between forward and backward."""
-        return self.owner[at] == at and at not in self.shown and pytorch.is_dense(self.nodes[at])
-
     def split(self, keep: set[int]) -> tuple[list[int], set[int]]:
         """Returns what is saved if the nodes `keep` may be, and what runs again in backward."""
         saved: dict[int, None] = {}
@@ -305,52 +286,30 @@ class Joint:
         order = self.backward_runs(saved, again, near, runs)[1]
         return saved, [runs.node[r] for r in order]
 
-    def outcome(self, keep: set[int], near: int = ALWAYS, trips: Trips = ()) -> Outcome:
-        """Returns what the graph takes if the nodes `keep` may be saved, some of them on the host."""
+    def outcome(self, keep: set[int], near: int = ALWAYS) -> Outcome:
+        """Returns what the graph takes if the nodes `keep` may be saved."""
         saved, again = self.split(keep)
-        if self._known[0] != (saved, trips):
-            self._known = (saved, trips), *self._forward(saved, trips)
+        if self._known[0] != saved:
+            self._known = saved, *self._forward(saved)
         runs = Runs(self)
         back, order = self.backward_runs(saved, again, near, runs)
         gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
         backward = self.kernels(runs, order, gradients)
-        values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]} - {trip.value for trip in trips}
+        values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
         given = {runs.key[back[at]] if at in back else runs.add(at) for at in self.tangents}  # autograd holds them
         start = {back[at] if at in back else runs.add(at) for at in values}
         theirs = {back[at] for at in values if at in back and at in self.shown}
-        first = {key: len(backward) - 1 - at for at, keys in self.ends(runs, backward[::-1]).items() for key in keys}  # use of a key
-        place = {r: at for at, kernel in enumerate(backward) for r in kernel.runs}
-        coming = {back[trip.value]: min(first[back[trip.value]], 0 if trip.reload is None else place[back[trip.reload]] + 1)
-                  for trip in trips}
-        memory = self.timeline(runs, backward, start | given, gradients | given, theirs, coming=coming)
-        clock, link, arrives = 0.0, 0.0, {}
-        for at, kernel in enumerate(backward):
-            for key in (key for key, when in coming.items() if when == at):
-                link = arrives[first[key]] = max(link, clock) + self._copying(key, runs)
-            clock = max(clock, arrives.get(at, 0.0)) + kernel.seconds
+        memory = self.timeline(runs, backward, start | given, gradients | given, theirs)
         return Outcome(sum(self.size[at] for at in values), self._known[1], max(memory, default=0),
-                       self._known[2] + clock + 2 * BESIDE * sum(self._copying(key, runs) for key in coming))
+                       self._known[2] + sum(k.seconds for k in backward))
 
-    def _copying(self, key: int, runs: Runs) -> float:
-        """Returns the seconds for a copy of a storage between the device and the host."""
-        return self.size[runs.node[key]] / self.rates.link
-
-    def _forward(self, saved: list[int], trips: Trips) -> tuple[int, float]:
+    def _forward(self, saved: list[int]) -> tuple[int, float]:
         """Returns the most bytes while forward runs, and its seconds."""
         runs = Runs(self)
         made = self.forward_runs(saved, runs)
         kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
         kernels = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
-        place = {r: at for at, kernel in enumerate(kernels) for r in kernel.runs}
-        leaving = {made[trip.value]: max(place[made[trip.value]], place[made[trip.release]]) for trip in trips}
-        memory = self.timeline(runs, kernels, (), kept.difference(leaving), leaving, leaving)
-        clock, link, copied = 0.0, 0.0, {}
-        for at, kernel in enumerate(kernels):
-            clock += kernel.seconds
-            for key in leaving.keys() & kernel.writes.keys():
-                link = copied[key] = max(link, clock) + self._copying(key, runs)
-            clock = max([clock, *(copied[key] for key, when in leaving.items() if when == at)])
-        return max(memory, default=0), clock
+        return max(self.timeline(runs, kernels, (), kept), default=0), sum(k.seconds for k in kernels)
 
     def kernels(self, runs: Runs, order: Sequence[int], kept: set[int]) -> list[Kernel]:
         """Groups runs into kernels, in an order in which they can run. Others need the keys `kept` afterwards."""
@@ -449,17 +408,14 @@ class Joint:
                 leaves[r] = {r}
         return {r for r in found & within if any(starts[i] > loop[r] for i in readers[r]) and any(starts[i] == loop[r] for i in readers[r])}
 
-    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int], theirs: Collection[int] = (),
-                 leaving: Mapping[int, int] = MappingProxyType({}), coming: Mapping[int, int] = MappingProxyType({})) -> list[int]:
+    def timeline(self, runs: Runs, order: Sequence[Kernel], before: Iterable[int], after: set[int],
+                 theirs: Iterable[int] = ()) -> list[int]:
         """Returns the bytes that are alive during each kernel. The keys `before` exist at first, the keys `after` stay, and the program
-        may have the keys `theirs`, too, which no kernel writes over. Some are `leaving` behind a kernel, or `coming` before one."""
-        ends = self.ends(runs, order, leaving)
+        may have the keys `theirs`, too, which no kernel writes over."""
+        ends = self.ends(runs, order)
         alive = {key: self.size[runs.node[key]] for key in before}
         live, memory = sum(alive.values()), []
         for at, kernel in enumerate(order):
-            for key in (key for key, when in coming.items() if when == at):
-                alive[key] = self.size[runs.node[key]]
-                live += alive[key]
             new = [key for key in kernel.writes if key not in alive]
             ending = [key for key in ends.get(at, ()) if key in alive and key not in after]
             live += sum(kernel.writes[key] for key in new)
@@ -469,14 +425,12 @@ class Joint:
             live -= sum(alive.pop(key) for key in ending)
         return memory
 
-    def ends(self, runs: Runs, order: Sequence[Kernel], leaving: Mapping[int, int] = MappingProxyType({})) -> dict[int, list[int]]:
-        """Returns, by the place of a kernel, the keys that no later one uses; those that are `leaving` are used until then."""
+    def ends(self, runs: Runs, order: Sequence[Kernel]) -> dict[int, list[int]]:
+        """Returns, by the place of a kernel, the keys that no later one uses."""
         last: dict[int, int] = {}
         for at, kernel in enumerate(order):
             for key in itertools.chain(kernel.writes, (runs.key[i] for r in kernel.runs for i in runs.inputs[r])):
                 last[key] = at
-        for key, at in leaving.items():
-            last[key] = max(last[key], at)
         ends: dict[int, list[int]] = collections.defaultdict(list)
         for key, at in last.items():
             ends[at].append(key)

@@ -17,7 +17,6 @@ from torch._dynamo.source import ConstantSource
 from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import detect_fake_mode
-from torch._inductor import config as inductor
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_utils import get_node_storage
@@ -27,8 +26,6 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from ..base.errors import SpillwayError
-from ..run import buckets
-from . import operators
 
 Inputs = Sequence[Any]
 Halves = tuple[fx.GraphModule, fx.GraphModule]
@@ -56,12 +53,6 @@ def is_number(node: fx.Node) -> bool:
 def is_view(node: fx.Node) -> bool:
     """Returns whether an operator makes a view of what it reads."""
     return node.op == "call_function" and _TYPES.is_view(node)
-
-
-def is_dense(node: fx.Node) -> bool:
-    """Returns whether a node makes a tensor of fixed size whose elements lie side by side."""
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride())) and buckets.is_dense(value)
 
 
 def is_fusible(node: fx.Node) -> bool:
@@ -98,12 +89,6 @@ def draws(node: fx.Node) -> bool:
     return bool(value != 0)  # attention without dropout has the tag, too
 
 
-def can_copy(settings: dict[str, Any]) -> bool:
-    """Returns whether graphs with some settings can copy values to the host: CUDA graphs and C++ around kernels have no such operators."""
-    with inductor.patch(settings):
-        return not inductor.triton.cudagraphs and not inductor.cpp_wrapper
-
-
 def own_marks(graph: fx.GraphModule) -> bool:
     """Returns whether the program itself says what is recomputed, as torch.utils.checkpoint does."""
     return any("recompute" in node.meta for node in graph.graph.nodes)
@@ -137,105 +122,19 @@ def copied(graph: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph, new)
 
 
-@dataclasses.dataclass(frozen=True)
-class Away:
-    """A saved value that is on the host between forward and backward, as `joint.Trip` says of numbers."""
-
-    value: fx.Node
-    release: fx.Node
-    reload: Optional[fx.Node]
-
-
-def halves(graph: fx.GraphModule, saved: Sequence[fx.Node], order: Sequence[fx.Node], forward_outputs: int,
-           away: Sequence[Away] = ()) -> Halves:
-    """Returns the forward and backward of a joint graph: forward saves the nodes `saved`, some of which are `away` meanwhile, and backward
-    runs `order`, in which a node may stand several times."""
+def halves(graph: fx.GraphModule, saved: Sequence[fx.Node], order: Sequence[fx.Node], forward_outputs: int) -> Halves:
+    """Returns the forward and backward of a joint graph: forward saves the nodes `saved`, and backward runs `order`, in which a
+    node may stand several times."""
     numbers = [n for n in saved if is_sym_node(n)]
     forward, backward = partitioners._extract_fwd_bwd_modules(graph, [n for n in saved if not is_sym_node(n)], saved_sym_nodes=numbers,
                                                               num_fwd_outputs=forward_outputs)
-    by_name = {n.name: n for n in graph.graph.nodes}
-    given = {by_name[node.name] for node in backward.graph.find_nodes(op="placeholder")}
-    leaving = {one.value: one for one in away if one.value in given}
-    tokens = _send_away(forward, list(leaving.values()))
-    back = _Back(backward, by_name, leaving, tokens)
+    new, env, by_name = fx.Graph(), {}, {n.name: n for n in graph.graph.nodes}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        env[by_name[node.name]] = new.node_copy(node)
     for node in order:
-        back.add(node)
-    return forward, back.ended()
-
-
-def _send_away(forward: fx.GraphModule, away: Sequence[Away]) -> dict[fx.Node, fx.Node]:
-    """Has a forward copy values to the host, and save tokens in their places. Returns the tokens by value."""
-    graph, names = forward.graph, {node.name: node for node in forward.graph.nodes}
-    place = {node: at for at, node in enumerate(graph.nodes)}
-    output, tokens = graph.output_node(), {}
-    for one in away:
-        value, release = names[one.value.name], names[one.release.name]
-        with graph.inserting_after(value):
-            token = graph.create_node("call_function", torch.ops.spillway.offload.default, (value,), name=f"{value.name}_token")
-        with value.meta["val"].fake_mode:
-            token.meta["val"] = operators.no_token(value.meta["val"])
-        with graph.inserting_after(max(value, release, key=place.__getitem__) if place[release] > place[value] else token):
-            graph.call_function(torch.ops.spillway.release.default, (token, value, release)).meta["val"] = None
-        tokens[one.value] = token
-        output.args = ([token if made is value else made for made in output.args[0]],)  # type: ignore[union-attr]
-    forward.recompile()
-    return tokens
-
-
-class _Back:
-    """Makes a backward that gets tokens in the place of values that are away, and has them come back in time."""
-
-    def __init__(self, backward: fx.GraphModule, by_name: dict[str, fx.Node], away: dict[fx.Node, Away],
-                 tokens: dict[fx.Node, fx.Node]) -> None:
-        self._backward, self._by_name, self._away = backward, by_name, away
-        self._graph, self._env = fx.Graph(), dict[fx.Node, fx.Node]()
-        self._tokens: dict[fx.Node, fx.Node] = {}
-        self._coming: dict[fx.Node, fx.Node] = {}  # copies that nothing has waited for
-        self._last: Optional[fx.Node] = None  # that an operator made by itself
-        for node in backward.graph.find_nodes(op="placeholder"):
-            value = by_name[node.name]
-            if value in away:
-                made = self._tokens[value] = self._graph.placeholder(tokens[value].name)
-                made.meta["val"] = tokens[value].meta["val"]
-            else:
-                self._env[value] = self._graph.node_copy(node)
-        for one in away.values():
-            if one.reload is None:
-                self._reload(one.value)
-
-    def add(self, node: fx.Node) -> None:
-        """Adds a run of a node."""
-        self._bring(node.all_input_nodes)
-        made = self._env[node] = self._graph.node_copy(node, lambda n: self._env[n])
-        if node.target is not operator.getitem and storage_of(node) is not None and not is_fusible(node) and not is_view(node):
-            self._last = made
-        for one in self._away.values():
-            if one.reload is node and one.value not in self._env:
-                self._reload(one.value)
-
-    def _reload(self, value: fx.Node) -> None:
-        """Starts the copy of a value, unless it has begun."""
-        if value not in self._coming:
-            there = value.meta["val"]
-            made = self._graph.call_function(torch.ops.spillway.reload.default, (
-                self._tokens[value], self._last, list(there.shape), list(there.stride()), there.dtype, there.device))
-            made.meta["val"] = there
-            self._coming[value] = made
-
-    def _bring(self, values: Sequence[fx.Node]) -> None:
-        """Has what follows wait for the copies of values that are read."""
-        for value in values:
-            if value in self._away and value not in self._env:
-                self._reload(value)
-                made = self._env[value] = self._coming[value]
-                self._graph.call_function(torch.ops.spillway.wait.default, (made, self._tokens[value], self._last)).meta["val"] = None
-
-    def ended(self) -> fx.GraphModule:
-        """Adds the results. Returns the whole."""
-        output = self._backward.graph.output_node()
-        self._bring([self._by_name[node.name] for node in output.all_input_nodes])
-        self._graph.node_copy(output, lambda n: self._env[self._by_name[n.name]])
-        return fx.GraphModule(self._backward, self._graph)
+        env[node] = new.node_copy(node, lambda n: env[n])
+    new.node_copy(backward.graph.output_node(), lambda n: env[by_name[n.name]])
+    return forward, fx.GraphModule(backward, new)
 
 
 def saved_by(backward: fx.GraphModule) -> set[str]:

@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..base.device import device_of
 from ..base.errors import SpillwayError
 from ..base.target import Target
-from ..compiled import operators, pytorch
-from ..compiled.joint import AGAIN, Joint, Room, Trip
+from ..compiled import pytorch
+from ..compiled.joint import AGAIN, Joint, Room
 from ..compiled.planning import Choice
 from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
-from ..plan.plan import OFFLOAD, in_unit
+from ..plan.plan import in_unit
 from ..run.buckets import STAGES, is_dense
 from .accepted import BUDGET, replicas
-from .compiled_graph import Call, Compiled, Cut, Graph, Sized, SizedStep, Sizes, at_most, away_of, moments, most
+from .compiled_graph import Call, Compiled, Cut, Graph, Sized, SizedStep, Sizes, at_most, moments, most
 from .states import States
 
 log = logging.getLogger("spillway_torch")
@@ -100,7 +100,6 @@ class CompiledFitted:
         for model in self._modules():
             _BUDGETS.pop(model, None)
         self._states.close()
-        operators.close()
         self._optimizers.clear()
         self._blocks.clear()
         torch.compiler.reset()
@@ -115,12 +114,10 @@ class CompiledFitted:
     def plan(self) -> Optional[CompiledPlan]:
         """The plan for all graphs so far, which `write_plan` writes; None if there is none yet."""
         graphs = []
-        for graph in self._graphs:
-            joint, choice = graph.joint, graph.choice
+        for joint, choice, default in ((graph.joint, graph.choice, graph.default) for graph in self._graphs):
             if joint is not None and choice is not None:
                 saved, again = _names(joint, choice.keep, choice.near)
-                graphs.append(GraphPlan(joint.digest(), len(joint.nodes), None if graph.is_plain(choice) else saved, again,
-                                        away_of(joint, choice)))
+                graphs.append(GraphPlan(joint.digest(), len(joint.nodes), None if choice.keep == default else saved, again))
         return CompiledPlan(self._budget, self._predicted, graphs) if graphs else None
 
     def stats(self) -> dict[str, float]:
@@ -139,13 +136,12 @@ class CompiledFitted:
         for graph in self._graphs:
             if graph.choice is None or graph.joint is None:
                 continue
-            hosted = f" and {self._text(graph.hosted)} on the host" if graph.hosted else ""
             known = [(graph.sizes, graph.outcome, graph.plain)] if graph.step is None else [
                 (cut.fits[-1][graph], *cut.taken[graph]) for cut in graph.step.cuts]
             for sizes, taken, plain in known:
                 up_to = f" with sizes up to {', '.join(map(str, sizes))}" if sizes else ""
                 lines.append(f"a graph of {len(graph.joint.nodes)} nodes{up_to} saves {self._text(taken.saved)} (as PyTorch cuts it "
-                             f"{self._text(plain.saved)}){hosted} and takes at most {self._text(max(taken.forward, taken.backward))} "
+                             f"{self._text(plain.saved)}) and takes at most {self._text(max(taken.forward, taken.backward))} "
                              f"({self._text(max(plain.forward, plain.backward))}), in {taken.seconds / plain.seconds:.3f} times the time")
         return "\n".join(lines)
 
@@ -629,19 +625,7 @@ def _take_plan(given: CompiledPlan, graphs: list[Graph]) -> None:
         near = next((near for near in AGAIN if -1 not in keep and _names(joint, keep, near)[1] == planned.recomputed), None)
         if near is None or any(joint.draws[i] for i in joint.split(set(keep))[1] if planned.saved is not None):
             raise SpillwayError(f"graph {number} of the plan recomputes what no plan of this version does: plan the step anew, without plan=")
-        trips = tuple(Trip(by_name.get(value, -1), by_name.get(release, -1), None if reload is None else by_name.get(reload, -1))
-                      for value, release, reload in planned.offloaded)
-        if trips and (OFFLOAD not in graph.moves or not all(_can_travel(joint, keep, trip) for trip in trips)):
-            raise SpillwayError(f"graph {number} of the plan has values on the host that this step keeps on the device: plan the step "
-                                "anew, without plan=")
-        graph.choice = Choice(keep, near, joint.outcome(set(keep), near, trips), trips)
-
-
-def _can_travel(joint: Joint, keep: frozenset[int], trip: Trip) -> bool:
-    """Returns whether a graph that may save some values can have one of them on the host as a trip says."""
-    return (trip.value in keep and joint.can_leave(trip.value) and trip.value in joint.split(set(keep))[0]
-            and (trip.release == trip.value or trip.release in joint.missing(joint.results, lambda _: True))
-            and (trip.reload is None or trip.reload in joint.backward_order))
+        graph.choice = Choice(keep, near, joint.outcome(set(keep), near))
 
 
 @contextlib.contextmanager

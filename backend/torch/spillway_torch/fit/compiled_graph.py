@@ -23,7 +23,6 @@ from ..compiled.code import outcome_of
 from ..compiled.joint import ALWAYS, Joint, Outcome, Room
 from ..compiled.planning import SMALLEST, Choice, choose, default_saved
 from ..compiled.rates import rates_of
-from ..plan.plan import OFFLOAD, useful_moves
 
 log = logging.getLogger("spillway_torch")
 
@@ -75,7 +74,6 @@ class Graph:
     step: Optional[SizedStep] = None  # the step that it is planned in, if sizes vary in it
     first: Optional[Callable[..., Any]] = None  # what runs in steps that are recorded
     refused: bool = False  # PyTorch cuts it, whatever the budget
-    stays: bool = False  # none of its values may be on the host
 
     def __call__(self, *given: Any) -> Any:
         owner = self.owner()
@@ -111,7 +109,7 @@ class Graph:
         joint = self.joint = self.joint.at_sizes(self.symbols.numbers(sizes))
 
         def anew(choice: Choice) -> Choice:
-            return dataclasses.replace(choice, outcome=joint.outcome(set(choice.keep), choice.near, choice.trips))
+            return dataclasses.replace(choice, outcome=joint.outcome(set(choice.keep), choice.near))
         self.plain = joint.outcome(self.default)
         for made in self.known:
             made.choice = anew(made.choice)
@@ -137,12 +135,6 @@ class Graph:
         return Outcome(said.saved + more.saved, said.forward + more.forward, said.backward + more.backward, said.seconds)
 
     @property
-    def hosted(self) -> int:
-        """The bytes that are on the host between forward and backward."""
-        assert self.joint is not None
-        return sum(self.joint.size[trip.value] for trip in self.choice.trips) if self.choice is not None else 0
-
-    @property
     def lost(self) -> float:
         """The seconds by which it is slower than as PyTorch cuts it."""
         return self.outcome.seconds - self.plain.seconds
@@ -151,7 +143,7 @@ class Graph:
         """Chooses what is saved within a room."""
         assert self.joint is not None
         rest = Room(*(max(1, size - more) for size, more in zip(dataclasses.astuple(room), dataclasses.astuple(self.beyond))))
-        best = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0, self.moves)
+        best = choose(self.joint, self.default, rest, target, SMALLEST if self.device == "cuda" else 0)
         known = [made for made in self.known if made.symbols.hold(self.sizes)]
         there = (made.choice for made in known if (made.code.over(room) if made.code else made.choice.outcome.over(rest)) <= 0
                  and made.choice.outcome.seconds <= SOON * best.outcome.seconds)
@@ -216,27 +208,16 @@ class Graph:
     def key(self, choice: Optional[Choice] = None) -> str:
         """Returns what tells the partition of the graph's choice, or of another one, from others of the same joint graph."""
         choice = choice or self.choice
-        if choice is None or self.is_plain(choice) or self.joint is None:
+        if choice is None or choice.keep == self.default or self.joint is None:
             return "as PyTorch cuts it"
         saved = [self.joint.nodes[at].name for at in sorted(choice.keep)]
-        trips = f" {away_of(self.joint, choice)}" if choice.trips else ""
-        return hashlib.sha256(f"{choice.near} {' '.join(saved)}{trips}".encode()).hexdigest()
-
-    def is_plain(self, choice: Choice) -> bool:
-        """Returns whether a choice is that of PyTorch."""
-        return choice.keep == self.default and not choice.trips
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """What plans may do with its values."""
-        stays = self.stays or bool(self.places) or not pytorch.can_copy(self.settings)
-        return tuple(move for move in useful_moves(self.device) if move != OFFLOAD or not stays)
+        return hashlib.sha256(f"{choice.near} {' '.join(saved)}".encode()).hexdigest()
 
     def split(self, gm: fx.GraphModule, inputs: Sequence[Any], symbols: pytorch.Symbols = pytorch.Symbols(),
               **options: Any) -> pytorch.Halves:
         """Cuts a joint graph as planned; as PyTorch does where nothing has to be planned."""
         planned = self.joint
-        if self.choice is None or self.is_plain(self.choice) or planned is None:
+        if self.choice is None or self.choice.keep == self.default or planned is None:
             return pytorch.default_halves(gm, inputs, **options)
         pytorch.simplified(gm)
         joint = self._joint(gm, options, symbols)
@@ -244,20 +225,12 @@ class Graph:
             log.warning("spillway: a graph was traced in another way than when it was planned, and is cut as PyTorch cuts it")
             return pytorch.default_halves(gm, inputs, **options)
         saved, order = joint.cut(set(self.choice.keep), self.choice.near)
-        given, nodes = pytorch.copied(gm), joint.nodes
-        away = [pytorch.Away(nodes[trip.value], nodes[trip.release], None if trip.reload is None else nodes[trip.reload])
-                for trip in self.choice.trips]
+        given = pytorch.copied(gm)
         try:
-            return pytorch.halves(gm, [nodes[at] for at in saved], [nodes[at] for at in order], options["num_fwd_outputs"], away)
+            return pytorch.halves(gm, [joint.nodes[at] for at in saved], [joint.nodes[at] for at in order], options["num_fwd_outputs"])
         except Exception as error:  # pylint: disable=broad-except
             log.warning("spillway: a graph could not be cut as planned, and is cut as PyTorch cuts it: %s", error)
             return pytorch.default_halves(given, inputs, **options)
-
-
-def away_of(joint: Joint, choice: Choice) -> list[tuple[str, str, Optional[str]]]:
-    """Returns the trips of a choice by names of nodes: the value, behind what it leaves, and behind what it begins to come back."""
-    return [(joint.nodes[trip.value].name, joint.nodes[trip.release].name, None if trip.reload is None else joint.nodes[trip.reload].name)
-            for trip in choice.trips]
 
 
 @dataclasses.dataclass(eq=False)

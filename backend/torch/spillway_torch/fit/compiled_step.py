@@ -10,7 +10,6 @@ import torch
 
 from ..base.errors import SpillwayError
 from ..compiled.rates import rates_of
-from ..plan.plan import OFFLOAD
 from .compiled import CompiledFitted
 from .compiled_graph import Graph
 
@@ -25,9 +24,7 @@ class CompiledRow:
     budget: int
     peak: int  # bytes of the whole step, predicted
     times: float  # the time of the graphs as a multiple of that which PyTorch's own cut takes
-    saved: list[int]  # bytes that each graph saves on the device
-    hosted: list[int]  # and on the host
-    staying: float  # `times` if nothing may be on the host; 0 if no plan fits then
+    saved: list[int]  # bytes that each graph saves
 
 
 @dataclasses.dataclass
@@ -42,28 +39,21 @@ class CompiledCurve:
     def text(self) -> str:
         """Returns a table and what its rows have in common, for people."""
         unit, name = (1 << 20, "MiB") if self.rows[0].peak >= 10 << 20 else (1 << 10, "KiB")
-        hosts = any(sum(row.hosted) for row in self.rows)
-        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'times':>8}{'   staying' * hosts}  {name} that each graph saves"
-                 + ", with what is on the host" * hosts]
+        lines = [f"{f'budget {name}':>12}{f'peak {name}':>12}{'times':>8}  {name} that each graph saves"]
         for row in self.rows:
             note = "  as PyTorch cuts it" if row is self.rows[-1] else "  least" if row is self.rows[0] else ""
-            saved = " ".join(f"{size / unit:,.1f}" + (f" + {there / unit:,.1f}" if there else "")
-                             for size, there in zip(row.saved, row.hosted))
-            staying = (f"{row.staying:10.3f}" if row.staying else f"{'none':>10}") if hosts else ""
-            lines.append(f"{row.budget / unit:12,.1f}{row.peak / unit:12,.1f}{row.times:8.3f}{staying}  {saved}{note}")
+            saved = " ".join(f"{size / unit:,.1f}" for size in row.saved)
+            lines.append(f"{row.budget / unit:12,.1f}{row.peak / unit:12,.1f}{row.times:8.3f}  {saved}{note}")
         lines += ["", f"Graphs of the step, by their nodes: {', '.join(map(str, self.nodes))}. Outside them, it has at most "
                       f"{self.outside / unit:,.1f} {name}: parameters, gradients, the optimizer's state, and what is not compiled."]
-        if hosts:
-            lines.append("staying: the time if nothing of the graphs may be on the host.")
         if self.device == "cpu":
             lines.append("Times follow from sizes, and serve to compare plans.")
         return "\n".join(lines) + "\n"
 
     def object(self) -> dict[str, Any]:
         """Returns what `text` says, in bytes (experiments/schemas/torch-explain-compiled.json)."""
-        rows = [{"budget_bytes": row.budget, "peak_bytes": row.peak, "times": row.times, "staying_times": row.staying,
-                 "saved_bytes": row.saved, "host_bytes": row.hosted} for row in self.rows]
-        return {"format": FORMAT, "version": 2, "device": self.device, "nodes": self.nodes, "outside_bytes": self.outside, "rows": rows}
+        rows = [{"budget_bytes": row.budget, "peak_bytes": row.peak, "times": row.times, "saved_bytes": row.saved} for row in self.rows]
+        return {"format": FORMAT, "version": 1, "device": self.device, "nodes": self.nodes, "outside_bytes": self.outside, "rows": rows}
 
 
 class CompiledStep(CompiledFitted):
@@ -111,21 +101,10 @@ class CompiledStep(CompiledFitted):
                              list(found.values()))
 
     def _row(self, budget: int) -> CompiledRow:
-        staying, fits = 0.0, False
-        moves = any(OFFLOAD in graph.moves for graph in self._found)
-        for stays in (True, False) if moves else (False,):
-            for graph in self._found:
-                graph.stays = stays
-            self._budget = budget
-            over = self._fit_in(self._found, self._step, 0)
-            times = self._times()
-            staying, fits = (times, over <= 0) if stays or not moves else (staying, fits)
-        chosen = [graph for graph in self._found if graph.choice is not None]
-        return CompiledRow(budget, budget + over, times, [graph.choice.outcome.saved for graph in chosen if graph.choice is not None],
-                           [graph.hosted for graph in chosen], staying if fits else 0.0)
-
-    def _times(self) -> float:
-        """Returns the time of the graphs as a multiple of that which they take as PyTorch cuts them."""
+        self._budget = budget
+        peak = budget + self._fit_in(self._found, self._step, 0)
         calls = [call.graph for call, backward in self._step if not backward and call.graph in self._found]
         plain = sum(graph.joint.outcome(graph.default).seconds for graph in calls if graph.joint is not None)
-        return sum(graph.choice.outcome.seconds for graph in calls if graph.choice is not None) / plain
+        taken = [graph.choice.outcome for graph in calls if graph.choice is not None]
+        saved = [graph.choice.outcome.saved for graph in self._found if graph.choice is not None]
+        return CompiledRow(budget, peak, sum(outcome.seconds for outcome in taken) / plain, saved)

@@ -17,8 +17,6 @@ from .plan import EVICT, OFFLOAD, Plan, parse_bytes
 from .planner import FORMAT, document_of, ladder_trace, movable_storages, plan_from, predict
 from .planned_step import planned_step
 
-COMPILED = 2  # the version of plans for compiled graphs: since 2, they have what is on the host
-
 
 def write_step(tape: Tape, path: str | os.PathLike[str], *, lengths: Sequence[int] = (), dimension: int | None = None) -> None:
     """Writes the step as a trace, on which the program plans and runs any policy; policies may move what plans may move.
@@ -49,15 +47,12 @@ def write_plan(plan: Union[Plan, CompiledPlan], path: str | os.PathLike[str]) ->
 
 @dataclasses.dataclass(frozen=True)
 class GraphPlan:
-    """What a graph of torch.compile saves, what of that is on the host meanwhile, and what its backward computes again, in order, by the
-    names of nodes."""
+    """What a graph of torch.compile saves, and what its backward computes again, in order, by the names of nodes."""
 
     digest: str  # of the joint graph
     nodes: int  # that it has
     saved: Optional[list[str]]  # None: what PyTorch saves
     recomputed: list[str]
-    # A value; behind which node of forward it leaves; behind which of backward it begins to come back, None: at the beginning.
-    offloaded: list[tuple[str, str, Optional[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +65,7 @@ class CompiledPlan:
 
     def document(self) -> dict[str, Any]:
         """Returns the object of its file."""
-        return {"format": FORMAT, "version": COMPILED, "memory_bytes": self.budget, "peak_bytes": self.peak,
+        return {"format": FORMAT, "version": 1, "memory_bytes": self.budget, "peak_bytes": self.peak,
                 "graphs": [dataclasses.asdict(graph) for graph in self.graphs]}
 
 
@@ -78,14 +73,9 @@ def read_compiled_plan(path: str | os.PathLike[str]) -> CompiledPlan:
     """Reads a plan for compiled graphs. Raises `SpillwayError` for any other file."""
     try:
         document = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        if document["format"] != FORMAT or "graphs" not in document:
+        if (document["format"], document["version"]) != (FORMAT, 1) or "graphs" not in document:
             raise SpillwayError(f"{path}: not a plan for compiled graphs, which `write_plan` writes of what `fit` returns for a compiled model")
-        if document["version"] != COMPILED:
-            raise SpillwayError(f"{path}: a plan for compiled graphs of version {document['version']} (valid: {COMPILED}): plan the step anew, "
-                                "without plan=")
-        return CompiledPlan(document["memory_bytes"], document["peak_bytes"], [
-            GraphPlan(**{**graph, "offloaded": [(value, release, reload) for value, release, reload in graph["offloaded"]]})
-            for graph in document["graphs"]])
+        return CompiledPlan(document["memory_bytes"], document["peak_bytes"], [GraphPlan(**graph) for graph in document["graphs"]])
     except OSError as error:
         raise SpillwayError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
