@@ -196,8 +196,51 @@ class UpdatesTest(unittest.TestCase):
         hosted = HostedState(training.optimizer, CpuDevice(), early=True)
         hosted.settle()
         training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
-        with self.assertRaisesRegex(SpillwayError, "early_updates: gradients add up"):
+        with self.assertRaisesRegex(SpillwayError, "early_updates: no step of the optimizer followed a backward"):
             hosted.settle()  # another forward begins
+
+    def test_what_changes_between_backward_and_an_early_update_is_refused(self):
+        def schedule(training):
+            training.optimizer.param_groups[1]["lr"] = 0.02
+
+        def decay(training):
+            with torch.no_grad():
+                training.model[2].weight.mul_(0.9)
+
+        def make(p):
+            return torch.optim.AdamW(p, torch.tensor(0.1), betas=(0.9, 0.99))
+
+        def scale(training):
+            training.optimizer.param_groups[0]["lr"].fill_(0.2)
+
+        for change, message in ((schedule, r"settings of the optimizer \(lr\)"), (scale, r"settings of the optimizer \(lr\)"),
+                                (decay, "parameters"), (lambda _: None, None)):
+            with self.subTest(message, change=change):
+                training = Training(make)
+                training.optimizer.param_groups[1]["lr"] = 0.01
+                hosted = HostedState(training.optimizer, CpuDevice(), early=True)
+                hosted.start_early()
+                for at in range(3):
+                    hosted.settle()
+                    training.optimizer.param_groups[1]["lr"] *= 0.5  # as a schedule does before a backward
+                    training.optimizer.zero_grad()
+                    training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+                    if at == 2:
+                        change(training)
+                    if at == 2 and message is not None:
+                        with self.assertRaisesRegex(SpillwayError, f"early_updates: {message} changed between backward and the update"):
+                            training.optimizer.step()
+                    else:
+                        training.optimizer.step()
+
+    def test_a_hook_that_reads_a_gradient_that_is_gone(self):
+        training = Training(KINDS["adamw"])
+        hosted = HostedState(training.optimizer, CpuDevice(), early=True)
+        hosted.start_early()
+        hosted.settle()
+        training.model[2].weight.register_post_accumulate_grad_hook(lambda p: p.grad.norm())
+        with self.assertRaisesRegex(SpillwayError, "early_updates: gradients are used .* as by clipping, a GradScaler or a hook"):
+            training.model(torch.randn(4, 3, 6, 6)).square().mean().backward()
 
     def test_state_comes_back(self):
         """At once for the first time, and only after several steps that need less once it had to leave again."""
@@ -545,6 +588,21 @@ class FitTest(unittest.TestCase):
                     with self.assertRaisesRegex(SpillwayError, "early_updates: gradients are used between backward and the update"):
                         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+
+    def test_a_model_that_is_called_before_its_early_update(self):
+        """Its parameters are not those that an ordinary step has there."""
+        with counted(Guarded()):
+            model = Wide()
+            optimizer = torch.optim.AdamW(model.parameters())
+            fit(model, optimizer, 1 << 40, early_updates=True)
+            for step in range(4):
+                model(torch.randn(16, 64)).square().mean().backward()
+                with torch.no_grad():
+                    if step == 3:
+                        with self.assertRaisesRegex(SpillwayError, "early_updates: a model is called between backward and the update"):
+                            model(torch.randn(16, 64))
+                    optimizer.step()
+                    model(torch.randn(16, 64))
 
     def test_steps_of_other_sizes(self):
         """One ladder of plans; a larger step takes more state to the host."""

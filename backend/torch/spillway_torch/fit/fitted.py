@@ -271,7 +271,10 @@ class Fitted:
 
         stay: whether the part is open until a backward reads what it saved.
         """
-        if not torch.is_grad_enabled() or in_backward() or isinstance(self._state, Removed):
+        if in_backward() or isinstance(self._state, Removed):
+            return None
+        if not torch.is_grad_enabled():
+            self._states.refuse_call(self._models[first])
             return None
         self._unseen = UNSEEN
         self._settle()

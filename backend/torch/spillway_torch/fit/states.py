@@ -65,9 +65,16 @@ class States:
         """
         size = max(self._without_plan if planned is None else planned, self._least)
         for hosted in self._hosted.values():
+            hosted.refuse_skipped()
+        for hosted in self._hosted.values():
             hosted.move(max(0, size))
             size -= sum(hosted.sizes)
             hosted.settle()
+
+    def refuse_call(self, model: torch.nn.Module) -> None:
+        """Raises `SpillwayError` if parameters of a model were updated early, and the update has not followed."""
+        for hosted in self._hosted.values():
+            hosted.refuse_call(model)
 
     def foresee(self, in_use: int, gradients: int, trained: int) -> None:
         """Has state on the host if a first update does not fit in the budget otherwise.

@@ -29,8 +29,14 @@ from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dens
 log = logging.getLogger("spillway_torch")
 
 ADDS = "gradients add up over several backwards before an update, which needs all of them: leave early_updates out"
-USES = ("gradients are used between backward and the update, as by clipping or a GradScaler, and early updates come before: leave "
+USES = ("gradients are used between backward and the update, as by clipping, a GradScaler or a hook, and early updates come before: leave "
         "early_updates out")
+SKIPS = ("no step of the optimizer followed a backward that made its gradients: gradients add up, the step was skipped or lies in the "
+         "backward, or that was the one of another model; leave early_updates out")
+CHANGES = "{} changed between backward and the update, and early updates come before: change them elsewhere, or leave early_updates out"
+CALLS = ("a model is called between backward and the update, and early updates have changed its parameters already: call it elsewhere, or "
+         "leave early_updates out")
+ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)  # with which autograd adds to a gradient
 PIECE = 1 << 30  # bytes of the host that are given back together
 
 
@@ -70,7 +76,7 @@ class GivenUp(torch.Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise SpillwayError(f"early_updates: {ADDS if in_backward() else USES}")
+        raise SpillwayError(f"early_updates: {ADDS if in_backward() and func in ADDING else USES}")
 
 
 @dataclasses.dataclass
@@ -104,6 +110,8 @@ class HostedState:
         self._places: dict[Bucket, int] = {}  # in `_buckets`
         self._index()
         self._open = False  # a backward made gradients, and no update followed yet
+        self._settings: list[dict[str, Any]] = []  # those of the groups, when the last backward made its first gradient
+        self._versions: dict[torch.Tensor, int] = {}  # of the parameters that it updated
         self._pipeline: Pipeline | None = None  # of this backward
         self._wanted = 0  # bytes on the host
         self._calm, self._enough = 0, 0  # the last steps that needed fewer, and how many they needed
@@ -288,6 +296,16 @@ class HostedState:
                 there -= size
         self._come_back(coming)
 
+    def refuse_skipped(self) -> None:
+        """Raises `SpillwayError` if no update has followed early ones, so that a step cannot begin."""
+        if self._open:
+            raise SpillwayError(f"early_updates: {SKIPS}")
+
+    def refuse_call(self, model: torch.nn.Module) -> None:
+        """Raises `SpillwayError` if parameters of a model were updated early, and the update has not followed."""
+        if self._versions and any(p in self._versions for p in model.parameters()):
+            raise SpillwayError(f"early_updates: {CALLS}")
+
     def settle(self) -> None:
         """Prepares for the next step: its update is the last thing before, and the first thing behind, the hooks of others.
 
@@ -295,8 +313,7 @@ class HostedState:
         """
         if not self._handles:
             return
-        if self._open:
-            raise SpillwayError(f"early_updates: {ADDS}")
+        self.refuse_skipped()
         before: Any = self._optimizer._optimizer_step_pre_hooks
         after: Any = self._optimizer._optimizer_step_post_hooks
         before.move_to_end(self._handles[0].id)
@@ -343,6 +360,7 @@ class HostedState:
         self._show()
         self._open = False
         self._forget_gradients()
+        self._refuse_changes()
         if self._pipeline is not None:
             self._pipeline.end()
             self._pipeline = None
@@ -362,6 +380,22 @@ class HostedState:
         done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
         self._hide(lambda _, parameters: [p for p in parameters if id(p) not in done])
         self._begin_timing()
+
+    def _settings_now(self) -> list[dict[str, Any]]:
+        """Returns the settings of the groups, and those that are tensors by their versions."""
+        return [{name: (id(value), value._version) if isinstance(value, torch.Tensor) else value
+                 for name, value in group.items() if name != "params"} for group in self._optimizer.param_groups]
+
+    def _refuse_changes(self) -> None:
+        """Raises `SpillwayError` if the update would not be the one that early updates have made."""
+        versions, self._versions = self._versions, {}
+        if not versions:
+            return
+        names = {name for now, was in zip(self._settings_now(), self._settings) for name in now if now[name] != was.get(name)}
+        if names:
+            raise SpillwayError("early_updates: " + CHANGES.format(f"settings of the optimizer ({', '.join(sorted(names))})"))
+        if any(parameter._version != version for parameter, version in versions.items()):
+            raise SpillwayError("early_updates: " + CHANGES.format("parameters"))
 
     def _finish(self, _: torch.optim.Optimizer) -> None:
         """Waits until what is on the host is there."""
@@ -394,7 +428,8 @@ class HostedState:
 
     def _made(self, of: Parameter, tensor: torch.Tensor) -> None:
         """Updates what can be updated now that backward has made a gradient."""
-        self._open = True
+        if not self._open:
+            self._open, self._settings = True, self._settings_now()
         recorder = self._recorder
         if recorder is not None and tensor.grad is not None:
             storage = recorder.ledger.find(tensor.grad)
@@ -417,6 +452,7 @@ class HostedState:
                 if not any(self._missing[other] for other in self._buckets_of[done]):
                     done.tensor.grad = None  # which may have the form of another tensor than the parameter
                     done.tensor.grad = done.given_up = done.given_up if done.given_up is not None else GivenUp(done.tensor)
+                    self._versions[done.tensor] = done.tensor._version
 
     @torch.no_grad()
     def _update_early(self, bucket: Bucket) -> None:
