@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import gc
 import io
 import itertools
 import statistics
 import tempfile
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -588,6 +590,29 @@ class FitTest(unittest.TestCase):
                     with self.assertRaisesRegex(SpillwayError, "early_updates: gradients are used between backward and the update"):
                         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+
+    def test_a_model_and_an_optimizer_that_are_forgotten(self):
+        """Hooks of parameters hold neither; another optimizer then updates the model as without a budget."""
+        want, got = [], []
+        for seen in (want, got):
+            torch.manual_seed(0)
+            with counted(Guarded()):
+                model = Wide()
+                optimizer = torch.optim.AdamW(model.parameters())
+                if seen is got:
+                    fit(model, optimizer, 1 << 40, early_updates=True)
+                for step in range(6):
+                    if step == 3:
+                        optimizer = torch.optim.AdamW(model.parameters())
+                    optimizer.zero_grad()
+                    model(torch.randn(16, 64)).square().mean().backward()
+                    optimizer.step()
+                seen += [p.detach().clone() for p in model.parameters()]
+                parameter = weakref.ref(next(model.parameters()))
+                del model, optimizer
+                gc.collect()
+                self.assertIsNone(parameter())
+        self.assertTrue(same(want, got))
 
     def test_a_model_that_is_called_before_its_early_update(self):
         """Its parameters are not those that an ordinary step has there."""

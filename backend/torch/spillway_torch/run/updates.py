@@ -7,7 +7,6 @@ While it works on one bucket, the state of the next one comes to the device, and
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import statistics
 import sys
@@ -124,8 +123,16 @@ class HostedState:
         self._warned = False
         if early:
             self._add_hooks()
-            for of in self._buckets_of:
-                self._handles.append(of.tensor.register_post_accumulate_grad_hook(functools.partial(self._made, of)))
+            self._parameters = {of.tensor: of for of in self._buckets_of}
+            this = weakref.ref(self)
+
+            def made(tensor: torch.Tensor) -> None:
+                hosted = this()
+                if hosted is not None:
+                    hosted._made(tensor)
+
+            for tensor in self._parameters:  # what their hooks hold would never be freed
+                self._handles.append(tensor.register_post_accumulate_grad_hook(made))
 
     def _add_hooks(self) -> None:
         self._handles += [self._optimizer.register_step_pre_hook(self._before), self._optimizer.register_step_post_hook(self._after),
@@ -426,8 +433,9 @@ class HostedState:
             group["params"] = parameters
         self._hidden.clear()
 
-    def _made(self, of: Parameter, tensor: torch.Tensor) -> None:
-        """Updates what can be updated now that backward has made a gradient."""
+    def _made(self, tensor: torch.Tensor) -> None:
+        """Updates what can be updated now that backward has made the gradient of a parameter."""
+        of = self._parameters[tensor]
         if not self._open:
             self._open, self._settings = True, self._settings_now()
         recorder = self._recorder
