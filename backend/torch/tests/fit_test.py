@@ -438,6 +438,9 @@ class FitTest(unittest.TestCase):
         fitted.remove()
 
     def test_models_that_are_refused(self):
+        class Own(nn.Parameter):
+            pass
+
         replicas = nn.DataParallel(nn.Linear(2, 2))
         replicas.device_ids = [0, 1]
 
@@ -445,12 +448,17 @@ class FitTest(unittest.TestCase):
                             (nn.Linear(2, 2, device="meta"), "on 'meta' .valid: cpu, cuda"),
                             (nn.ReLU(), "on no device; expected one device"),
                             (torch.jit.script(nn.Linear(2, 2)), "the whole model is a ScriptModule, .* script its blocks one by one"),
+                            (nn.LazyLinear(2), "'weight' is a UninitializedParameter, which is not planned: call the model once before"),
+                            (nn.ParameterList([Own(torch.ones(2))]), "parameter '0' is a Own, which is not planned"),
                             (None, "the model is a NoneType; expected a torch.nn.Module")):
             with self.assertRaisesRegex(SpillwayError, text):
                 fit(model)
-        for optimizer, kind in (("8GiB", "str"), ([3], "int")):
-            with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all"):
-                fit(nn.Linear(2, 2), optimizer)
+        for optimizer, kind in (("8GiB", "str"), ([3], "int"), (torch.optim.SGD, "type")):
+            model = nn.Linear(2, 2)
+            for _ in range(2):  # nothing remains of the first one
+                with self.assertRaisesRegex(SpillwayError, f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None "
+                                                           "for all"):
+                    fit(model, optimizer)
 
     def test_sizes(self):
         for text, size in (("8GiB", 8 << 30), ("1.5 MB", 1500000), (7, 7), ("12 B", 12)):

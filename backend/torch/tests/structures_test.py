@@ -1,5 +1,6 @@
 """Tests `fit` where steps have several structures, and several models."""
 
+import contextlib
 import logging
 import random
 import types
@@ -8,6 +9,7 @@ import unittest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from guard_test import Guarded, counted
 from spillway_torch import SpillwayError, fit
@@ -117,6 +119,50 @@ class StructuresTest(Quiet):
         self.assertEqual(len(fitted._structures.all()), 2)
         self.assertTrue(all(training for (_, training, *_), _ in fitted._structures._steps))
         fitted.remove()
+
+
+    def toggled(self, change, budget=None):
+        """Returns what steps compute, and their peaks on a device that counts; `change` changes the model before each step."""
+        torch.manual_seed(0)
+        seen, peaks, device = [], [], Guarded()
+        with counted(device):
+            model = nn.Sequential(*(block() for _ in range(4)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            fitted = fit(model, optimizer, budget) if budget is not None else None
+            for at in range(8):
+                optimizer.zero_grad()
+                device.peak = device.allocated
+                with change(model, at):
+                    loss = model(torch.randn(64, 16)).float().square().mean()
+                loss.backward()
+                peaks.append(device.peak)
+                optimizer.step()
+                with _disable_current_modes():
+                    seen += [loss.detach().clone(), *(p.detach().clone() for p in model.parameters())]
+                del loss
+        return seen, peaks, fitted
+
+    def test_what_is_known_before_a_step_tells_its_structure(self):
+        """The first step with other parameters that get gradients, or in another type, is recorded, so that it keeps the budget."""
+        def unfreeze(model, at):
+            for layer in model[:-1 - at // 3]:
+                layer.requires_grad_(False)
+            for layer in model[-1 - at // 3:]:
+                layer.requires_grad_(True)
+            return contextlib.nullcontext()
+
+        def cast(model, at):
+            return torch.autocast("cpu", torch.bfloat16, enabled=at % 3 != 2)
+
+        for change, recordings in ((unfreeze, 3), (cast, 2)):
+            with self.subTest(change.__name__):
+                want, eager, _ = self.toggled(change)
+                budget = int(0.7 * max(eager))
+                got, peaks, fitted = self.toggled(change, budget)
+                self.assertEqual(different(want, got), [])
+                self.assertLessEqual(max(peaks), budget)
+                self.assertEqual(fitted._recordings, recordings)
+                fitted.remove()
 
 
 class ForetellTest(unittest.TestCase):

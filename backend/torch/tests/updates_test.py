@@ -557,6 +557,7 @@ class FitTest(unittest.TestCase):
         device = Guarded()
         device.allocated = 2 * parameters  # that are no tensors of the step
         *_, fitted = self.train(KINDS["adamw"], int(4.1 * parameters), device, rows, early_updates=True)
+        self.assertLessEqual(device.peak, int(4.1 * parameters))  # the state that the first step made counts
         self.assertLessEqual(device.most, 1.001 * fitted.plan.peak)
         self.assertLess(fitted.plan.peak - device.most, 0.25 * parameters)  # gradients die in the recorded step, too
 
@@ -651,6 +652,53 @@ class FitTest(unittest.TestCase):
         for wrong in (True, 1, "yes"):
             with self.assertRaisesRegex(SpillwayError, f"early_updates is {wrong!r}, and the optimizer NoneType; expected False, or True with"):
                 fit(Wide(), memory="1GiB", early_updates=wrong)
+
+    def test_state_in_lists_counts(self):
+        class Remembering(torch.optim.SGD):
+            """Keeps the last gradients of each parameter in a list."""
+
+            def step(self, closure=None):
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["past"] = {"gradients": [p.grad.clone() for _ in range(3)]}
+                return super().step(closure)
+
+        peaks = []
+        for kind in torch.optim.SGD, Remembering:
+            with counted(Guarded()):
+                model = Wide()
+                optimizer = kind(model.parameters(), 0.1)
+                fitted = fit(model, optimizer, 1 << 40)
+                for _ in range(3):
+                    model(torch.randn(16, 64)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            peaks.append(fitted.plan.eager_peak)
+            fitted.remove()
+        self.assertAlmostEqual(peaks[1] - peaks[0], 3 * sum(p.nbytes for p in model.parameters()), delta=8192)
+
+    def test_what_grows_later(self):
+        """The log says that the budget was exceeded, and a later step is planned for less."""
+        parameters, kept, peaks = sum(p.nbytes for p in Wide().parameters()), [], []
+        device = Guarded()
+        with counted(device), mock.patch("spillway_torch.fit.fitted.AGAIN", 4), self.assertLogs("spillway_torch", "INFO") as logs:
+            model = Wide()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            fitted = fit(model, optimizer, int(3.8 * parameters))
+            for step in range(14):
+                if step == 5:
+                    kept.append(torch.zeros(parameters // 16))  # such as averages of the parameters
+                device.peak = device.allocated
+                optimizer.zero_grad()
+                model(torch.randn(256, 64)).square().mean().backward()
+                optimizer.step()
+                peaks.append(device.peak)
+        fitted.remove()
+        over = [at for at, peak in enumerate(peaks) if peak > int(3.8 * parameters)]
+        self.assertTrue(over and max(over) < 12, over)
+        text = "\n".join(logs.output)
+        self.assertRegex(text, r"WARNING:spillway_torch:spillway: tensors took [0-9,]+ bytes, [0-9,]+ over the budget, in a step or since")
+        self.assertEqual(text.count("tensors took"), 1)
+        self.assertRegex(text, r"a step took [0-9,]+ bytes, [0-9,]+ over the budget, which are left out now")
 
     def test_what_stays_is_named(self):
         parameters = sum(p.nbytes for p in Wide().parameters())

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import unittest
+import warnings
 import weakref
 
 import torch
@@ -301,6 +302,64 @@ class WholeStepTest(unittest.TestCase):
             plan = fitted.plan
         fitted.remove()
         return plan.floor.bytes + int(share * (plan.eager_peak - plan.floor.bytes))
+
+    def test_a_step_after_a_backward_that_failed_in_the_recorded_one(self):
+        """It is recorded, though the failed one could be read again."""
+        def fail(_):
+            raise ZeroDivisionError
+
+        peaks = []
+        for budget in None, True:
+            device = Guarded()
+            with counted(device):
+                loop = Loop((plain,))
+                model, optimizer = loop.model, loop.optimizer
+                fitted = fit(model, optimizer, int(0.6 * peaks[0])) if budget else None
+                handle = model[6].weight.register_hook(fail)
+                loss = plain(model, torch.randn(400, 16), 0)
+                with self.assertRaises(ZeroDivisionError):
+                    loss.backward()
+                handle.remove()
+                for _ in range(3):
+                    device.peak = device.allocated
+                    optimizer.zero_grad()
+                    plain(model, torch.randn(400, 16), 0).backward()
+                    peaks.append(device.peak)
+                    optimizer.step()
+                del loss
+        self.assertLessEqual(max(peaks[3:]), int(0.6 * peaks[0]))
+        self.assertEqual(counts(fitted), (2, 0, 2))
+        fitted.remove()
+
+    def test_calls_with_tensors_that_are_no_parameters(self):
+        """Those of torch.func.functional_call are planned; those in transforms are ordinary ones."""
+        def train(budget=None):
+            torch.manual_seed(0)
+            model, seen = network(), []
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            fitted = fit(model, optimizer, budget) if budget is not None else None
+            for _ in range(4):
+                optimizer.zero_grad()
+                fast = {name: p * 1.01 for name, p in model.named_parameters()}
+                x = torch.randn(40, 16)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # such as about gradients of what is no leaf
+                    torch.func.functional_call(model, fast, (x,)).square().mean().backward()
+                each = torch.func.vmap(torch.func.grad(lambda p, row: torch.func.functional_call(model, p, (row[None],)).sum()), (None, 0))(
+                    {name: p.detach() for name, p in model.named_parameters()}, x[:2])
+                optimizer.step()
+                seen += [*(p.detach().clone() for p in model.parameters()), *each.values()]
+            return seen, fitted
+
+        want, _ = train()
+        _, fitted = train(1 << 40)
+        plan = fitted.plan
+        fitted.remove()
+        got, fitted = train((plan.floor.bytes + plan.eager_peak) // 2)
+        self.assertEqual(different(want, got), [])
+        self.assertEqual(counts(fitted), (3, 0, 1))
+        self.assertGreater(fitted.last.recomputed, 0)
+        fitted.remove()
 
     def test_nothing_is_active_in_a_backward_and_after_it(self):
         loop, seen = Loop([plain]), []

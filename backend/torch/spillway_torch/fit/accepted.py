@@ -23,6 +23,11 @@ REFUSED = {"FullyShardedDataParallel": "its parameters are views of one that com
 REDUCED = ("DistributedDataParallel", "FSDPModule")  # kinds of modules whose gradients are reduced between processes while backward runs
 EARLY = "its gradients are reduced behind the hooks that would update parameters early: leave early_updates out"
 
+PLAIN = (torch.nn.Parameter, torch.Tensor)  # torch.func.functional_call gives a module tensors that are no parameters
+REMEDIES = {"DTensor": ", as tensor parallelism makes it, whose operators communicate: shard by fully_shard or DistributedDataParallel "
+                       "alone",
+            "UninitializedParameter": ": call the model once before, so that its lazy modules have their parameters"}
+
 COMPILER = "2.11"  # the version of PyTorch whose compiler Spillway is made for
 
 ALLOWED = ("chunked_loss",)  # what `fit` may do that changes the last bits of results
@@ -106,11 +111,10 @@ def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = F
         if "FSDPModule" in kinds:
             sharded |= _sharded_by(module, name)
     for name, parameter in model.named_parameters():
-        if id(parameter) in sharded or type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
+        if id(parameter) in sharded or type(parameter) in PLAIN and type(parameter.data) is torch.Tensor:
             continue
-        kind = type(parameter.data).__name__
-        remedy = (", as tensor parallelism makes it, whose operators communicate: shard by fully_shard or DistributedDataParallel alone"
-                  if kind == "DTensor" else "")
+        kind = (type(parameter) if type(parameter.data) is torch.Tensor else type(parameter.data)).__name__
+        remedy = REMEDIES.get(kind, "")
         raise SpillwayError(f"parameter '{name}' is a {kind}, which is not planned{remedy}")
 
 
@@ -163,7 +167,7 @@ def optimizers_of(given: Union[torch.optim.Optimizer, Sequence[torch.optim.Optim
         while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizers[at] = optimizer = optimizer.optimizer  # as accelerate wraps it
         kind = type(optimizer).__name__
-        if not hasattr(optimizer, "register_step_pre_hook"):
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # also a class, and one whose `__init__` has not called PyTorch's
             raise SpillwayError(f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all")
         for hook in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
             if getattr(hook, BUDGET, lambda: None)() is not None:

@@ -10,7 +10,10 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
+
+import torch
 
 from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
@@ -30,6 +33,8 @@ FAR = 1.3  # a step gets a plan of its own if those that there are are for more 
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
 
+Bytes = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]  # of the state of optimizers
+
 
 @dataclasses.dataclass(eq=False)
 class Rung:
@@ -47,16 +52,19 @@ class Family:
     Under a plan for larger inputs, a step takes no more memory than those would, because each of its storages is at most as large.
     """
 
-    def __init__(self, tape: Tape, shapes: Shapes, used: list[int], gradients: int, device: Device, budget: int,
+    def __init__(self, tape: Tape, shapes: Shapes, used: list[int], gradients: int, states: Bytes, device: Device, budget: int,
                  policy: str | None, hosts: list[Host]) -> None:
-        self.tape, self.shapes, self.used, self.gradients = tape, shapes, used, gradients
+        """gradients, states: the bytes that existed before the recorded step."""
+        self.tape, self.shapes, self.used, self.gradients, self.states = tape, shapes, used, gradients, states
         self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
         self.tape.costs = host_costs(device.type)
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
+        self.complete = False  # no more of them will come
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
         self.corrections = 0
+        self.corrected = 0  # bytes of the last step that was over the budget, for which a plan was made
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too
         self.rungs: list[Rung] = []

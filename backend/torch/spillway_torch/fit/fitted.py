@@ -25,7 +25,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
-from .family import Family, Rung, text_of
+from .family import Bytes, Family, Rung, text_of
 from .report import Taken
 from .states import States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
@@ -33,7 +33,9 @@ from .weights import Weights
 
 log = logging.getLogger("spillway_torch")
 
-MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted
+MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted; more of them follow where they grow
+TOLD = 1.1  # times the bytes that a line has named, or for which a plan was made, for another one
+AGAIN = 20  # one step of so many is compared with the budget, too: what exists besides may grow
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
 UPDATES = 2  # after so many updates of the model, the optimizer has its state
@@ -51,7 +53,8 @@ class Recording:
 
     recorder: TapeRecorder
     gradients: int  # bytes of them before the step
-    outside: int  # bytes of state that were on the host before it
+    outside: int  # bytes that were on the host before it, of state and of what a recorded step saved for a later backward
+    states: Bytes  # those of all state before it
     kind: Kind
     shapes: Shapes
     later: Shapes = ()  # those of the inputs of calls after the first one
@@ -70,6 +73,7 @@ class Recorded:
     used: list[int]  # bytes during each operator
     most: int  # bytes that the step took
     gradients: int  # bytes of them before the step
+    states: Bytes
     device: Device
     kind: Kind
     shapes: Shapes
@@ -118,6 +122,7 @@ class Fitted:
                  allowed: frozenset[str] = frozenset()) -> None:
         self._models = list(models)
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
+        self._parameters: list[weakref.ref[torch.Tensor]] = [weakref.ref(p) for p in self._model.parameters()]
         self._budget = budget
         self._policy = policy
         self._device = device
@@ -127,8 +132,10 @@ class Fitted:
         self._taken = Taken(budget)
         self._report_every, self._verify = report_every, verify
         self._accumulated = 0  # most bytes of gradients before a forward
+        self._told = budget  # the most bytes that a line about the budget has named
+        self._recorder: weakref.ref[TapeRecorder] | None = None  # the last one
         self._unseen = 0  # updates of the model before its forward was called
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # recorded bytes
+        self._optimizers: Bytes = weakref.WeakKeyDictionary()  # those of their state that was recorded before they were known
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
         self._weights = Weights(self._model, budget)
@@ -271,15 +278,15 @@ class Fitted:
 
         stay: whether the part is open until a backward reads what it saved.
         """
-        if in_backward() or isinstance(self._state, Removed):
-            return None
+        if in_backward() or isinstance(self._state, Removed) or torch._C._functorch.peek_interpreter_stack() is not None:
+            return None  # transforms of torch.func allow no hooks
         if not torch.is_grad_enabled():
             self._states.refuse_call(self._models[first])
             return None
         self._unseen = UNSEEN
         self._settle()
         state, part = self._state, self._part()
-        kind, shapes = kind_of(first, self._models[first], inputs)
+        kind, shapes = kind_of(first, self._models[first], inputs, self._parameters, self._device)
         if part is not None and not part.hooks.are_useless():
             if not part.hooks.are_here():
                 return None
@@ -296,7 +303,7 @@ class Fitted:
                 return None
             self._end_recording()  # no optimizer ran: gradients add up
             if isinstance(self._state, Recorded):
-                self._make_plan(self._state, self._more_bytes(self._state.gradients))
+                self._make_plan(self._state, self._more_bytes(self._state))
             state = self._state
         if isinstance(state, Planned):
             self._check(state)
@@ -372,20 +379,22 @@ class Fitted:
 
     def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
         """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
-        known = bool(self._optimizers) and all(self._updates.get(optimizer, 0) >= UPDATES for optimizer in self._optimizers)
-        if not known and not state.waits():
-            more = self._more_bytes(family.gradients)
+        if not family.complete and not state.waits():
+            family.complete = bool(self._optimizers) and all(self._updates.get(optimizer, 0) >= UPDATES for optimizer in self._optimizers)
+            more = self._more_bytes(family)
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
         self._look()
+        self._tell(state.device.peak_bytes(), state.device)
         if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
             log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
         self._states.begin(state.rung.plan.state if state.rung is not None else None)
         self._weights.begin(executor.plan, state.rung is not None)
-        state.checking = (state.rung is None or state.rung.checks < CHECKED) and state.device.memory() is not None
+        checked = state.rung is None or state.rung.checks < CHECKED or self._taken.steps % AGAIN == 0
+        state.checking = checked and state.device.memory() is not None
         self._taken.begin(state.rung.plan if state.rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
             log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
@@ -401,14 +410,19 @@ class Fitted:
         if memory is None or state.last is None:
             return
         if rung is None and memory.most > self._budget:
+            self._told = max(self._told, memory.most)
             family.leave_out(memory.most - self._budget)
         if rung is None or state.last.deviation is not None:
+            self._tell(memory.most, state.device)
             return
         rung.checks += 1
-        if family.corrections >= MOST_CORRECTIONS:
+        if family.corrections >= MOST_CORRECTIONS and memory.most <= TOLD * family.corrected:
+            self._tell(memory.most, state.device)
             return
         before, over = family.unforeseen, memory.most - self._budget
         if over > 0:
+            self._told = max(self._told, memory.most)
+            family.corrected = memory.most
             family.unforeseen += memory.most - rung.plan.peak
             why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
         elif rung.checks == CHECKED and learn_host_speed(
@@ -436,11 +450,11 @@ class Fitted:
             state.last = None
 
     def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
-        for optimizer in self._optimizers:
-            self._optimizers[optimizer] = self._recorded_state(optimizer)
         refuse_kinds(self._model, early=self._early)
         gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device, self._model)
+        counts = self._taken.guards = recorder.device.in_use() >= 0
+        states = weakref.WeakKeyDictionary({of: self._recorded_state(of) for of in (*self._states.given, *self._optimizers)})
         self._states.find(recorder.device, self._optimizers)
         self._weights.record(recorder)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
@@ -454,10 +468,11 @@ class Fitted:
             self._weights.end_recording()
             self._states.record(None)
             raise
-        on_gpu = self._device == "cuda"
-        self._state = Recording(recorder, self._gradient_bytes() if on_gpu else 0, self._states.all_outside() if on_gpu else 0, kind, shapes)
+        last = self._recorder() if self._recorder is not None else None
+        outside = self._states.all_outside() + (last.waiting_bytes() if last is not None else 0) if counts else 0
+        self._state = Recording(recorder, self._gradient_bytes() if counts else 0, outside, states, kind, shapes)
+        self._recorder = weakref.ref(recorder)
         self._structures.recordings += 1
-        self._taken.guards = recorder.device.in_use() >= 0
         self._taken.record()
 
     def _staying(self) -> str:
@@ -483,6 +498,13 @@ class Fitted:
             if state.last is not None and not state.last.waits() and not state.counted:
                 self._taken.end(state.last)
                 state.counted = True
+
+    def _tell(self, most: int, device: Device) -> None:
+        """Says that tensors took more than the budget, unless a line has named about as many bytes."""
+        if most > (self._told if self._told == self._budget else TOLD * self._told):
+            self._told = most
+            log.warning("spillway: tensors took %s bytes, %s over the budget, in a step or since the one before; %s of them exist now, "
+                        "before the next one", f"{most:,}", f"{most - self._budget:,}", f"{device.in_use():,}")
 
     def _cancel(self) -> None:
         """Ends a recording without a result."""
@@ -513,25 +535,25 @@ class Fitted:
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes that the optimizer's state takes if all of it is on the device."""
         there = self._states.outside(optimizer) if self._device == "cuda" else 0
-        return there + sum(local_bytes(v) for slots in optimizer.state.values() if isinstance(slots, dict) for v in slots.values()
-                           if isinstance(v, torch.Tensor) and v.device.type == self._device)
+        leaves = torch.utils._pytree.tree_leaves([slots for slots in optimizer.state.values() if isinstance(slots, dict)])
+        return there + sum(local_bytes(v) for v in leaves if isinstance(v, torch.Tensor) and v.device.type == self._device)
 
     def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
-        return self._state_bytes(optimizer) if self._device == "cuda" else 0
+        return self._state_bytes(optimizer) if self._taken.guards else 0
 
     def _gradient_bytes(self) -> int:
         """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
-        gradients = (p.grad for p in self._model.parameters() if p.grad is not None and not isinstance(p.grad, GivenUp))
+        gradients = (p.grad for p in self._model.parameters() if p.is_leaf and p.grad is not None and not isinstance(p.grad, GivenUp))
         return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
 
-    def _new_state(self) -> int:
-        return sum(self._state_bytes(optimizer) - known for optimizer, known in self._optimizers.items())
+    def _new_state(self, recorded: Recorded | Family) -> int:
+        return sum(self._state_bytes(optimizer) - recorded.states.get(optimizer, known) for optimizer, known in self._optimizers.items())
 
-    def _more_bytes(self, recorded: int) -> tuple[int, int]:
+    def _more_bytes(self, recorded: Recorded | Family) -> tuple[int, int]:
         """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
         self._accumulated = max(self._accumulated, self._gradient_bytes())
-        return self._new_state(), max(0, self._accumulated - recorded)
+        return self._new_state(recorded), max(0, self._accumulated - recorded.gradients)
 
     def _end_recording(self) -> None:
         state = self._state
@@ -552,7 +574,7 @@ class Fitted:
         most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, state.recorder.most)
         state.recorder.device.memory()
-        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients,
+        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients, state.states,
                                state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
                                state.recorder.hosts())
 
@@ -564,8 +586,8 @@ class Fitted:
         if isinstance(state, Waiting):
             self._unseen += 1
             if self._unseen == UNSEEN:
-                log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called: give the "
-                            "budget to the module that the step calls, and compile before", UNSEEN)
+                log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called with "
+                            "gradients, outside of torch.func: give the budget to the module that the step calls, and compile before", UNSEEN)
         if isinstance(state, Planned) and state.update_began is not None:
             family = state.family
             family.update_seconds = (state.device.now() or state.update_began) - state.update_began
@@ -592,15 +614,15 @@ class Fitted:
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
                                     f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
                                     f"lowers it{early}")
-            state = self._make_plan(state, (self._new_state(), 0))
+            state = self._make_plan(state, (self._new_state(state), 0))
         if isinstance(state, Planned):
             self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
 
     def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
         """Plans a recorded step, with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
         self._state = Waiting()
-        family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.device, self._budget, self._policy,
-                        recorded.hosts)
+        family = Family(recorded.tape, recorded.shapes, recorded.used, recorded.gradients, recorded.states, recorded.device, self._budget,
+                        self._policy, recorded.hosts)
         family.more, family.later = more, recorded.later
         self._states.find(recorded.device, self._optimizers)
         recorded.tape.staying = self._staying()

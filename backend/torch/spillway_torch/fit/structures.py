@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +20,21 @@ REMEMBERED = 64  # steps
 LONGEST = 8  # steps before one that tell which one it is
 USELESS = 2  # so many recordings that do not show what is expected are enough
 
-Kind = tuple[Any, ...]  # what tells structures apart before a step runs: the model that it calls first, and the kinds of its inputs
+# What tells structures apart before a step runs: the model that it calls first, which parameters get gradients, autocast, and the kinds of
+# the model's inputs.
+Kind = tuple[Any, ...]
 
 
-def kind_of(first: int, model: torch.nn.Module, inputs: Any) -> tuple[Kind, Shapes]:
-    """Returns what tells the structures of steps apart when they begin, and the shapes of the model's inputs."""
+def kind_of(first: int, model: torch.nn.Module, inputs: Any, parameters: Sequence[weakref.ref[torch.Tensor]],
+            device: str) -> tuple[Kind, Shapes]:
+    """Returns what tells the structures of steps apart when they begin, and the shapes of the model's inputs.
+
+    parameters: those of all models.
+    """
     tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    return (first, model.training, *((t.dim(), t.dtype) for t in tensors)), tuple(tuple(t.shape) for t in tensors)
+    trained = hash(tuple(p is not None and p.requires_grad for p in (reference() for reference in parameters)))
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return (first, model.training, trained, autocast, *((t.dim(), t.dtype) for t in tensors)), tuple(tuple(t.shape) for t in tensors)
 
 
 class Structures:

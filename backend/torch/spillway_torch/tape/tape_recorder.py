@@ -577,8 +577,13 @@ class TapeRecorder(Recorder):
         return packed
 
     def waits(self) -> bool:
-        """Returns whether a backward may still read what the recorded forward saved."""
-        return len(self._readable) > 0
+        """Returns whether a backward may still read what the recorded forward saved, and none has failed."""
+        return len(self._readable) > 0 and all(self._backwards.values())
+
+    def waiting_bytes(self) -> int:
+        """Returns the bytes of what a backward may still read, and that is on the host."""
+        return sum(tensor.numel() for tensor in {id(packed.tensor): packed.tensor for packed in self._readable
+                                                 if packed.pack is not None and not self._stays(packed.pack)}.values())
 
     def _host(self, size: int) -> torch.Tensor:
         """Returns memory of the host."""
