@@ -309,6 +309,9 @@ class PairsTest(Quiet):
                     got = pair.run(6)[0]
                 self.assertEqual(different(want, got), [])
                 self.assertLessEqual(max(peaks), budget)
+                state = sum(v.nbytes for of in pair.optimizers for slots in of.state.values() for v in slots.values())
+                for family in fitted._structures.all():  # each recorded another part of it
+                    self.assertEqual(sum(family.states.values()) + family.more[0], state)
                 plans = [family.rungs[0].plan for family in fitted._structures.all()]
                 tight = max(plans, key=lambda plan: plan.eager_peak)
                 self.assertEqual(any(plan.actions for plan in plans), budget < 1 << 40)
