@@ -123,6 +123,32 @@ class UpdatesTest(unittest.TestCase):
                 self.assertGreater(omitted, 0)
                 self.assertGreater(caught, 0)
 
+    def test_state_of_sparse_gradients_stays(self):
+        def train(device=None, early=False):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Embedding(40, 8, sparse=True), torch.nn.Linear(8, 5))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            hosted = HostedState(optimizer, device, early) if device is not None else None
+            for at in range(5):
+                if hosted is not None:
+                    hosted.move(1 << 40)
+                    hosted.settle()
+                    if at == 1:
+                        hosted.start_early()
+                optimizer.zero_grad()
+                model(torch.randint(40, (6,))).square().mean().backward()
+                optimizer.step()
+            state = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+            return [v.detach().to_dense().clone() for v in (*model.parameters(), *state)], hosted and hosted.existing(), state
+
+        want, *_ = train()
+        for early in (False, True):
+            with self.subTest(early=early):
+                got, existing, state = train(Adversary(1), early)
+                self.assertTrue(same(want, got))
+                self.assertEqual([value.is_sparse for value in state], [True, False, False])
+                self.assertEqual(existing, (0, sum(value.nbytes for value in state[1:])))
+
     def early(self, make, device, share=1.0, steps=5):
         training = Training(make)
         hosted = HostedState(training.optimizer, device, early=True)

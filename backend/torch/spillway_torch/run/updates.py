@@ -207,7 +207,7 @@ class HostedState:
         bytes_ = [0, 0]
         for of in self._buckets_of:
             for name, value in self._optimizer.state.get(of.tensor, {}).items():
-                if name in of.names and value is not None:
+                if name in of.names and value is not None and not value.is_sparse:
                     bytes_[of.has(value)] += value.nbytes
         return bytes_[0], bytes_[1]
 
@@ -371,6 +371,7 @@ class HostedState:
         if self._pipeline is not None:
             self._pipeline.end()
             self._pipeline = None
+        self._keep_sparse(self._outside())
         outside = [bucket for bucket in self._outside() if not self._started or self._missing.get(bucket) != 0]
         if not outside:
             self._begin_timing()
@@ -387,6 +388,13 @@ class HostedState:
         done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
         self._hide(lambda _, parameters: [p for p in parameters if id(p) not in done])
         self._begin_timing()
+
+    def _keep_sparse(self, buckets: list[Bucket]) -> None:
+        """Has the state of parameters with sparse gradients, which is sparse, too, on the device from now on."""
+        sparse = [bucket for bucket in buckets if any(of.tensor.grad is not None and of.tensor.grad.is_sparse for of in bucket.parameters)]
+        self._come_back(sparse)
+        for of in {of for bucket in sparse for of in bucket.parameters if of.tensor.grad is not None and of.tensor.grad.is_sparse}:
+            of.names = ()
 
     def _settings_now(self) -> list[dict[str, Any]]:
         """Returns the settings of the groups, and those that are tensors by their versions."""
@@ -465,6 +473,7 @@ class HostedState:
     @torch.no_grad()
     def _update_early(self, bucket: Bucket) -> None:
         """Updates a bucket while backward runs, and brings the one that probably follows."""
+        self._keep_sparse([bucket])
         if not bucket.outside:
             self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
             return

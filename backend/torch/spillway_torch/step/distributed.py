@@ -36,7 +36,7 @@ def local_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def local_bytes(tensor: torch.Tensor) -> int:
     """Returns the bytes of a tensor that are in this process."""
-    return sum(local.nbytes for local in local_tensors(tensor))
+    return sum(local._indices().nbytes + local._values().nbytes if local.is_sparse else local.nbytes for local in local_tensors(tensor))
 
 
 def _bytes(value: Any) -> int:
