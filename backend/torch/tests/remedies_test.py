@@ -118,6 +118,13 @@ class RemediesTest(unittest.TestCase):
         found = self.named_below(unused=True)[0]
         self.assertEqual(found[IDLE], sum(p.nbytes for p in (*nn.Linear(64, 512).parameters(), *nn.Linear(512, 64).parameters())))
         self.assertEqual(self.train(1 << 40, unused=True, given=False).plan.tape.idle, set())  # others may be updated later
+        model = Blocks()
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.blocks[:2], model.blocks[2:])]
+        fitted = fit(model, optimizers, 1 << 40)
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizers[0].step()  # it plans, before the other one updates its part
+        self.assertEqual(fitted.plan.tape.idle, set())
+        fitted.remove()
 
 
 if __name__ == "__main__":

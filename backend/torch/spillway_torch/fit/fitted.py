@@ -484,7 +484,7 @@ class Fitted:
     def _idle(self, recorder: TapeRecorder) -> set[int]:
         """Returns the storages of gradients that a recorded step made for parameters that no optimizer updates, if all optimizers are
         known."""
-        updated = {id(p) for o in self._optimizers for group in o.param_groups for p in group["params"]}
+        updated = {id(p) for o in (*self._states.given, *self._optimizers) for group in o.param_groups for p in group["params"]}
         made = [recorder.ledger.find(p.grad) for p in self._model.parameters()
                 if p.grad is not None and id(p) not in updated and not is_taken_apart(type(p.grad))]
         return {storage.number for storage in made if storage.born >= 0} if self._states.given else set()
