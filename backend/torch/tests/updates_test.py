@@ -124,14 +124,15 @@ class UpdatesTest(unittest.TestCase):
                 self.assertGreater(caught, 0)
 
     def test_state_of_sparse_gradients_stays(self):
-        def train(device=None, early=False):
+        def train(device=None, early=False, begin=0):
             torch.manual_seed(0)
             model = torch.nn.Sequential(torch.nn.Embedding(40, 8, sparse=True), torch.nn.Linear(8, 5))
             optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
             hosted = HostedState(optimizer, device, early) if device is not None else None
             for at in range(5):
-                if hosted is not None:
-                    hosted.move(1 << 40)
+                if hosted is not None and at >= begin:
+                    for size in (0, 1 << 40):  # it leaves anew in each step
+                        hosted.move(size)
                     hosted.settle()
                     if at == 1:
                         hosted.start_early()
@@ -142,9 +143,9 @@ class UpdatesTest(unittest.TestCase):
             return [v.detach().to_dense().clone() for v in (*model.parameters(), *state)], hosted and hosted.existing(), state
 
         want, *_ = train()
-        for early in (False, True):
-            with self.subTest(early=early):
-                got, existing, state = train(Adversary(1), early)
+        for early, begin in ((False, 0), (False, 2), (True, 0)):
+            with self.subTest(early=early, begin=begin):
+                got, existing, state = train(Adversary(1), early, begin)
                 self.assertTrue(same(want, got))
                 self.assertEqual([value.is_sparse for value in state], [True, False, False])
                 self.assertEqual(existing, (0, sum(value.nbytes for value in state[1:])))

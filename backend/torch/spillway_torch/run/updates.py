@@ -256,6 +256,7 @@ class HostedState:
 
     def _leave(self) -> None:
         """Takes state to the host, until there is as much as is wanted."""
+        self._keep_sparse(self._buckets)
         there = self.outside if self._wanted else 0
         leaving: list[Bucket] = []
         for whole in self._leaving():
@@ -390,11 +391,17 @@ class HostedState:
         self._begin_timing()
 
     def _keep_sparse(self, buckets: list[Bucket]) -> None:
-        """Has the state of parameters with sparse gradients, which is sparse, too, on the device from now on."""
-        sparse = [bucket for bucket in buckets if any(of.tensor.grad is not None and of.tensor.grad.is_sparse for of in bucket.parameters)]
-        self._come_back(sparse)
-        for of in {of for bucket in sparse for of in bucket.parameters if of.tensor.grad is not None and of.tensor.grad.is_sparse}:
-            of.names = ()
+        """Leaves parameters with sparse gradients, whose state is sparse, too, to the optimizer's step, with their state on the device."""
+        sparse = {of for bucket in buckets for of in bucket.parameters
+                  if any(isinstance(value, torch.Tensor) and value.is_sparse
+                         for value in (of.tensor.grad, *self._optimizer.state.get(of.tensor, {}).values()))}
+        if not sparse:
+            return
+        self._come_back([bucket for bucket in buckets if sparse.intersection(bucket.parameters)])
+        for bucket in self._buckets:
+            bucket.units = [unit for unit in bucket.units if unit.of not in sparse]
+        self._buckets = [bucket for bucket in self._buckets if bucket.units]
+        self._index()
 
     def _settings_now(self) -> list[dict[str, Any]]:
         """Returns the settings of the groups, and those that are tensors by their versions."""
@@ -453,7 +460,7 @@ class HostedState:
                 self.finished[of] = storage.number, max(storage.born, *recorder.tape.writes.get(storage.number, ()), 0)
         if not self._started:
             return
-        for bucket in self._buckets_of[of] if self._missing else ():  # otherwise no step began
+        for bucket in self._buckets_of.get(of, ()) if self._missing else ():  # otherwise no step began
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
                 raise SpillwayError(f"early_updates: {ADDS}")
@@ -474,6 +481,8 @@ class HostedState:
     def _update_early(self, bucket: Bucket) -> None:
         """Updates a bucket while backward runs, and brings the one that probably follows."""
         self._keep_sparse([bucket])
+        if not bucket.units:
+            return
         if not bucket.outside:
             self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
             return
