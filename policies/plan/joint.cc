@@ -117,7 +117,7 @@ constexpr int kLevels = 10;
 // tried outside. The best of each, by a trial that plans nothing else, is searched.
 constexpr size_t kOutsideShares = 8;
 // None is, if a plan with all of them inside takes at most one part in so many longer than the
-// bound, or than the iteration in core if that is more.
+// iteration in core, or, without state that can leave, than the bound if that is more.
 constexpr int64_t kNearBound = 50;
 
 // Which parameters and states may live outside between their uses.
@@ -224,10 +224,13 @@ class JointPolicy final : public PlannedPolicy {
       SearchIn(memory, probe.facts, trial, in_core, best, shortest);
     }
     // A recorded program has moves of its own, and can carry out only the decisions of another
-    // policy's run.
+    // policy's run. The bound holds for runs with all state inside.
     const auto near = [&] {
-      const Duration bound = JointBound(probe.facts->trace(), cost, device.memory);
-      return shortest && *shortest <= Longer(std::max(in_core, bound), kNearBound);
+      const bool leaves = !Streamable(*probe.facts, TensorKind::kOptimizerState).empty();
+      const Duration bound =
+          leaves ? in_core
+                 : std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));
+      return shortest && *shortest <= Longer(bound, kNearBound);
     };
     const bool chooses = outside_ != Outside::kNone && outside_ != Outside::kWholeState;
     if (!trace.hooks && chooses && !near()) {

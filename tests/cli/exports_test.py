@@ -533,7 +533,7 @@ class DecisionsTest(CommandTest):
         joint, _ = json.loads(self.ok(*args, "--format", "json"))["rows"]
         time, bound = joint["iteration_ms"], joint["bound_joint_ms"]
         line = (f"joint:effort=50: {time:.1f} ms are {100 * (time / bound - 1):.1f} % over {bound:.1f} ms, "
-                "which no run in this memory beats")
+                "which no run in this memory beats that keeps parameters and state there")
         text = self.ok(*args)
         self.assertIn(line, text)
         self.assertEqual(text.count("which no run"), 1)

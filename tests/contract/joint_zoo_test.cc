@@ -82,6 +82,21 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
   EXPECT_GE(faster, 1.1);
 }
 
+// The bound on runs that keep the state inside is longer than some with the state outside.
+TEST(JointOnTheZoo, IsNotSlowerWithAllKindsThanWithActivationsOrWithTheStateAlone) {
+  const Inputs inputs(Case{"resnet18:2,optimizer=adamw"});
+  for (const char* memory : {"165MiB", "180MiB", "200MiB"}) {
+    const auto all = IterationOf(inputs, memory, "joint:effort=quick");
+    ASSERT_TRUE(all);
+    for (const char* outside : {"none", "state", "whole-state"}) {
+      const auto part =
+          IterationOf(inputs, memory, fmt::format("joint:effort=quick,outside={}", outside));
+      ASSERT_TRUE(part) << outside << " at " << memory;
+      EXPECT_LE(all->milliseconds(), 1.01 * part->milliseconds()) << outside << " at " << memory;
+    }
+  }
+}
+
 // With hardly any spare memory, these limits need the whole search. ResNet-50 needs plans that
 // place leaving storages apart from kept ones, and searches that begin from plans for a little less
 // memory. DenseNet-40 needs derived plans that are scheduled by the profile of their origin. The

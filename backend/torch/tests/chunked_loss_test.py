@@ -432,7 +432,7 @@ class ChunkedLossTest(unittest.TestCase):
         for wrong in "chunked", ["chunked_loss", "fast"], None, 3:
             with self.assertRaisesRegex(SpillwayError, r"allow .* \(valid: 'chunked_loss', or a list of them\)"):
                 fit(Model(), None, allow=wrong)
-        with self.assertRaisesRegex(SpillwayError, "a compiled model has a budget without .* and allow: leave them out"):
+        with self.assertRaisesRegex(SpillwayError, "a compiled model has a budget without .* allow and device: leave them out"):
             fit(Model(), None, compiled=True, allow=["chunked_loss"])
 
     def train(self, memory, steps=4, allow=LOSS, classes=400, change=lambda logits: logits, watch=None):
