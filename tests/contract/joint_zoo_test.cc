@@ -84,7 +84,9 @@ TEST(JointOnTheZoo, IsNeverSlowerThanAnotherPolicyInTheSameMemory) {
 
 // The bound on runs that keep the state inside is longer than some with the state outside.
 TEST(JointOnTheZoo, IsNotSlowerWithAllKindsThanWithActivationsOrWithTheStateAlone) {
-  const Inputs inputs(Case{"resnet18:2,optimizer=adamw"});
+  Case trained{"resnet18:2"};
+  trained.optimizer = OpType::kAdamW;
+  const Inputs inputs(trained);
   for (const char* memory : {"165MiB", "180MiB", "200MiB"}) {
     const auto all = IterationOf(inputs, memory, "joint:effort=quick");
     ASSERT_TRUE(all);
