@@ -465,8 +465,8 @@ Columns<RunResult> ResultColumns() {
       {"bound_layer_bytes", "B", "the least that any layer-wise policy needs",
        [](auto& r) { return r.report.bounds.layer; }},
       {"bound_joint_ms", "ms",
-       "no policy that divides no batches and keeps parameters on the device is faster in this "
-       "memory; absent in sweeps, because it takes longer to compute than a run",
+       "no policy that divides no batches and keeps parameters and state on the device is faster "
+       "in this memory; absent in sweeps, because it takes longer to compute than a run",
        &RunResult::bound_joint},
       {"time_over_bound", "1", "iteration over the larger of the bounds of compute and copy",
        [](auto& r) {

@@ -117,7 +117,7 @@ constexpr int kLevels = 10;
 // tried outside. The best of each, by a trial that plans nothing else, is searched.
 constexpr size_t kOutsideShares = 8;
 // None is, if a plan with all of them inside takes at most one part in so many longer than the
-// iteration in core, or, without state that can leave, than the bound if that is more.
+// iteration in core, or, without state or frozen parameters to leave, than the bound if it is more.
 constexpr int64_t kNearBound = 50;
 
 // Which parameters and states may live outside between their uses.
@@ -224,9 +224,10 @@ class JointPolicy final : public PlannedPolicy {
       SearchIn(memory, probe.facts, trial, in_core, best, shortest);
     }
     // A recorded program has moves of its own, and can carry out only the decisions of another
-    // policy's run. The bound holds for runs with all state inside.
+    // policy's run. The bound holds for runs with all parameters and state inside.
     const auto near = [&] {
-      const bool leaves = !Streamable(*probe.facts, TensorKind::kOptimizerState).empty();
+      const bool leaves = outside_ == Outside::kFrozen ||
+                          !Streamable(*probe.facts, TensorKind::kOptimizerState).empty();
       const Duration bound =
           leaves ? in_core
                  : std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -200,11 +201,10 @@ def device_type(models: Sequence[torch.nn.Module], wanted: Union[str, torch.devi
 
 def _gpu_of(wanted: Union[str, torch.device]) -> torch.device:
     """Returns the GPU that an option names, with its number. Raises `SpillwayError` if it is none of this machine."""
-    try:
+    device = None
+    with contextlib.suppress(RuntimeError, TypeError):  # it names no device
         device = torch.device(wanted)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type != "cuda":
+    if device is None or device.type != "cuda":
         raise SpillwayError(f"device is {wanted!r}; expected 'cuda', or None for models that are where their steps run")
     if not torch.cuda.is_available():
         raise SpillwayError(f"device is {wanted!r}, and PyTorch {torch.__version__} finds no GPU on this machine")
@@ -214,8 +214,8 @@ def _gpu_of(wanted: Union[str, torch.device]) -> torch.device:
 def _refuse_to_move(models: Sequence[torch.nn.Module]) -> None:
     for name, module in ((name, module) for model in models for name, module in model.named_modules()):
         if any(kind in REDUCED for kind in _kinds_of(module)):
-            raise SpillwayError(f"device: module '{name}' is a {type(module).__name__}, whose parameters do not move: move the model before it is "
-                                "wrapped")
+            raise SpillwayError(f"device: module '{name}' is a {type(module).__name__}, whose parameters do not move: move the model before "
+                                "it is wrapped")
         if is_compiled(module):
             raise SpillwayError(f"device: module '{name}' is compiled, and its kernels cannot wait for weights: move the model by "
                                 "`model.to`, and leave device out")

@@ -33,13 +33,11 @@ class Weights:
         """
         device = device_of(kind)
         hosted = self._hosted = _hosted_by(self._model, device)
-        frozen = [p for p in self._model.parameters() if p.device.type == "cpu" and not p.requires_grad and p.nbytes >= hosted.smallest]
-        others = {id(p) for p in frozen}
-        _move([p for p in self._model.parameters() if p.device.type == "cpu" and id(p) not in others], device.place)
-        for module in self._model.modules():
-            _move([b for b in module._buffers.values() if b is not None and b.device.type == "cpu"], device.place)
+        moving: list[torch.Tensor] = [t for t in (*self._model.parameters(), *self._model.buffers()) if t.device.type == "cpu"]
+        leaves = [isinstance(t, torch.nn.Parameter) and not t.requires_grad and t.nbytes >= hosted.smallest for t in moving]
+        _move([t for t, leaving in zip(moving, leaves) if not leaving], device.place)
         came: list[torch.Tensor] = []
-        for weight in frozen:
+        for weight in (t for t, leaving in zip(moving, leaves) if leaving):
             if came and sum(p.nbytes for p in (*came, weight)) > self._budget // WINDOWS:
                 hosted.take(came)
                 came.clear()

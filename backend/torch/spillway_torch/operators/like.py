@@ -82,8 +82,7 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
     """
     try:
         trace = read_document(path)
-        tensors = {t["name"]: _Tensor(tuple(t["shape"]), getattr(torch, t.get("dtype", "float32")))
-                   for t in trace["tensors"]}
+        tensors = tensors_of(trace)
         ops = [op for op in trace["ops"] if "attributes" in op]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpillwayError(f"{os.fspath(path)}: it is not a trace that spillway_torch wrote: {error!r}") from error
@@ -94,9 +93,7 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
         name, *shapes, _ = op["slots"][0]["signature"].split(" ")
         attributes = {key: value for key, value in op["attributes"].items() if key != "operators"}
         inputs, outputs = ([tensors[key] for key in op[side]] for side in ("inputs", "outputs"))
-        arithmetic = op["slots"][0].get("arithmetic", "")
-        types = types_of([t.dtype for t in inputs], [t.dtype for t in outputs])
-        key = (name, frozenset(attributes.items()), types, arithmetic)
+        key = key_in(op, tensors)
         if key in seen:
             continue
         seen.add(key)
@@ -104,7 +101,20 @@ def entries_like(path: str | os.PathLike[str]) -> Iterator[Entry]:
             inputs = _with_repeated(shapes, inputs)
         made = _Op(name.split("::")[-1], attributes, inputs, outputs)
         for make in _makes(made):
-            yield Entry(f"{name} {' '.join(shapes)}", make, arithmetic == "tf32", op["phase"] == "update", key)
+            yield Entry(f"{name} {' '.join(shapes)}", make, op["slots"][0].get("arithmetic") == "tf32", op["phase"] == "update", key)
+
+
+def tensors_of(trace: Any) -> dict[str, _Tensor]:
+    """Returns the tensors of a trace by name."""
+    return {t["name"]: _Tensor(tuple(t["shape"]), getattr(torch, t.get("dtype", "float32"))) for t in trace["tensors"]}
+
+
+def key_in(op: Any, tensors: dict[str, _Tensor]) -> tuple[Any, ...]:
+    """Returns what makes an operator of a trace unique in a table, as `key_of` does of one that ran."""
+    slot = op["slots"][0]
+    attributes = {key: value for key, value in op["attributes"].items() if key != "operators"}
+    types = types_of(*([tensors[name].dtype for name in op[side]] for side in ("inputs", "outputs")))
+    return slot["signature"].split(" ")[0], frozenset(attributes.items()), types, slot.get("arithmetic", "")
 
 
 def types_of(inputs: Iterable[torch.dtype], outputs: Sequence[torch.dtype]) -> tuple[torch.dtype, ...]:

@@ -247,7 +247,7 @@ class HostedWeights:
     def _move_to_host(self) -> None:
         """Makes weights without memory of the device tensors of the CPU."""
         self._device.now()  # copies to the host are done
-        absent = [weight for weight in self._outside if not weight.here and weight.copy is not None]
+        absent = [weight for weight in self._outside if not weight.here]
         for weight in absent:
             assert weight.copy is not None
             for tensor in (reference() for reference in weight.tensors):
