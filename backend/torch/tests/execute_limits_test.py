@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import execute_autograd_test
 import execute_changes_test
+import capture_test
 import compiled_test
 import distributed_fit_test
 import execute_compiled_test as of_blocks
@@ -179,7 +180,7 @@ def tests_of_rows():
         "`torch.compile` of a whole model": (LimitsTest.test_compiled_models, compiled_test.FitTest.test_graph_breaks_share_one_budget),
         "`torch.compile` of functions": (LimitsTest.test_compiled_parts, compiled_test.FitTest.test_a_loss_that_is_compiled),
         "`torch.func.grad`": (LimitsTest.test_transforms_of_functions, whole.test_nothing_is_active_in_a_backward_and_after_it),
-        "CUDA graphs": (LimitsTest.test_a_captured_graph,),
+        "CUDA graphs": (LimitsTest.test_a_captured_graph, capture_test.CaptureTest.test_calls_are_replayed_once_they_run_as_planned),
         "a saved tensor changed": (changes.test_a_source_changed_before_backward, changes.test_a_change_before_backward_while_recording),
         "a parameter or buffer changed": (changes.test_a_parameter_changed_before_backward,),
         "a seed that the step sets": (changes.test_a_generator_that_changes_between_two_saved_tensors,),

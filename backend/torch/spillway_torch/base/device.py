@@ -10,10 +10,14 @@ import abc
 import contextlib
 import dataclasses
 import enum
+import functools
 import os
 import pathlib
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -52,6 +56,8 @@ class Device(abc.ABC):
     type: str  # the type of its tensors: "cuda" or "cpu"
     place: torch.device  # where its tensors are
     loads_late = False  # an operator takes longer at first, because its kernels are loaded then
+    has_graphs = False  # `graph` works
+    capturing = False  # `graph` is at work
 
     @abc.abstractmethod
     def begin(self) -> None:
@@ -90,6 +96,14 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def same_random_state(self, one: Any, other: Any) -> bool: ...
+
+    def graph(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None], Callable[[torch.Tensor], torch.Tensor]]:
+        """Notes what `run` gives to all queues, and does nothing of it. Raises what PyTorch raises where something cannot be noted.
+
+        Returns its result; what does it all, each time that it is called; and what takes a tensor that `run` has made, and returns one in the
+        same memory, which keeps the graph. The next graph may be given that memory once the tensor itself is gone.
+        """
+        raise NotImplementedError
 
     def in_use(self) -> int:
         """Returns the bytes that tensors take; -1 if the device does not count them."""
@@ -180,6 +194,7 @@ class _RegisteredHost(Host):
             self.bytes.zero_()  # registering pages that exist is faster
             failed = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0))
             if failed:
+                super().close()
                 raise RuntimeError(f"cudaHostRegister of {size} bytes failed with code {failed}")
 
     def close(self) -> None:
@@ -208,11 +223,30 @@ class _Event:
         self._pool.append(self.inner)
 
 
+class _Memory:
+    """Bytes of a GPU that belong to another object."""
+
+    def __init__(self, owner: Any, storage: torch.UntypedStorage) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {"data": (storage.data_ptr(), False), "shape": (storage.nbytes(),), "typestr": "|u1", "version": 3}
+
+
+def _borrow(owner: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in the same memory of a GPU, which keeps the owner in the place of that memory."""
+    if tensor.device.type != "cuda":
+        return tensor
+    storage = tensor.untyped_storage()
+    memory = torch.as_tensor(_Memory(owner, storage), device=tensor.device)
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape,
+                                                                         tensor.stride())
+
+
 class CudaDevice(Device):
     """A GPU: the current stream, and two side streams for copies. Nothing calls `record_stream`."""
 
     type = "cuda"
     loads_late = True
+    has_graphs = True
 
     def __init__(self) -> None:
         self.index = torch.cuda.current_device()
@@ -222,6 +256,7 @@ class CudaDevice(Device):
         self._ids = {queue: (stream.stream_id, stream.device_index, stream.device_type) for queue, stream in self._streams.items()}
         self.copy_streams = self._ids[Queue.OUT], self._ids[Queue.IN]
         self._events: list[Any] = []
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._generator = torch.cuda.default_generators[self.index]
         self._expandable = "expandable_segments:True" in (os.environ.get("PYTORCH_ALLOC_CONF", "")
                                                           + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
@@ -240,12 +275,32 @@ class CudaDevice(Device):
         return self._streams[Queue.COMPUTE] if self.current() else torch.cuda.current_stream(self.index)
 
     def host(self, size: int) -> Host:
+        if self.capturing:
+            raise SpillwayError(f"{size:,} more bytes have to be on the host, which cannot be registered while a CUDA graph is captured")
         if local_ranks() > 1 and size > host_memory():
             raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the "
                                 f"{host_share():,} that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the "
                                 "host")
         with torch.cuda.device(self.index):
             return _RegisteredHost(size)
+
+    def graph(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None], Callable[[torch.Tensor], torch.Tensor]]:
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other in self._graphs), None) or torch.cuda.graph_pool_handle()  # one graph runs at a time
+        self.capturing, drawn = True, self._generator.clone_state()
+        try:
+            # Programs that ask run other operators in a graph than before: transformers makes masks that it does not need.
+            with torch.cuda.graph(graph, pool=pool), mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False):
+                made = run()
+        except BaseException:  # PyTorch goes on as if it captured
+            self._generator.graphsafe_set_state(drawn)
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self.index, pool)
+            raise
+        finally:
+            self.capturing = False
+        self._graphs.add(graph)
+        return made, graph.replay, functools.partial(_borrow, graph)
 
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.place)

@@ -57,7 +57,10 @@ class Family:
         """gradients, states: the bytes that existed before the recorded step."""
         self.tape, self.shapes, self.used, self.gradients, self.states = tape, shapes, used, gradients, states
         self.later: Shapes = ()  # those of `shapes` that a step shows after its begin: the most so far
-        self.tape.costs = host_costs(device.type)
+        if tape.captured:
+            tape.host_share = 0.0  # a graph does not wait for the host
+        else:
+            tape.costs = host_costs(device.type)
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.complete = False  # no more of them will come
@@ -78,6 +81,11 @@ class Family:
         self._since: float | None = None  # when a plan that is made in the background was begun
         self._renewed = 0  # how often all plans were made anew
         self._made: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()  # in the background: then, and what follows
+
+    @property
+    def is_settled(self) -> bool:
+        """Returns whether no plan is being made, and none has to be for what exists besides."""
+        return self.complete and self._since is None
 
     def close(self) -> None:
         """Gives the memory of the host back."""

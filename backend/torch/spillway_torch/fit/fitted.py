@@ -25,6 +25,7 @@ from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
+from .capture import Captured, Part
 from .family import Bytes, Family, Rung, text_of
 from .report import Taken
 from .states import States
@@ -144,6 +145,8 @@ class Fitted:
         self._handles: list[Any] = []
         self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
+        self._captured: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self._parts: list[Part] | None = None  # those of a call of a captured function that runs
         for at, model in enumerate(self._models if hook_forward else ()):
             self._calls.append(self._call_of(at, model))
             vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: self._state_of(model)})
@@ -242,9 +245,29 @@ class Fitted:
         self._look()
         return self._taken.numbers()
 
+    def capture(self, function: Callable[..., Any]) -> Captured:
+        """Returns a function that runs forward and backward in its place, as CUDA graphs where they run as planned.
+
+        function: it runs forward and backward, and not the update. The tensors that it is given, and what it returns, are those of one
+            call. What it reads otherwise, but for parameters and buffers, has to stay where it is, and its Python does not run again.
+
+        It may be a decorator. On a CPU, calls run as ever. Raises `SpillwayError` once a step was recorded, with `early_updates`, `verify` or
+        `hook_forward=False`, and for models of DistributedDataParallel and `fully_shard`.
+        """
+        if not isinstance(self._state, Waiting) or self._structures.recordings:
+            raise SpillwayError("capture follows steps that were recorded, or remove: call it before the first step")
+        if self._early or self._verify or not self._calls or are_reduced(self._model):
+            raise SpillwayError("capture takes no early_updates, no verify, no hook_forward=False, and no model that several processes train: "
+                                "leave them out, or do not capture")
+        captured = Captured(self, function)
+        self._captured.add(captured)
+        return captured
+
     def remove(self) -> None:
         """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state and frozen
         weights come back to the device."""
+        for captured in self._captured:
+            captured.close()
         _remove(self._handles, self._open)
         for model, call in zip(self._models, self._calls):
             if vars(model).get(CALL) is call:
@@ -350,6 +373,8 @@ class Fitted:
             if complete or run.read:
                 self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
                 state.family.add_later(state.later)
+            if self._parts is not None:
+                self._parts.append(Part(state.family, state.rung, state.kind, run))
         elif isinstance(state, Recording) and not in_backward():
             state.recorder.end_forward()
 
@@ -368,6 +393,8 @@ class Fitted:
             self._end()
         if not concerns:
             return
+        if self._parts is not None:
+            raise SpillwayError("a function that was given to capture updates the model: leave the optimizer's step to its caller")
         if self._losses is not None:
             self._losses.tell()
         if isinstance(self._state, Recording) and self._state.ended:
@@ -377,6 +404,83 @@ class Fitted:
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
 
+    # ---- Captured functions ----
+
+    @property
+    def device(self) -> Device | None:
+        """The device on which steps run under plans; None if there are none yet."""
+        return self._state.device if isinstance(self._state, Planned) else None
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """All models."""
+        return self._model
+
+    @property
+    def parameters(self) -> list[weakref.ref[torch.Tensor]]:
+        """Those of all models when they were given."""
+        return self._parameters
+
+    def observe(self, function: Callable[[], Any]) -> tuple[Any, list[Part]]:
+        """Calls a function, and returns its result and what has run under plans in it."""
+        self._parts = []
+        try:
+            result = function()
+            self._settle()
+            return result, self._parts
+        finally:
+            self._parts = None
+
+    def unsettled(self, parts: list[Part]) -> str:
+        """Returns why these have not run as they will run from now on; empty if they have."""
+        for family, rung, _, run in parts:
+            for lacks, why in ((rung is None or rung not in family.rungs or not family.is_settled, "plans are still made"),
+                               (rung is not None and rung.checks < CHECKED, "its plan is still compared with the budget"),
+                               (rung is not None and bool(rung.plan.weights), "frozen weights are on the host"),
+                               (run.deviation is not None, str(run.deviation)),
+                               (run.guarded > 0, f"{run.guarded:,} bytes that it saves went to the host, because memory was short"),
+                               (isinstance(run, _Run) and run.waits(), "a backward may still read what it saved")):
+                if lacks:
+                    return why
+        return "" if parts else "no model is called in it"
+
+    def may_replay(self, size: int) -> bool:
+        """Returns whether a graph fits that takes so many bytes."""
+        device = self.device
+        return device is not None and device.in_use() + size <= self._budget
+
+    def has_room(self, size: int) -> bool:
+        """Returns whether so many bytes fit in the budget beside a planned step."""
+        return self.plan is not None and self.plan.peak + size <= self._budget
+
+    def has_state(self, parts: list[Part]) -> bool:
+        """Returns whether the plans of these are still in use, and has the optimizer's state where they want it."""
+        if any(part.rung is None or part.rung not in part.family.rungs for part in parts):
+            return False
+        for part in parts:
+            assert part.rung is not None
+            self._states.begin(part.rung.plan.state)
+        return True
+
+    def note_replay(self, parts: list[Part], again: bool = True) -> None:
+        """Begins parts of a step that run as a graph; `again` if they did not begin when it was captured."""
+        self._taken.replayed += len(parts)
+        if self._losses is not None:
+            self._losses.chunked += 1  # as when it was captured
+        for family, rung, kind, run in parts if again else ():
+            assert rung is not None
+            self._report()
+            self._states.begin(rung.plan.state)
+            self._taken.begin(rung.plan)
+            self._taken.end(run)
+            self._structures.note(kind, run.signature, family, False)
+
+    def _report(self) -> None:
+        """Counts the last step, and writes the line of each `report_every` steps."""
+        self._look()
+        if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
+            log.info("spillway: %s", self._taken.line())
+
     def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
         """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
         if not family.complete and not state.waits():
@@ -385,10 +489,8 @@ class Fitted:
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
-        self._look()
+        self._report()
         self._tell(state.device.peak_bytes(), state.device)
-        if self._report_every and self._taken.steps and self._taken.steps % self._report_every == 0:
-            log.info("spillway: %s", self._taken.line())
         state.family, state.kind, state.later = family, kind, ()
         state.rung, executor = family.run_for((*shapes, *family.later))
         self._states.begin(state.rung.plan.state if state.rung is not None else None)
@@ -570,6 +672,7 @@ class Fitted:
                 raise
             return
         tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
+        tape.captured = bool(self._captured) and state.recorder.device.has_graphs
         self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, state.recorder.most)

@@ -6,11 +6,23 @@ import collections
 import dataclasses
 import statistics
 import time
+from typing import NamedTuple
 
 from ..plan.plan import OFFLOAD, Plan, in_unit
 from ..run.executor import _Run
 
 LAST = 20  # steps whose time counts
+
+
+class Ran(NamedTuple):
+    """What a part of a step did that ran as planned."""
+
+    plan: Plan
+    signature: int
+    recomputed: int  # operators
+    deviation: str | None = None
+    guarded: int = 0
+    verified: int = 0
 
 
 @dataclasses.dataclass
@@ -21,6 +33,7 @@ class Taken:
     planned: int = 0
     guarded: int = 0  # without a plan
     recorded: int = 0
+    replayed: int = 0  # of those planned: from CUDA graphs
     most: int = 0  # bytes of the device; 0 if it does not count them
     recomputed: int = 0  # operators
     offloaded: int = 0  # bytes that went to the host as planned
@@ -51,7 +64,7 @@ class Taken:
         self.recorded += 1
         self._began = None
 
-    def end(self, run: _Run) -> None:
+    def end(self, run: _Run | Ran) -> None:
         """Counts what a step did, whose backward has run."""
         self.recomputed += run.recomputed
         self.short += run.guarded
@@ -61,7 +74,7 @@ class Taken:
 
     def numbers(self) -> dict[str, float]:
         """Returns the counts by name. Times are ms; `step_ms` is a median, and `predicted_ms` stands beside it on a GPU."""
-        found: dict[str, float] = {"steps": self.steps, "planned": self.planned, "guarded": self.guarded, "recorded": self.recorded,
+        found: dict[str, float] = {"steps": self.steps, "planned": self.planned, "guarded": self.guarded, "recorded": self.recorded, "replayed": self.replayed,
                                    "budget_bytes": self.budget, "recomputed_operators": self.recomputed, "offloaded_bytes": self.offloaded,
                                    "guarded_bytes": self.short, "verified_storages": self.verified}
         if self.most:
@@ -82,6 +95,7 @@ class Taken:
         if "step_ms" in numbers:
             predicted = f" (predicted {numbers['predicted_ms']:.1f})" if "predicted_ms" in numbers else ""
             times = f"; a step takes {numbers['step_ms']:.1f} ms{predicted}"
+        replayed = f", {self.replayed} of them as CUDA graphs" if self.replayed else ""
         verified = f", and {self.verified} storages were verified" if self.verified else ""
-        return (f"budget {budget}{most}; {self.steps} steps: {shares}{times}; {self.recomputed} operators ran again, {offloaded} went to the "
+        return (f"budget {budget}{most}; {self.steps} steps: {shares}{replayed}{times}; {self.recomputed} operators ran again, {offloaded} went to the "
                 f"host as planned and {short} because memory was short{verified}")

@@ -360,7 +360,7 @@ class _Run:
         self.hooks.leave()
         if complete and self.deviation is None and self.packs < self._executor.plan.tape.packed:
             self.deviate(f"it saved {self.packs} tensors, and the recorded step {self._executor.plan.tape.packed}")
-        if complete and self.deviation is None and self.guarded == 0 and self._pieces == len(self._executor.host.pieces):
+        if complete and self.deviation is None and self.guarded == 0 and not self._executor.device.capturing and self._pieces == len(self._executor.host.pieces):
             self._executor.note_forward((self._ended or time.perf_counter()) - self._began, self._marks)
 
     def deviate(self, reason: str) -> None:

@@ -145,6 +145,8 @@ def _chain(tape: Tape, found: dict[int, Saved], saved: Saved) -> Chain:
         op = tape.ops[made]
         if op.once:
             raise _Refused(op.once)
+        if op.random and tape.captured:
+            raise _Refused(f"{op.place} draws random numbers, which a captured step cannot draw again")
         for operand, scratch in operands_of(op):
             if scratch:
                 continue

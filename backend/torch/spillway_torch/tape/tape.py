@@ -130,6 +130,7 @@ class Tape(Step):
         self.packs = self.saved
         self.unpacks: list[Unpack] = []
         self.positions: list[int] = []  # for each position, the operators that had run
+        self.captured = False  # steps may become CUDA graphs
         self.inputs: Shapes = ()  # what the first module was given that the step called, if it is known
         self.ended = 0  # operators that had run when the last backward ended
         self.packed = 0  # positions at which autograd packed a tensor, also of other devices
