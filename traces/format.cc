@@ -20,7 +20,8 @@ namespace spillway::traces {
 namespace {
 
 constexpr std::string_view kFormat = "spillway-trace";
-constexpr int kVersion = 11;
+constexpr int kVersion = 12;
+constexpr int kVersionWithoutCompiled = 11;
 constexpr int kVersionWithoutRequestLanes = 10;
 constexpr int kVersionWithoutLanes = 9;
 constexpr int kVersionWithoutSizes = 7;
@@ -269,6 +270,14 @@ class TraceReader {
     if (count < numbers.size()) json_.Fail("expected three numbers: at, packed, unpacked");
   }
 
+  void ReadCut(Value value) {
+    CompiledCut& cut = trace_.compiled.emplace_back();
+    json_.ReadObject(value, Required("memory", To(cut.memory)),
+                     Required("flops", ToInteger(cut.flops, 0, kMaxAmount)),
+                     Required("traffic", To(cut.traffic)),
+                     Required("kernels", ToInteger(cut.kernels, 1, kMaxAmount)));
+  }
+
   // Fails if the file's version is older than the version that introduced the key.
   void NeedVersion(int64_t version, std::string_view key) {
     if (version_ >= version) return;
@@ -429,7 +438,11 @@ Trace TraceReader::Read() {
                           }),
                  Optional("saved", [&](Value) { has_saved = true; }),
                  Optional("hooks", [this](Value hooks) { ReadHooks(hooks); }),
-                 Optional("sizes", [this](Value) { NeedVersion(8, "sizes"); }));
+                 Optional("sizes", [this](Value) { NeedVersion(8, "sizes"); }),
+                 Optional("compiled", [this](Value compiled) {
+                   NeedVersion(12, "compiled");
+                   json_.ReadArray(compiled, [this](Value cut) { ReadCut(cut); });
+                 }));
   // The ops name layers and tensors, which may follow the ops in the file.
   if (!has_ops) json_.ReadFromRoot("ops", [this](Value ops) { ReadOps(ops); });
   if (has_saved) json_.ReadFromRoot("saved", [this](Value saved) { ReadSaved(saved); });
@@ -482,6 +495,12 @@ class TraceWriter {
       });
     }
     if (trace_.hooks) WriteHooks(*trace_.hooks);
+    if (!trace_.compiled.empty()) {
+      List("compiled", trace_.compiled, [this](const CompiledCut& cut) {
+        json_.BeginObject().Put("memory", cut.memory).Put("flops", cut.flops);
+        json_.Put("traffic", cut.traffic).Put("kernels", cut.kernels).EndObject();
+      });
+    }
     return json_.EndObject().Take();
   }
 
@@ -492,9 +511,10 @@ class TraceWriter {
   static bool IsReduced(const Slot& slot) { return slot.arithmetic != Arithmetic::kFp32; }
 
   int VersionNeeded() const {
+    if (!trace_.compiled.empty()) return kVersion;
     const auto is_of_lane = [](const auto& one) { return one.lane != 0; };
     if (trace_.recording && std::ranges::any_of(trace_.recording->requests, is_of_lane)) {
-      return kVersion;
+      return kVersionWithoutCompiled;
     }
     if (std::ranges::any_of(trace_.ops, &HasLane) ||
         std::ranges::any_of(trace_.tensors, is_of_lane)) {

@@ -62,6 +62,7 @@ class Validator {
     CheckHolds();
     CheckSaved();
     CheckHooks();
+    CheckCompiled();
     CheckRecording();
   }
 
@@ -328,6 +329,20 @@ class Validator {
     const double share = trace_.hooks->beside_copy;
     if (!(share >= 0 && share <= 1)) {
       Fail(fmt::format("hooks.beside_copy is {}, expected 0 to 1", share));
+    }
+  }
+
+  void CheckCompiled() const {
+    if (!trace_.compiled.empty() && !trace_.recording) {
+      Fail("a compiled step belongs to a recording, and the trace has none");
+    }
+    for (size_t i = 0; i < trace_.compiled.size(); ++i) {
+      const CompiledCut& cut = trace_.compiled[i];
+      if (i > 0 && cut.memory >= trace_.compiled[i - 1].memory) {
+        Fail(fmt::format("compiled[{}] takes {} bytes, expected less than the {} of the one before",
+                         i, cut.memory.count(), trace_.compiled[i - 1].memory.count()));
+      }
+      if (cut.kernels < 1) Fail(fmt::format("compiled[{}] has no kernels", i));
     }
   }
 

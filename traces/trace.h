@@ -151,6 +151,17 @@ struct StepHooks {
   bool operator==(const StepHooks&) const = default;
 };
 
+// What the recorded step takes under torch.compile, for one choice of what its graphs save.
+struct CompiledCut {
+  // The most that the graphs take at once, beside parameters, optimizer state and the step's data.
+  Bytes memory;
+  int64_t flops = 0;    // of the products of the graphs
+  Bytes traffic;        // of their other kernels
+  int64_t kernels = 0;  // of both kinds
+
+  bool operator==(const CompiledCut&) const = default;
+};
+
 struct Trace {
   std::string name;     // "vgg19:256"
   std::string network;  // "vgg19"
@@ -165,6 +176,9 @@ struct Trace {
   // ones has none.
   std::vector<KeptForBackward> saved{};
   std::optional<StepHooks> hooks{};  // set iff the recorded program can carry decisions out
+  // PyTorch's own cut first, then others that take less memory each; empty if it is not known. A
+  // trace with other ops than the recorded ones has none.
+  std::vector<CompiledCut> compiled{};
 
   const Tensor& tensor(TensorId id) const { return tensors[Index(id)]; }
   const Op& op(OpId id) const { return ops[Index(id)]; }
@@ -194,6 +208,7 @@ struct Trace {
   // - A saved tensor is packed or unpacked behind the last op, unpacked before it is packed, or
   //   packed or unpacked twice at one position, or `saved` is not in the order of packing.
   // - A place of hooks lies behind the last op, before the one before it, or has no hook.
+  // - A cut of the compiled step takes as much memory as the one before it, or has no kernel.
   // - A recorded cost is negative, missing in a recorded trace, or present in another trace.
   // - The sizes, the flops or the traffic of the whole trace, or the elements of one tensor, exceed
   //   2^60. Sums that a reader forms do not overflow below this limit.

@@ -73,7 +73,7 @@ class BadTraceTest(BadInputTest):
     def test_wrong_version_or_format(self):
         trace = self.trace()
         trace["version"] = 99
-        self.refused("unsupported version 99; this program reads version 1 to 11", trace)
+        self.refused("unsupported version 99; this program reads version 1 to 12", trace)
         trace["format"] = "spillway-cost-table"
         self.refused("expected \"spillway-trace\"", trace)
         self.refused("expected an object", "[]")

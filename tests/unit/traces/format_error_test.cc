@@ -85,7 +85,7 @@ TEST(FormatErrorTest, FormatAndVersion) {
   EXPECT_EQ(ErrorOfEdit("spillway-trace", "spillway-cost-table"),
             "t.json:2:11: format: expected \"spillway-trace\", got \"spillway-cost-table\"");
   EXPECT_EQ(ErrorOfEdit("\"version\": 1", "\"version\": 99"),
-            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 11");
+            "t.json:2:40: version: unsupported version 99; this program reads version 1 to 12");
   EXPECT_EQ(ErrorOfEdit("\"format\": \"spillway-trace\", ", ""),
             "t.json:1:1: the key 'format' is missing");
   // The version is checked before any key that a later version may have added.
@@ -108,7 +108,7 @@ TEST(FormatErrorTest, Keys) {
   EXPECT_EQ(
       ErrorOfEdit("\"preset\": \"torch\", ", "\"preset\": \"torch\", \"extra\": 1, "),
       "t.json:3:20: unknown key 'extra' (valid: format, version, name, network, batch, preset, "
-      "training, recording, layers, tensors, ops, saved, hooks, sizes)");
+      "training, recording, layers, tensors, ops, saved, hooks, sizes, compiled)");
   EXPECT_EQ(ErrorOfEdit(", \"flops\": 6", ""),
             "t.json:12:12: ops[0].slots[0]: the key 'flops' is missing");
 }

@@ -97,6 +97,36 @@ TEST(RecordedFormatTest, LanesOfRequests) {
   EXPECT_EQ(ParseTrace(text, "t.json"), trace);
 }
 
+// Returns `Recorded()` with cuts of the compiled step.
+std::string WithCompiled(const std::string& cuts, int version = 12) {
+  std::string text = Recorded("\"version\": 3", fmt::format("\"version\": {}", version));
+  return text.insert(text.rfind('}'), fmt::format(",\n\"compiled\": [{}]", cuts));
+}
+
+TEST(RecordedFormatTest, CutsOfTheCompiledStep) {
+  const std::string own = R"({"memory": 9, "flops": 4, "traffic": 7, "kernels": 3})";
+  const std::string less = R"({"memory": 8, "flops": 6, "traffic": 5, "kernels": 1})";
+  const Trace trace = ParseTrace(WithCompiled(fmt::format("{}, {}", own, less)), "t.json");
+  EXPECT_THAT(trace.compiled, ElementsAre(CompiledCut{Bytes(9), 4, Bytes(7), 3},
+                                          CompiledCut{Bytes(8), 6, Bytes(5), 1}));
+  const std::string text = FormatTrace(trace);
+  EXPECT_THAT(text, HasSubstr("\"version\": 12"));
+  EXPECT_EQ(ParseTrace(text, "t.json"), trace);
+  const auto error = [](const std::string& cuts, int version = 12) {
+    return InputErrorOf([&] { ParseTrace(WithCompiled(cuts, version), "t.json"); });
+  };
+  EXPECT_THAT(error(own, 11), HasSubstr("the key 'compiled' needs version 12 of the format"));
+  EXPECT_THAT(error(fmt::format("{}, {}", own, own)),
+              HasSubstr("compiled[1] takes 9 bytes, expected less than the 9 of the one before"));
+  EXPECT_THAT(error(R"({"memory": 9, "flops": 4, "traffic": 7, "kernels": 0})"),
+              HasSubstr("compiled[0].kernels: expected an integer from 1"));
+  EXPECT_THAT(error(R"({"memory": 9, "flops": 4, "traffic": 7})"),
+              HasSubstr("compiled[0]: the key 'kernels' is missing"));
+  Trace alone = trace;
+  alone.compiled[0].kernels = 0;
+  EXPECT_THROW(alone.Validate(), InputError);
+}
+
 TEST(RecordedFormatTest, TensorsThatMayNotMove) {
   Trace trace = ParseTrace(Recorded(), "t.json");
   EXPECT_TRUE(trace.tensors[0].movable);
