@@ -50,8 +50,15 @@ std::string_view OperatorOf(const Op& op) {
 void ForgetRecorded(Trace& trace) {
   Recording& recording = *trace.recording;
   trace.saved.clear();
+  trace.compiled.clear();
   recording.step = recording.plain_step = {};
   recording.allocated = recording.reserved = {};
+}
+
+void ForgetTensor(Tensor& tensor) {
+  tensor.kind = TensorKind::kScratch;
+  tensor.size = tensor.offset = Bytes();
+  tensor.held_until.reset();
 }
 
 Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time) {

@@ -40,6 +40,9 @@ std::string_view OperatorOf(const Op& op);
 // Forgets what the recording says of the whole step, which runs other ops now.
 void ForgetRecorded(Trace& trace);
 
+// Takes a tensor that no op uses any longer out of the trace's memory.
+void ForgetTensor(Tensor& tensor);
+
 // Returns an op without operands that runs beside `near` and takes `time`. It has no traffic, so
 // that a recording of another GPU does not scale its time.
 Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time);

@@ -37,6 +37,7 @@ void SetBatch(Trace& trace, int64_t batch) {
   }
   trace.batch = batch;
   trace.name = fmt::format("{}:{}", trace.network, batch);
+  trace.compiled.clear();
   if (!trace.recording) return;
   trace.recording->step = trace.recording->plain_step = {};
   trace.recording->allocated = trace.recording->reserved = {};

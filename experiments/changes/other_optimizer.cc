@@ -171,11 +171,7 @@ Op UpdateOp(const Trace& trace, const AdamUpdate& update, const std::string& nam
 // Takes a storage that no op uses any longer, and its views, out of the trace's memory.
 void Forget(TensorId id, const Liveness& liveness, Trace& trace) {
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
-    if (liveness.Root(static_cast<TensorId>(i)) != id) continue;
-    Tensor& tensor = trace.tensors[i];
-    tensor.kind = TensorKind::kScratch;
-    tensor.size = tensor.offset = Bytes();
-    tensor.held_until.reset();
+    if (liveness.Root(static_cast<TensorId>(i)) == id) ForgetTensor(trace.tensors[i]);
   }
 }
 

@@ -20,6 +20,29 @@ GPT2, RESNET50 = (ROOT / "traces" / "recorded" / "pytorch" / f"{name}-h200.json.
 QUICK = ("--policy", "superneurons", "--policy", "mxnet", "--policy", "network-wide:algo=memory")
 
 
+def small_step():
+    """Returns a recorded step of training: a product and another op in forward, two in backward, and an update."""
+    def tensor(name, kind, mib):
+        return {"name": name, "kind": kind, "shape": [mib << 18], "size": mib << 20}
+
+    def op(name, phase, kind, inputs, outputs, flops, mib):
+        return {"name": name, "layer": "l", "type": kind, "phase": phase, "batch": 4 if phase != "update" else 1, "inputs": inputs,
+                "outputs": outputs, "slots": [{"name": "op", "signature": f"aten::{name}", "flops": flops, "traffic": mib << 20}],
+                "recorded": {"time_ns": 0, "gap_ns": 0, "host_ns": 0, "workspace": 0}}
+    return {"format": "spillway-trace", "version": 3, "name": "small:4", "network": "small", "batch": 4, "preset": "recorded",
+            "training": True,
+            "recording": {"framework": "PyTorch 2.11.0", "device": "", "step_ns": 0, "plain_step_ns": 0, "allocated": 0, "reserved": 0},
+            "layers": [{"name": "l", "type": "other"}],
+            "tensors": [tensor("x", "input", 64), tensor("w", "parameter", 512), tensor("m", "optimizer_state", 512),
+                        tensor("y", "activation", 2048), tensor("z", "activation", 2048), tensor("d", "gradient", 2048),
+                        tensor("g", "parameter_gradient", 512), tensor("t", "gradient", 256)],
+            "ops": [op("mm", "forward", "matmul", ["x", "w"], ["y"], 10**13, 2624), op("gelu", "forward", "other", ["y"], ["z"], 0, 4096),
+                    op("gelu_backward", "backward", "other", ["y", "z"], ["d"], 0, 6144),
+                    op("mm_backward", "backward", "matmul", ["d", "x"], ["g"], 10**13, 2624),
+                    op("scale", "update", "other", ["g"], ["t"], 0, 768),
+                    op("add", "update", "other", ["w", "m", "t"], ["w", "m"], 0, 2048)]}
+
+
 class FitTest(CommandTest):
     def rows(self, *args, code=0):
         return self.conforms(self.ok("fit", *args, "--format", "json", code=code), "fit")["rows"]
@@ -131,6 +154,78 @@ class FitTest(CommandTest):
                     self.assertLessEqual(row["iteration_ms"], 1.02 * alone["iteration_ms"], (memory, part))
         self.assertGreater(len(times), 1)
         self.assertEqual(times, sorted(times, reverse=True))
+
+    def test_a_compiled_step(self):
+        step = small_step()
+        slots = [op["slots"][0] for op in step["ops"] if op["phase"] != "update"]
+        flops, traffic = sum(slot["flops"] for slot in slots), sum(slot["traffic"] for slot in slots if slot["flops"] == 0)
+        lives = sum(tensor["size"] for tensor in step["tensors"]
+                    if tensor["kind"] in ("parameter", "optimizer_state", "input") and "alias_of" not in tensor)
+
+        def cut(mib, products, others, kernels=200):
+            return {"memory": mib << 20, "flops": int(products * flops), "traffic": int(others * traffic), "kernels": kernels}
+        own, slow, fast, least = cut(2048, 1, 0.4), cut(1536, 1.5, 0.5), cut(1280, 1.2, 0.5), cut(1024, 1.4, 0.6)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "t.json"
+
+            def rows(mib, *cuts, args=(), code=1):
+                path.write_text(json.dumps({**step, "version": 12, "compiled": cuts} if cuts else step), encoding="utf-8")
+                memory = lives + (mib << 20)
+                found = {row["change"]: row for row in self.rows(path, "--memory", f"{memory}B", *QUICK[:2], *args, code=code)}
+                return [found.get(change) for change in ("none", "compile", "compile within the budget")]
+
+            def ms(*cuts):
+                return rows(cuts[-1]["memory"] // (1 << 20) + 64, *cuts)[min(2, len(cuts))]["iteration_ms"]
+            # Where PyTorch's own cut fits, it is the row; else the fastest that fits, or the one of least memory.
+            whole, compiled, within = rows(2112, own, slow, fast, least)
+            self.assertEqual((compiled["status"], compiled["python"].splitlines()[1:], within), ("fits", ["model.compile()"], None))
+            self.assertAlmostEqual(compiled["peak_requested_bytes"], lives + own["memory"], delta=1)
+            self.assertLess(compiled["slowdown"], 1)
+            self.assertEqual((compiled["cost"], compiled["arithmetic"]),
+                             (f"estimated from the step without torch.compile: {whole['cost']}", whole["arithmetic"]))
+            _, compiled, within = rows(1600, own, slow, fast, least)
+            self.assertEqual((compiled["status"], within["status"]), ("no", "fits"))
+            self.assertAlmostEqual(within["peak_requested_bytes"], lives + fast["memory"], delta=1)
+            budget = int(within["memory_bytes"]) >> 20
+            self.assertTrue(within["python"].endswith(f'\nspillway_torch.compile(model, memory="{budget}MiB")'), within["python"])
+            self.assertIn("expandable_segments", within["python"])
+            compile(within["python"], "remedy", "exec")
+            _, compiled, within = rows(900, own, slow, fast, least)
+            self.assertEqual((compiled["status"], within["status"]), ("no", "no"))
+            self.assertAlmostEqual(within["peak_requested_bytes"], lives + least["memory"], delta=1)
+            # The update is that of the recorded step, with the gradient and a temporary tensor, and without the data.
+            self.assertEqual(rows(900, cut(520, 1, 1))[1]["peak_requested_bytes"], lives + (704 << 20))
+            rows(900, own, slow, fast, least)
+            page = " ".join(self.ok("fit", path, "--memory", f"{lives + (900 << 20)}B", *QUICK[:2], code=1).split())
+            self.assertIn("It does not fit with torch.compile, which reserves", page)
+            self.assertIn("It does not fit with torch.compile within the budget, which reserves", page)
+            # Products take as long for their flops as recorded, and other kernels for their bytes; the host may be slower.
+            first, more, twice = ms(own), ms(own, cut(1536, 2, 0.4)), ms(own, cut(1536, 3, 0.4))
+            self.assertAlmostEqual(more - first, twice - more, delta=1e-6 * twice)
+            self.assertGreater(more, first)
+            first, more, twice = ms(own), ms(own, cut(1536, 1, 0.8)), ms(own, cut(1536, 1, 1.2))
+            self.assertAlmostEqual(more - first, twice - more, delta=1e-6 * twice)
+            self.assertGreater(more, first)
+            self.assertGreater(ms(cut(2048, 1, 0.4, 10**6)), 7000)
+            # Half of the step is not compiled, and takes what it took.
+            everything, half = ms(cut(2048, 1, 1)), ms(cut(2048, 0.5, 0.5))
+            self.assertAlmostEqual(everything, half, delta=1e-6 * everything)
+            # The rows are about the step as recorded. Where nothing is known, a line says how to know it.
+            said = "records a step with what it takes compiled"
+            for args in (), ("--batch", "2"):
+                self.assertEqual(rows(100, own, least, args=args)[1:] == [None, None], bool(args), args)
+                for cuts in (own,), ():
+                    rows(100, *cuts)
+                    page = " ".join(self.ok("fit", path, "--memory", f"{lives + (100 << 20)}B", *QUICK[:2], *args, code=1).split())
+                    self.assertEqual(said in page, not cuts and not args)
+            page = self.ok("fit", "gpt2:8", "--memory", "2GiB", *QUICK[:2], code=1)
+            self.assertNotIn(said, " ".join(page.split()))
+            # A trace with other ops or another batch has no cuts.
+            rows(100, own)
+            built = path.with_name("built.json")
+            for change, kept in ((",host=7us", True), (",batch=8", False), (",precision=bf16", False)):
+                self.ok("trace", "build", f"{path}{change}", "-o", built)
+                self.assertEqual(json.loads(built.read_text("utf-8")).get("compiled"), [own] if kept else None, change)
 
     def test_bf16_takes_the_arithmetic_of_the_card(self):
         rows = self.rows(GPT2, "--memory", "3GiB", *QUICK[:2], code=1)

@@ -254,6 +254,7 @@ void FindChanges(const Question& given, std::span<const std::shared_ptr<const Tr
   const std::vector<std::string> blocks = BlocksInOrder(trace);
   if (trace.recording) tries.emplace_back([&] { return Combined(one, fit.as_it_is, blocks); });
   tries.emplace_back([&] { return BySpillway(one, fit.as_it_is); });
+  tries.emplace_back([&] { return ByCompiling(one, fit.as_it_is); });
   if (trace.recording && trace.training) {
     if (!blocks.empty()) tries.emplace_back([&] { return Checkpointed(one, blocks); });
     tries.emplace_back([&] { return WithMicroBatches(one, others); });

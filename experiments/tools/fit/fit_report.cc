@@ -122,6 +122,9 @@ std::string FormatRemarks(std::span<const FitRow> rows) {
       {"optimizer on host",
        "With the optimizer on the host, the time is an estimate: the host is assumed to read and "
        "write so much in a second to update parameters."},
+      {"torch.compile",
+       "Under torch.compile, the time is an estimate until it is measured: products take as long "
+       "for each operation as they do without it, and other kernels for each byte."},
       {"frozen weights",
        "Frozen weights come from the host before operators read them, those of at least 1 MiB; "
        "with device=\"cuda\", the model is on the CPU before spillway_torch.fit."},
@@ -217,11 +220,8 @@ Columns<FitRow> FitColumns() {
       {"change", "",
        "none, or the change: allocator, checkpoint, selective checkpoint, save_on_cpu, batch, "
        "micro-batches, construction, combination, bf16, autocast, 8-bit optimizer, offloaded "
-       "optimizer, loss chunks, more GPUs, more shards, reshard, bf16 reduction, spillway "
-       "(activations and "
-       "state as "
-       "spillway_torch.fit "
-       "moves them), "
+       "optimizer, loss chunks, more GPUs, more shards, reshard, bf16 reduction, compile, compile "
+       "within the budget, spillway (activations and state as spillway_torch.fit moves them), "
        "or of policies of research policy, policy and allocator, or weights streamed (parameters "
        "are outside, too)",
        &FitRow::change, "change"},

@@ -204,6 +204,17 @@ PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chun
                       chunks ? ", allow=\"chunked_loss\"" : "")};
 }
 
+PyTorchRemedy Compile() {
+  return {"compile", "torch.compile", "",
+          fmt::format("{}\nmodel.compile()", ExpandableSegments().python)};
+}
+
+PyTorchRemedy CompileWithin(Bytes budget) {
+  return {"compile within the budget", "torch.compile within the budget", "",
+          fmt::format("{}\nspillway_torch.compile(model, memory=\"{}MiB\")",
+                      ExpandableSegments().python, budget.count() / Bytes::MiB(1).count())};
+}
+
 PyTorchRemedy LossInChunks(int64_t chunks) {
   return {"loss chunks", fmt::format("loss in {} chunks of tokens", chunks), "",
           fmt::format("rows, labels = body(batch)\n"

@@ -19,7 +19,8 @@ namespace spillway::lab {
 struct PyTorchRemedy {
   // "checkpoint", "selective checkpoint", "save_on_cpu", "allocator", "batch", "micro-batches",
   // "construction", "combination", "bf16", "autocast", "8-bit optimizer", "offloaded optimizer",
-  // "loss chunks", "more GPUs", "more shards", "reshard", "bf16 reduction" or "spillway"
+  // "loss chunks", "more GPUs", "more shards", "reshard", "bf16 reduction", "compile", "compile
+  // within the budget" or "spillway"
   std::string change;
   std::string text;    // "checkpoint 5 of 12 blocks"
   std::string policy;  // a specification; empty: the policy that runs the workload unchanged
@@ -64,6 +65,11 @@ struct HostedTensors {
 // `spillway_torch.fit` with a budget. `early` and `chunks` say if parameters are updated in
 // backward, and if the loss is in chunks.
 PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chunks);
+// torch.compile, with PyTorch's own cut of the graphs, and with one that `spillway_torch.compile`
+// makes for a budget. Both are with expandable segments: what graphs allocate is not known one by
+// one.
+PyTorchRemedy Compile();
+PyTorchRemedy CompileWithin(Bytes budget);
 // `chunks` is the number of parts of the tokens.
 PyTorchRemedy LossInChunks(int64_t chunks);
 

@@ -10,6 +10,7 @@
 #include "experiments/changes/autocast_step.h"
 #include "experiments/changes/changed_op.h"
 #include "experiments/changes/changed_step.h"
+#include "experiments/changes/compiled_step.h"
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_optimizer.h"
 #include "experiments/changes/other_sharding.h"
@@ -169,7 +170,7 @@ FitRow Question::AsItIs() const {
 FitRow Question::Remedied(const PyTorchRemedy& remedy) const {
   const PolicyChoice policy = remedy.policy.empty() ? PolicyOf(trace()) : remedy.policy;
   const PyTorchRemedy expandable = ExpandableSegments();
-  const bool expands = remedy.change == expandable.change;
+  const bool expands = remedy.python.starts_with(expandable.python);
   FitRow row =
       Predict(remedy.change, policy, expands ? FitAllocator::kExpandable : FitAllocator::kUsual);
   row.remedy = remedy.text;
@@ -383,6 +384,11 @@ std::vector<FixedChange> FixedChanges(const Question& asked) {
   }
   add(ChangesOfOptimizer(asked.device()));
   add(ChangesOfLoss());
+  if (trace.compiled.empty() && asked.IsAsGiven() && WorldOf(trace) == 1) {
+    changes.push_back(not_tried(
+        "torch.compile was not tried: python3 -m spillway_torch explain FILE.py --compile "
+        "--export-step step.json records a step with what it takes compiled."));
+  }
   return changes;
 }
 
@@ -501,6 +507,35 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
           .Try("weights streamed", PolicyOfSpillway("all"), FitAllocator::kExpandable);
   std::vector<FitRow> rows{std::move(least)};
   if (streamed.status == FitStatus::kFits) rows.push_back(streamed);
+  return rows;
+}
+
+std::vector<FitRow> ByCompiling(const Question& one, const FitRow& as_it_is) {
+  const Trace& trace = one.costed_trace();
+  if (!one.IsAsGiven() || WorldOf(trace) > 1) return {};
+  std::vector<FitRow> rows;
+  for (const CompiledCut& cut : trace.compiled) {
+    std::optional<Trace> made = Compiled(trace, cut, one.cost());
+    if (!made) return {};
+    const bool own = rows.empty();
+    FitRow row =
+        one.About(*std::move(made)).Remedied(own ? Compile() : CompileWithin(as_it_is.available()));
+    row.cost = fmt::format("estimated from the step without torch.compile: {}", as_it_is.cost);
+    row.arithmetic = as_it_is.arithmetic;
+    row.tokens = as_it_is.tokens;
+    if (own && row.status != FitStatus::kNot) return {row};
+    const auto better = [](const FitRow& a, const FitRow& b) {
+      const bool fits = a.status != FitStatus::kNot;
+      if (fits != (b.status != FitStatus::kNot)) return fits;
+      return fits ? a.metrics.iteration < b.metrics.iteration
+                  : a.metrics.peak_reserved < b.metrics.peak_reserved;
+    };
+    if (rows.size() < 2) {
+      rows.push_back(std::move(row));
+    } else if (better(row, rows[1])) {
+      rows[1] = std::move(row);
+    }
+  }
   return rows;
 }
 

@@ -54,8 +54,14 @@ class Question {
   FitRow AsItIs() const;
 
   // Returns the result of a change in PyTorch. The question is about the changed trace if the
-  // change has no policy. Expandable segments are used, too, if the workload fits with them only.
+  // change has no policy. Expandable segments are used if the change begins with them, or if the
+  // workload fits with them only.
   FitRow Remedied(const PyTorchRemedy& remedy) const;
+
+  // Returns true if the trace is the one that was given, as it was recorded.
+  bool IsAsGiven() const {
+    return workload_.batch_source == BatchSource::kGiven && !workload_.asked.changes.any();
+  }
 
  private:
   FitRow Predict(const std::string& change, const PolicyChoice& policy,
@@ -102,6 +108,11 @@ std::vector<FixedChange> FixedChanges(const Question& asked);
 // nothing if the step has no recording, or has hooks, with which `spillway plan` plans it.
 // `as_it_is` is the result of the unchanged step.
 std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is);
+
+// Returns the results of the recorded step under torch.compile, if the trace has them: with
+// PyTorch's own cut of the graphs and, if it does not fit, with the fastest cut that fits, or else
+// with that of least memory.
+std::vector<FitRow> ByCompiling(const Question& one, const FitRow& as_it_is);
 
 // Returns the result of the batch of the question in micro-batches of the batch of `part`; nullopt
 // if the step has no single update at its end. REQUIRES: `part` is the same recorded step at a
