@@ -37,6 +37,7 @@ import torch
 from .base.errors import ProgramError, SpillwayError
 from .base.stepfile import guarded, load_function, load_step
 from .base.target import parse_target
+from .fit.cuts import cut_step
 from .fit.record import explain_compiled, record
 from .plan.curve import explain
 from .plan.files import write_step
@@ -336,14 +337,19 @@ def set_precision(arguments):
     torch.backends.cudnn.benchmark = arguments.autotune
 
 
+def pretended_step(arguments, target, plan="none", host=None):
+    """Returns the recorded step of a model without data."""
+    with pretend(target):
+        trainee = build(arguments, parse_target(target).shown.type)
+        apply_plan(trainee, plan)
+        return record(functools.partial(guarded, arguments.model, trainee.step), target, model=trainee.model, name=arguments.model,
+                      batch=arguments.batch, host=host)
+
+
 def record_without_gpu(arguments):
     """Writes the trace and returns the line to print."""
-    with pretend(arguments.target):
-        set_precision(arguments)
-        trainee = build(arguments, parse_target(arguments.target).shown.type)
-        apply_plan(trainee, arguments.plan)
-        recording = record(functools.partial(guarded, arguments.model, trainee.step), arguments.target, model=trainee.model,
-                           name=arguments.model, batch=arguments.batch, host=arguments.host)
+    set_precision(arguments)
+    recording = pretended_step(arguments, arguments.target, arguments.plan, arguments.host)
     os.makedirs(arguments.output, exist_ok=True)
     path = os.path.join(arguments.output, f"{name_of(arguments)}.json")
     recording.write(path)
@@ -395,12 +401,18 @@ function of yours compiles what it runs, and runs twice, operator by operator, w
 
     python3 -m spillway_torch explain gpt2 --compile
 
+With --compile, --export-step FILE writes the step as it runs without torch.compile, with what it takes compiled, so that `spillway fit`
+says how it fits on a GPU with either. Your function runs at least twice more for this, and has to fit as it is; a model that is named is
+recorded without data, as on a Hopper GPU if the device is a CPU.
+
+    python3 -m spillway_torch explain train.py --compile --export-step step.json
+
 --memory 8GiB adds a table of lengths: memory and time of steps whose inputs are shorter or longer, and the longest that fits.
 
     python3 -m spillway_torch explain train.py:step --memory 8GiB --lengths 256,512,1024
 
---export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them. Policies may move
-what a plan in PyTorch can move, and `spillway plan` writes plans of the step that `spillway_torch.read_plan` reads.
+Without --compile, --export-step FILE writes the step as a trace, on which `spillway run` tries other policies and explains them.
+Policies may move what a plan in PyTorch can move, and `spillway plan` writes plans of the step that `spillway_torch.read_plan` reads.
 
 The step runs twice, with all saved tensors on the host, so that it need not fit as it is; the second time is explained. A step
 that also updates the weights counts its optimizer's state. On a GPU, times are measured; those of a CPU are estimates.
@@ -425,8 +437,8 @@ def explain_main(argv):
     parser.add_argument("--compile", action="store_true", help="explain the graphs of torch.compile")
     parser.add_argument("--export-step", metavar="FILE", help="also write the step as a trace, with its sizes for --lengths; .zst compresses it")
     arguments = parser.parse_args(argv)
-    if arguments.compile and (arguments.memory or arguments.lengths or arguments.export_step):
-        parser.error("--compile: it has no --memory, --lengths and --export-step")
+    if arguments.compile and (arguments.memory or arguments.lengths):
+        parser.error("--compile: it has no --memory and --lengths")
     dimension, lengths = arguments.lengths or (None, ())
     if lengths and arguments.memory is None and not arguments.export_step:
         parser.error("--lengths: they need --memory, or --export-step")
@@ -444,13 +456,27 @@ def explain_main(argv):
         else:
             trainee = build(arguments, arguments.device)
         step = step if own else functools.partial(guarded, arguments.model, trainee.step)
-        if arguments.compile:
+        if arguments.compile and arguments.export_step:
+            found = cut_step(step, arguments.device)
+            curve = found.answer
+        elif arguments.compile:
             curve = explain_compiled(step, arguments.device)
         else:
             recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
             if arguments.export_step:
                 write_step(recorded, arguments.export_step, lengths=lengths, dimension=dimension)
             curve = explain(recorded, memory=arguments.memory, lengths=lengths, dimension=dimension)
+    if arguments.compile and arguments.export_step:
+        if own:
+            with torch.compiler.set_stance("force_eager"):
+                recorded = record(step, arguments.device)
+        else:
+            capability = parse_target("cuda").capability if arguments.device == "cuda" else 90
+            recorded = pretended_step(arguments, f"cuda:sm_{capability}")
+        try:
+            recorded.write(arguments.export_step, compiled=found.cuts)
+        except OSError as error:
+            raise SpillwayError(f"{arguments.export_step}: {error.strerror}") from error
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())
 
 

@@ -672,7 +672,7 @@ class ExplainTest(unittest.TestCase):
     def test_refusals(self):
         self.assertIn("torch.compile found no graph of a model that learns: compile the model in the step",
                       self.printed(f"{self.file}:eager", code=3))
-        for options in ("--memory", "8GiB"), ("--export-step", "step.json"), ("--lengths", "4"):
+        for options in ("--memory", "8GiB"), ("--lengths", "4"):
             with self.assertRaises(SystemExit) as ended:
                 self.printed(str(self.file), *options)
             self.assertEqual(ended.exception.code, 2)

@@ -54,6 +54,15 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What the kernels of a graph do under a choice of saved values."""
+
+    flops: int
+    traffic: int  # bytes that kernels without flops read and write
+    kernels: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Room:
     """The bytes that a graph may take beside its inputs and what else exists, as `Outcome` has them."""
 
@@ -79,7 +88,13 @@ class Kernel:
     runs: list[int] = dataclasses.field(default_factory=list)
     reads: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes by key
     writes: dict[int, int] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # 0 if it has no work
+    flops: int = 0
+
+    @property
+    def moved(self) -> int:
+        """The bytes that it reads and writes."""
+        return sum(self.reads.values()) + sum(self.writes.values())
 
 
 class Runs:
@@ -153,7 +168,8 @@ class Joint:
         self.apart: list[bool] = []  # it is a part of the result of an operator that is not fusible
         self.reduces: list[bool] = []  # it reduces rows that a kernel has to read again
         self.draws: list[bool] = []  # it must not run again
-        self.seconds: list[float] = []  # of the arithmetic of one that is not fusible
+        self.flops: list[int] = []  # of one that is not fusible
+        self.seconds: list[float] = []  # of its arithmetic
         for at, node in enumerate(self.nodes):
             tensors = _tensors(node)
             storage = pytorch.storage_of(node)
@@ -174,9 +190,9 @@ class Joint:
             rows = self.bytes[self.inputs[at][0]] // max(1, self.bytes[at]) if self.inputs[at] else 0
             self.reduces.append(pytorch.reduces(node) and (tensors[0].device.type == "cpu" or rows > REGISTERS))
             self.draws.append(pytorch.draws(node))
-            flops = 0 if self.free[at] or self.fusible[at] else self._flops(node)
+            self.flops.append(0 if self.free[at] or self.fusible[at] else self._flops(node))
             rate = self.rates.flops_per_second.get(tensors[0].dtype) if tensors else None
-            self.seconds.append(flops / (rate or self.rates.other_flops_per_second))
+            self.seconds.append(self.flops[at] / (rate or self.rates.other_flops_per_second))
 
     def _flops(self, node: fx.Node) -> int:
         packet = getattr(node.target, "overloadpacket", None)
@@ -291,10 +307,7 @@ class Joint:
         saved, again = self.split(keep)
         if self._known[0] != saved:
             self._known = saved, *self._forward(saved)
-        runs = Runs(self)
-        back, order = self.backward_runs(saved, again, near, runs)
-        gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
-        backward = self.kernels(runs, order, gradients)
+        runs, back, gradients, backward = self._backward(saved, again, near)
         values = {self.owner[at] for at in saved if not self.is_input[self.owner[at]]}
         given = {runs.key[back[at]] if at in back else runs.add(at) for at in self.tangents}  # autograd holds them
         start = {back[at] if at in back else runs.add(at) for at in values}
@@ -303,13 +316,30 @@ class Joint:
         return Outcome(sum(self.size[at] for at in values), self._known[1], max(memory, default=0),
                        self._known[2] + sum(k.seconds for k in backward))
 
+    def work(self, keep: set[int], near: int = ALWAYS) -> Work:
+        """Returns what the kernels of the graph do if the nodes `keep` may be saved."""
+        saved, again = self.split(keep)
+        done = [k for k in (*self._forward_kernels(saved)[2], *self._backward(saved, again, near)[3]) if k.seconds > 0]
+        return Work(sum(k.flops for k in done), sum(k.moved for k in done if not k.flops), len(done))
+
     def _forward(self, saved: list[int]) -> tuple[int, float]:
         """Returns the most bytes while forward runs, and its seconds."""
+        runs, kept, kernels = self._forward_kernels(saved)
+        return max(self.timeline(runs, kernels, (), kept), default=0), sum(k.seconds for k in kernels)
+
+    def _forward_kernels(self, saved: list[int]) -> tuple[Runs, set[int], list[Kernel]]:
+        """Returns the runs of forward, the keys that it keeps, and its kernels."""
         runs = Runs(self)
         made = self.forward_runs(saved, runs)
         kept = {runs.key[made[at]] for at in [*saved, *self.results] if self.storage[at] is not None}
-        kernels = self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
-        return max(self.timeline(runs, kernels, (), kept), default=0), sum(k.seconds for k in kernels)
+        return runs, kept, self.kernels(runs, [r for r in made.values() if not runs.outside[r]], kept)
+
+    def _backward(self, saved: list[int], again: set[int], near: int) -> tuple[Runs, dict[int, int], set[int], list[Kernel]]:
+        """Returns the runs of backward, the last one of each node, the keys of gradients, and its kernels."""
+        runs = Runs(self)
+        back, order = self.backward_runs(saved, again, near, runs)
+        gradients = {runs.key[back[at]] for at in self.gradients if self.storage[at] is not None}
+        return runs, back, gradients, self.kernels(runs, order, gradients)
 
     def kernels(self, runs: Runs, order: Sequence[int], kept: set[int]) -> list[Kernel]:
         """Groups runs into kernels, in an order in which they can run. Others need the keys `kept` afterwards."""
@@ -370,8 +400,8 @@ class Joint:
                 if not self.free[at]:
                     work = True
                     compute += self.seconds[at]
-            moved = sum(kernel.reads.values()) + sum(kernel.writes.values())
-            kernel.seconds = max(self.rates.launch, moved / self.rates.bytes_per_second, compute) if work else 0.0
+                    kernel.flops += self.flops[at]
+            kernel.seconds = max(self.rates.launch, kernel.moved / self.rates.bytes_per_second, compute) if work else 0.0
         order: list[Kernel] = []
         ready = sorted((place[k.runs[0]], root) for root, k in groups.items() if not waiting[root])
         while ready:

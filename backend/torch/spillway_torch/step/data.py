@@ -105,6 +105,24 @@ class Measured:
     reserved: int = 0  # bytes: the most that PyTorch's allocator has held so far
 
 
+@dataclasses.dataclass(frozen=True)
+class CompiledCut:
+    """What the graphs of a step take under torch.compile, if they save certain values for backward (traces/FORMAT.md)."""
+
+    memory: int  # the most bytes at once, beside parameters, the optimizer's state and the step's data
+    flops: int  # of matrix products, convolutions and attention
+    traffic: int  # bytes that other kernels read and write
+    kernels: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCuts:
+    """Several cuts of the graphs of one step: PyTorch's own, and then others that take less memory each."""
+
+    reads: frozenset[int]  # the bytes of the parameters and data that the graphs read
+    cuts: tuple[CompiledCut, ...]
+
+
 @dataclasses.dataclass(eq=False)
 class StepData:
     """One step: what it ran, and the memory of the device that it used. Sizes are bytes as the program requests them."""

@@ -29,6 +29,11 @@ def find_blocks(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return found
 
 
+def _plain(name: str) -> str:
+    """Returns the name of a module as it is without the modules that torch.compile puts around others."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 class Modules:
     """Follows the calls of modules, in all threads while `watched`."""
 
@@ -44,8 +49,8 @@ class Modules:
         prefix = "" if not self._roots else f"{type(root).__name__}{len(self._roots)}."
         self._roots.append(root)
         for name, module in root.named_modules():
-            self._names.setdefault(id(module), (prefix + name).rstrip("."))
-        self.blocks |= {prefix + name for name, _ in find_blocks(root)}
+            self._names.setdefault(id(module), (prefix + _plain(name)).rstrip("."))
+        self.blocks |= {prefix + _plain(name) for name, _ in find_blocks(root)}
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Yields the buffers of all modules that were called."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -106,7 +107,10 @@ def _workspaces(operators: list[Operator], capability: int) -> list[tuple[int, i
 
 @contextlib.contextmanager
 def refuse_compiled() -> Iterator[None]:
-    """Makes torch.compile, and compiled modules and functions that are called, raise `NotRecordableError`."""
+    """Makes torch.compile, and compiled modules and functions that are called, raise `NotRecordableError`.
+
+    Within `torch.compiler.set_stance("force_eager")`, what is compiled runs as if it was not, and is recorded.
+    """
     def refuse(callback: Any = None, *_: Any, **__: Any) -> Any:
         if callback is None or callback is False:  # torch.compiler.disable
             return callback
@@ -114,6 +118,11 @@ def refuse_compiled() -> Iterator[None]:
                                  "record it without torch.compile")
 
     frames = sys.modules.get("torch._dynamo.eval_frame")  # absent if nothing is compiled
+    if getattr(getattr(frames, "_stance", None), "stance", "") == "force_eager":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # which then runs global hooks once more: there are the recorder's
+            yield
+        return
     names = [name for name in ("_callback_from_stance", "maybe_set_eval_frame", "set_eval_frame") if hasattr(frames, name)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", refuse))

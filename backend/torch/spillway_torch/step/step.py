@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from ..base.document import write_document
-from .data import StepData
+from ..base.errors import SpillwayError
+from .data import CompiledCuts, StepData
 from .trace import to_trace
 from .verdict import FitRow, LargestRow, ask_fit, fields_in, fit_row
 
@@ -19,9 +21,22 @@ class Step(StepData):
         """Returns the object of the trace file (traces/FORMAT.md)."""
         return to_trace(self)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace for `spillway`. The ending .zst compresses it."""
-        write_document(self.trace(), path)
+    def write(self, path: str | os.PathLike[str], *, compiled: Optional[CompiledCuts] = None) -> None:
+        """Writes the trace for `spillway`. The ending .zst compresses it.
+
+        compiled: what the same step takes under torch.compile, as `compiled_cuts` finds it, for `spillway fit`.
+
+        Raises OSError if the file cannot be written, and `SpillwayError` if the compiled step reads what this one does not have, because
+        it is another one, or has another batch.
+        """
+        document = self.trace()
+        if compiled is not None:
+            others = compiled.reads - {storage.size for storage in self.storages.values()}
+            if others:
+                raise SpillwayError(f"compiled: its graphs read {max(others):,} bytes at once, which the recorded step does not have: "
+                                    "give the cuts of the same step, with the same batch and types")
+            document |= {"version": 12, "compiled": [dataclasses.asdict(cut) for cut in compiled.cuts]}
+        write_document(document, path)
 
     def fit(self, device: str | Sequence[str] = (), *, memory: int | str | None = None, outside: int | str = 0,
             batch: int | str | None = None) -> list[FitRow]:
