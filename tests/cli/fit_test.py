@@ -210,6 +210,11 @@ class FitTest(CommandTest):
             # Half of the step is not compiled, and takes what it took.
             everything, half = ms(cut(2048, 1, 1)), ms(cut(2048, 0.5, 0.5))
             self.assertAlmostEqual(everything, half, delta=1e-6 * everything)
+            # No op of forward or backward can follow an update.
+            ops = step["ops"]
+            ops.append({**ops[1], "name": "late", "inputs": ["w"], "outputs": ["t"]})
+            self.assertEqual(rows(900, own, least)[1:], [None, None])
+            ops.pop()
             # The rows are about the step as recorded. Where nothing is known, a line says how to know it.
             said = "records a step with what it takes compiled"
             for args in (), ("--batch", "2"):

@@ -151,7 +151,10 @@ class CutsTest(unittest.TestCase):
         model = nn.Sequential(Block(16), nn.Tanh(), Block(16))
         parts = [torch.compile(part) if isinstance(part, Block) else part for part in model]
         step = stepped(lambda x: parts[2](parts[1](parts[0](x))), model)
-        cuts = spillway_torch.compiled_cuts(step, "cpu")
+        found = CutStep(step, "cpu")
+        cuts = found.cuts
+        lives = 2 * sum(p.nbytes for p in model.parameters())  # with momentum; gradients come and go
+        self.assertEqual([cut.memory for cut in cuts.cuts], sorted({row.peak - lives for row in found.answer.rows}, reverse=True))
         with torch.compiler.set_stance("force_eager"):
             recorded = spillway_torch.record(step, "cpu", model=model)
         recorded.write(self.trace, compiled=cuts)
