@@ -275,7 +275,7 @@ class TraceReader {
     json_.ReadObject(value, Required("memory", To(cut.memory)),
                      Required("flops", ToInteger(cut.flops, 0, kMaxAmount)),
                      Required("traffic", To(cut.traffic)),
-                     Required("kernels", ToInteger(cut.kernels, 1, kMaxAmount)));
+                     Required("kernels", ToInteger(cut.kernels, 1, kMaxRequest)));
   }
 
   // Fails if the file's version is older than the version that introduced the key.

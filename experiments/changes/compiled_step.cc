@@ -30,7 +30,9 @@ Duration TimeOf(const Trace& trace, std::span<const Op> recorded, const Compiled
   const double more = own > 0 ? static_cast<double>(cut.flops) / own : 1;
   const double bytes = static_cast<double>(cut.traffic.count()) / std::max(1.0, traffic);
   const double time = products * (1 - share + share * more) + others * (1 - share + bytes);
-  return std::max(Duration::Picoseconds(std::llround(time)), kLaunch * cut.kernels);
+  constexpr double kMost = 9e18;  // which `Trace::Validate` refuses
+  return std::max(Duration::Picoseconds(std::llround(std::min(time, kMost))),
+                  kLaunch * cut.kernels);
 }
 
 }  // namespace
@@ -38,9 +40,8 @@ Duration TimeOf(const Trace& trace, std::span<const Op> recorded, const Compiled
 std::optional<Trace> Compiled(const Trace& trace, const CompiledCut& cut, const CostModel& cost) {
   const auto updates = std::ranges::find(trace.ops, Phase::kUpdate, &Op::phase);
   const auto before = static_cast<size_t>(updates - trace.ops.begin());
-  if (before == 0 || std::any_of(updates, trace.ops.end(), [](const Op& op) {
-        return op.phase != Phase::kUpdate;
-      })) {
+  if (before == 0 || std::any_of(updates, trace.ops.end(),
+                                 [](const Op& op) { return op.phase != Phase::kUpdate; })) {
     return std::nullopt;
   }
   const Liveness liveness(trace);
