@@ -96,6 +96,25 @@ class BackgroundTest(unittest.TestCase):
         self.assertEqual(len(steps.fitted.report().splitlines()), 2)
         steps.fitted.remove()
 
+    def test_plans_leave_out_what_the_guard_had_to_move(self):
+        """Where more exists besides than while the step was recorded, the guard keeps the budget in a planned step, and then a plan does."""
+        most, want = self.eager([23] * 9)
+        device, budget, moved = Guarded(), int(0.8 * most), []
+        with counted(device), self.assertLogs("spillway_torch", logging.INFO) as logs:
+            steps = Steps(budget)
+            peaks = [steps.run(device)]
+            more = torch.empty(budget // 20, dtype=torch.uint8)
+            for _ in range(8):
+                peaks.append(steps.run(device))
+                moved.append(steps.fitted.last.guarded)
+        self.assertLessEqual(max(peaks), budget)
+        self.assertEqual(different(want, steps.bits()), [])
+        self.assertGreater(moved[0], 0)
+        self.assertEqual(moved[4:], [0] * 4)
+        self.assertIn("because memory was short in planned steps", "".join(logs.output))
+        steps.fitted.remove()
+        del more
+
     def test_a_plan_that_was_asked_for_before_all_were_made_anew_is_not_taken(self):
         most, _ = self.eager([23])
         device = Guarded()

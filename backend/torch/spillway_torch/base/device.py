@@ -288,6 +288,7 @@ class CudaDevice(Device):
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other in self._graphs), None) or torch.cuda.graph_pool_handle()  # one graph runs at a time
         self.capturing, drawn = True, self._generator.clone_state()
+        torch._C._cuda_clearCublasWorkspaces()  # a graph has some of its own, in its memory
         try:
             # Programs that ask run other operators in a graph than before: transformers makes masks that it does not need.
             with torch.cuda.graph(graph, pool=pool), mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False):
@@ -299,6 +300,7 @@ class CudaDevice(Device):
             raise
         finally:
             self.capturing = False
+            torch._C._cuda_clearCublasWorkspaces()
         self._graphs.add(graph)
         return made, graph.replay, functools.partial(_borrow, graph)
 

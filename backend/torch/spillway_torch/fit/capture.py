@@ -30,6 +30,7 @@ MOST_GRAPHS = 8
 SLOW = 40  # calls, after which a line says why none was captured
 MOST_DROPS = 3  # after so many times that graphs made room for a call that runs as ever, there are none
 NUMBER = "aten::_local_scalar_dense"  # gives the program a number of the device
+EMPTY = "aten::empty_like"  # reads no values
 COPIES = "aten::_to_copy", "aten::copy_"
 
 
@@ -97,17 +98,22 @@ class _Reads(TorchDispatchMode):
         numbers: those that the program read from the device in a call like it; they stand for what the device has not computed.
         """
         super().__init__()
-        self._differs = {_storage(t): True for t in known}  # from call to call, by storage
+        self._differs: dict[int, bool] = {}  # from call to call, by storage
+        self.know(known)
         self._place = place
         self._known = iter(numbers) if numbers is not None else None
         self.foreign: dict[int, tuple[torch.Tensor, str]] = {}  # by storage, with the operator that reads it first
         self.numbers: list[Any] = []  # that the program read
         self.lacks = ""  # why the call cannot be captured
 
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes these for tensors that the call is given."""
+        self._differs.update((_storage(t), True) for t in tensors)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read, name = _tensors_in((args, kwargs)), func._schema.name
         for tensor in read:
-            if tensor.device == self._place and _storage(tensor) not in self._differs:
+            if tensor.device == self._place and _storage(tensor) not in self._differs and name != EMPTY:
                 self.foreign.setdefault(_storage(tensor), (tensor, name))
         differs = torch.Tag.nondeterministic_seeded in func.tags or any(self._differs.get(_storage(t), True) for t in read)
         if name == NUMBER and self._known is not None:
@@ -142,11 +148,13 @@ class Captured:
         self._drops = 0
         self._waited = 0  # calls that ran before they could be captured
         self._told: set[str] = set()
+        self.given = 0  # the most bytes of tensors that it was given, which a graph copies
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Returns what the function returns, with tensors that need no gradients."""
         leaves, spec = pytree.tree_flatten((given, named))
         tensors = _tensors_in(leaves)
+        self.given = max(self.given, sum(tensor.nbytes for tensor in tensors))
         call = self._call(leaves, tensors, spec)
         seen = next((seen for seen in self._seen if seen.call == call), None)
         if call is not None and not any(graph.is_held() for graph in self._graphs):
@@ -240,20 +248,25 @@ class Captured:
         fitted, device = self._fitted, self._fitted.device
         assert device is not None
         began = time.perf_counter()
-        statics = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        given, named = pytree.tree_unflatten(statics, spec)
         held = self._held()
-        reads = _Reads([*_tensors_in(statics), *held], device.place, seen.numbers)
+        reads = _Reads(held, device.place, seen.numbers)
+
+        def run() -> tuple[list[torch.Tensor], Any, list[Part]]:
+            statics = [torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            reads.know(_tensors_in(statics))
+            given, named = pytree.tree_unflatten(statics, spec)
+            return _tensors_in(statics), *self._run(given, named)
+
         torch.clear_autocast_cache()  # what the cache holds does not belong to the graph, nor the reverse
         device.memory()
         used = device.in_use()
         try:
             with reads:
-                (result, parts), replay, borrow = device.graph(lambda: self._run(given, named))
+                (inputs, result, parts), replay, borrow = device.graph(run)
             why = fitted.unsettled(parts)
             if why:
                 raise RuntimeError(f"it does not run as planned while it is captured: {why}")
-            graph = _Graph(seen.call, replay, _tensors_in(statics), pytree.tree_map_only(torch.Tensor, borrow, result),
+            graph = _Graph(seen.call, replay, [borrow(tensor) for tensor in inputs], pytree.tree_map_only(torch.Tensor, borrow, result),
                            [(p, borrow(p.grad)) for p in held if p.grad is not None], seen.parts,
                            [tensor for tensor, _ in reads.foreign.values()], device.peak_bytes() - used)
         except Exception as error:  # pylint: disable=broad-except

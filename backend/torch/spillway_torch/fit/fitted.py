@@ -36,6 +36,7 @@ log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted; more of them follow where they grow
 TOLD = 1.1  # times the bytes that a line has named, or for which a plan was made, for another one
+SHORT = 0.01  # of the budget, for which plans are made anew if the guard moves tensors in planned steps
 AGAIN = 20  # one step of so many is compared with the budget, too: what exists besides may grow
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
@@ -531,11 +532,15 @@ class Fitted:
                 rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
             family.tape.host_share = rung.plan.tape.host_share
             why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
+        elif rung.checks == CHECKED and state.last.guarded:
+            short = min(state.last.guarded, int(SHORT * self._budget))
+            family.unforeseen += short
+            why = f"{short:,} bytes are left out, because memory was short in planned steps"
         else:
             return
         family.corrections += 1
         try:
-            family.plan_for(rung.shapes, why, renew=over > 0)
+            family.plan_for(rung.shapes, why, renew=family.unforeseen > before)
         except SpillwayError as error:
             family.unforeseen = before
             if over > 0:
@@ -730,7 +735,8 @@ class Fitted:
         self._states.find(recorded.device, self._optimizers)
         recorded.tape.staying = self._staying()
         recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
-        family.updates, family.unforeseen = self._states.updates(), self._states.unforeseen
+        family.updates = self._states.updates()
+        family.unforeseen = self._states.unforeseen + max((captured.given for captured in self._captured), default=0)
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])
         self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
