@@ -445,6 +445,19 @@ class Fitted:
                     return why
         return "" if parts else "no model is called in it"
 
+    def plan_for_less(self, parts: list[Part]) -> bool:
+        """Makes other plans if these were short of memory while they were captured; returns whether there are some, or may be."""
+        short, made = int(SHORT * self._budget), False
+        for family, rung, _, run in parts:
+            if rung is not None and run.guarded:
+                family.unforeseen += short
+                try:
+                    family.plan_for(rung.shapes, f"{short:,} bytes are left out, because memory was short in a graph", renew=True)
+                    made = True
+                except SpillwayError:
+                    family.unforeseen -= short
+        return made
+
     def may_replay(self, size: int) -> bool:
         """Returns whether a graph fits that takes so many bytes."""
         device = self.device
