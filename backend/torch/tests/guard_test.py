@@ -1,6 +1,8 @@
 """Tests that a budget is kept where a step does not run as planned, on a device that counts its memory."""
 
 import contextlib
+import copy
+import functools
 import logging
 import unittest
 import weakref
@@ -10,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from counting import Counting
+from spillway_torch import fit
 from spillway_torch.base.device import CpuDevice
 from spillway_torch.plan.planner import assemble
 from spillway_torch.run.executor import Executor
@@ -171,6 +174,141 @@ class GuardTest(unittest.TestCase):
         self.assertLessEqual(peak, budget)
         self.assertEqual(moved, 0)
         self.assertEqual(different(want, got), [])
+
+
+class Heads(torch.nn.Module):
+    """Blocks, each with a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Residual(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32), torch.nn.LayerNorm(32))
+                                          for _ in range(5))
+        self.heads = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
+                                         for _ in range(3))
+
+    def forward(self, x):
+        made = []
+        for block in self.blocks:
+            x = block(x)
+            made.append(x)
+        return [head(x) for head, x in zip(self.heads, made[-3:])], made
+
+
+class Loop:
+    """Steps of a training that saves more than backward reads, or holds more than the recorded step. `rest` is what the program keeps."""
+
+    def __init__(self, rows=256, optimizer=functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)):
+        torch.manual_seed(0)
+        self.model, self.rows, self.rest = Heads(), rows, []
+        self.target = copy.deepcopy(self.model).requires_grad_(False)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = optimizer(self.parameters)
+
+    def run(self):
+        """Returns the results of the heads and of the blocks."""
+        return self.model(torch.randn(self.rows, 32))
+
+    def loss(self, head=-1):
+        return self.run()[0][head].square().mean()
+
+
+def unread_heads(loop, at):
+    loop.loss(at % 2).backward()
+
+
+def dropped_results(loop, at):
+    heads, made = loop.run()
+    dropped = [torch.sigmoid(x.exp().tanh()).mean() for x in made]
+    heads[-1].square().mean().backward()
+    del dropped
+
+
+def kept_results(loop, at):
+    heads, made = loop.run()
+    loop.rest = [torch.log_softmax(heads[-1].repeat(1, 32), 1).exp().tanh().mean()]
+    heads[-1].square().mean().backward()
+
+
+def several_losses(loop, at):
+    heads, _ = loop.run()
+    for number, head in enumerate(heads):
+        head.square().mean().backward(retain_graph=number < 2)
+
+
+def sharpness(loop, at):
+    loop.loss().backward()
+    with torch.no_grad():
+        moved = [0.01 * (p.grad if p.grad is not None else torch.zeros_like(p)) for p in loop.parameters]
+        torch._foreach_add_(loop.parameters, moved)
+    loop.optimizer.zero_grad()
+    loop.loss().backward()
+    torch._foreach_sub_([p.data for p in loop.parameters], moved)
+
+
+def task_gradients(loop, at):
+    tasks = [torch.autograd.grad(loop.loss(head), loop.parameters, allow_unused=True) for head in range(3)]
+    for p, *gradients in zip(loop.parameters, *tasks):
+        p.grad = sum(g if g is not None else torch.zeros_like(p) for g in gradients)
+    return tasks
+
+
+def held_gradients(loop, at):
+    loop.rest.clear()
+    loop.rest += task_gradients(loop, at)
+
+
+def target_network(loop, at):
+    for p, q in zip(loop.target.parameters(), loop.parameters):
+        p.data = p.data * 0.99 + q.data * 0.01
+    x = torch.randn(loop.rows, 32)
+    with torch.no_grad():
+        wanted = loop.target(x)[0][-1]
+    (loop.model(x)[0][-1] - wanted).square().mean().backward()
+
+
+class WholeStepsTest(unittest.TestCase):
+    def setUp(self):
+        logging.getLogger("spillway_torch").setLevel(logging.ERROR)
+        self.addCleanup(logging.getLogger("spillway_torch").setLevel, logging.NOTSET)
+
+    def peaks(self, step, budget=None, **options):
+        """Returns the bytes that each step takes, and the parameters."""
+        device, peaks = Guarded(), []
+        with counted(device):
+            loop = Loop(**options)
+            fitted = fit([loop.model, loop.target], loop.optimizer, budget) if budget is not None else None
+            for at in range(5):
+                device.peak = device.allocated
+                loop.optimizer.zero_grad()
+                step(loop, at)
+                loop.optimizer.step()
+                peaks.append(device.peak)
+            loop.rest.clear()
+            if fitted is not None:
+                fitted.remove()
+        return peaks, loop.parameters
+
+    def hold(self, step, share, first=0, **options):
+        """A step with this share of the memory that it takes otherwise keeps it, from the `first` one on."""
+        with self.subTest(step.__name__, share=share):
+            eager, want = self.peaks(step, **options)
+            budget = int(share * max(eager))
+            peaks, got = self.peaks(step, budget, **options)
+            self.assertLessEqual(max(peaks[first:]), budget)
+            self.assertEqual(different(want, got), [])
+
+    def test_what_no_backward_reads_counts(self):
+        for step in unread_heads, dropped_results, kept_results:
+            for share in 0.6, 0.42:
+                self.hold(step, share)
+
+    def test_several_backwards_of_a_step(self):
+        for step, share in (several_losses, 0.5), (sharpness, 0.6), (sharpness, 0.47):
+            self.hold(step, share)
+
+    def test_gradients_beside_those_of_parameters(self):
+        for share in 0.6, 0.485:
+            self.hold(task_gradients, share)
 
 
 if __name__ == "__main__":

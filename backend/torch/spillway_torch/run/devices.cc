@@ -34,6 +34,8 @@ class Gpu : public Device {
 
   void Begin() override { compute_ = streams_.getStream(device_); }
 
+  c10::Device Place() const override { return device_; }
+
   bool IsCurrent() override { return streams_.getStream(device_) == compute_; }
 
   Tensor Empty(int64_t size) override {
@@ -120,9 +122,11 @@ class Gpu : public Device {
 // lock.
 class PythonDevice : public Device {
  public:
-  explicit PythonDevice(py::object calls) : calls_(std::move(calls)) {}
+  explicit PythonDevice(py::object calls)
+      : calls_(std::move(calls)), place_(calls_.attr("place").cast<c10::Device>()) {}
 
   void Begin() override {}
+  c10::Device Place() const override { return place_; }
   bool IsCurrent() override { return Call("current").cast<bool>(); }
   Tensor Empty(int64_t size) override {
     const py::gil_scoped_acquire lock;
@@ -179,6 +183,7 @@ class PythonDevice : public Device {
   }
 
   py::object calls_;
+  c10::Device place_;
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual void Begin() = 0;
+  virtual at::Device Place() const = 0;  // of its tensors
   virtual bool IsCurrent() = 0;
   virtual at::Tensor Empty(int64_t size) = 0;
   // Both start a copy, and return what is done with it.

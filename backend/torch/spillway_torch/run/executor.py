@@ -48,7 +48,7 @@ class _Calls:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.current, self.empty = device.current, device.empty
+        self.place, self.current, self.empty = device.place, device.current, device.empty
         self.random_state, self.set_random_state = device.random_state, device.set_random_state
         self.same_random_state = device.same_random_state
 
@@ -151,14 +151,16 @@ class Executor:
             chain = saved.chain if action == EVICT else None
             table.add(action == OFFLOAD, numbers[saved.storage], saved.value[1], [index[s] for s, _ in chain.sources] if chain else [],
                       [place[at] for at in chain.ops] if chain else [],
-                      [[numbers[s] for s in freed if s in numbers] for freed in _freed(tape, saved)] if chain else [])
+                      [[numbers[s] for s in freed if s in numbers] for freed in _freed(tape, saved)] if chain else [],
+                      chain.temporary if chain else 0)
             for pack in saved.packs:
                 table.enter(pack.position, index[saved.storage])
         headroom = like.headroom([s for s, action in plan.actions.items() if action == EVICT]) if counts else [0] * len(tape.positions)
         moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
+        reads = {unpack.position: unpack.pack.position for unpack in tape.unpacks}
         for at, bytes_ in enumerate(headroom):
             table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
-                       tape.signatures.get(at, 0))
+                       tape.signatures.get(at, 0), reads.get(at))
         return table
 
     def _ops(self, ops: list[int], numbers: dict[int, int]) -> list[tuple[Any, ...]]:

@@ -107,6 +107,7 @@ class Run {
     differs_ |= packs < table_->packed;
     const size_t at = BeginPosition(/*saves=*/false);
     const bool known = at < table_->positions.size();
+    differs_ |= !known || table_->positions[at].reads.value_or(packed.at) != packed.at;
     Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
     if (known) {
       for (const size_t recipe : table_->positions[at].drops) {
@@ -132,6 +133,10 @@ class Run {
   // Ends the part of the step whose tensors are planned.
   void End() {
     Pause();
+    if (open_) {
+      std::erase_if(Left(), [](const auto& slot) { return slot.expired(); });
+      Left().insert(Left().end(), others_.begin(), others_.end());
+    }
     open_ = false;
     deviate_ = py::object();
   }
@@ -200,6 +205,7 @@ class Run {
                 table_->positions[at].signature != signature;
     Packed packed = SaveAt(tensor, at);
     packed.held = held_;
+    packed.at = at;
     MakeRoom(Headroom(at));
     return packed;
   }
@@ -259,7 +265,10 @@ class Run {
     if (const auto slot = slots_[index].lock()) return slot;
     const Recipe& recipe = table_->recipes[index];
     const auto slot = std::make_shared<Slot>(table_, &recipe, tensor);
-    if (!recipe.chain) slot->Put(Detached(tensor));
+    if (!recipe.chain) {
+      slot->Put(Detached(tensor));
+      if (slot->size >= table_->smallest) Add(slot);
+    }
     slots_[index] = slot;
     if (recipe.offload) {
       const Guards guards;
@@ -306,7 +315,8 @@ class Run {
   // Keeps a tensor that the plan does not move in a slot, from which it can go to the host.
   Packed Guarded(const Tensor& tensor) {
     const auto size = static_cast<int64_t>(tensor.storage().nbytes());
-    if (size < table_->smallest) return Plain(tensor, true);
+    if (size < table_->smallest || tensor.device() != table_->device->Place())
+      return Plain(tensor, true);
     const auto [known, added] =
         places_.emplace(tensor.storage().unsafeGetStorageImpl(), others_.size());
     if (!added) {
@@ -318,13 +328,18 @@ class Run {
     }
     const auto slot = std::make_shared<Slot>(table_, nullptr, tensor);
     slot->Put(Detached(tensor));
-    slot->number = others_.size();
-    others_.push_back(slot);
+    Add(slot);
     return {{}, 0, true, slot, PlaceOf(tensor)};
   }
 
+  void Add(const std::shared_ptr<Slot>& slot) {
+    slot->number = others_.size();
+    others_.push_back(slot);
+  }
+
   // Gives storages to the host, the earliest ones first, which backward reads last, until so many
-  // bytes of the budget are free. It asks for the bytes in use only where there may be too few.
+  // bytes of the budget are free. Those of earlier steps follow, and what was recomputed and can be
+  // once more. It asks for the bytes in use only where there may be too few.
   void MakeRoom(int64_t bytes) {
     most_ += bytes;
     if (most_ <= table_->budget) return;
@@ -332,20 +347,53 @@ class Run {
     int64_t over = most_ - table_->budget;
     for (size_t i = first_; i < others_.size() && over > 0; ++i) {
       const auto slot = others_[i].lock();
-      if (slot == nullptr || !slot->tensor.defined()) {
-        if (i == first_) ++first_;
-        continue;
+      if (slot != nullptr && slot->tensor.defined()) {
+        over -= GivenUp(*slot);
+      } else if (i == first_) {
+        ++first_;
       }
-      const c10::StorageImpl& storage = *slot->tensor.storage().unsafeGetStorageImpl();
-      const size_t ours = 1 + (storage.pyobj_slot()->load_pyobj() != nullptr);
-      if (slot->tensor.storage().use_count() > ours) continue;  // the program holds it
-      const Guards guards;
-      const Unwatched unwatched;
-      if (!slot->host.defined()) slot->CopyOut();
-      slot->GiveUp();
-      guarded += slot->size;
-      over -= slot->size;
     }
+    for (size_t i = 0; i < Left().size() && over > 0; ++i) {
+      const auto slot = Left()[i].lock();
+      if (slot != nullptr && slot->tensor.defined() &&
+          slot->tensor.device() == table_->device->Place())
+        over -= GivenUp(*slot);
+    }
+    for (size_t i = 0; i < slots_.size() && over > 0 && !recomputing_; ++i) {
+      const auto slot = slots_[i].lock();
+      if (slot != nullptr && slot->recipe->chain) over -= GivenUp(*slot);
+    }
+  }
+
+  // Gives up the tensor of a slot, which goes to the host unless it is recomputed or there already.
+  // Returns the bytes that this frees.
+  int64_t GivenUp(Slot& slot) {
+    if (!slot.tensor.defined() || IsHeld(slot)) return 0;
+    const Guards guards;
+    const Unwatched unwatched;
+    const bool planned = slot.recipe != nullptr && (slot.recipe->chain || slot.recipe->offload);
+    if (!planned && !slot.host.defined()) slot.CopyOut();
+    slot.GiveUp();
+    if (slot.tensor.defined()) return 0;  // it was changed
+    if (!planned) guarded += slot.size;
+    return slot.size;
+  }
+
+  // Returns what was saved in steps that have ended, and is not recomputed: a backward may still
+  // read it. REQUIRES: the caller has Python's lock.
+  static std::vector<std::weak_ptr<Slot>>& Left() {
+    static std::vector<std::weak_ptr<Slot>> left;
+    return left;
+  }
+
+  // Returns whether the program holds a slot's tensor, or an operator is going to read it.
+  static bool IsHeld(const Slot& slot) {
+    const auto held = [](auto& impl, size_t count) {
+      return count > 1 + (impl.pyobj_slot()->load_pyobj() != nullptr);
+    };
+    const Tensor& tensor = slot.tensor;
+    return held(*tensor.unsafeGetTensorImpl(), tensor.use_count()) ||
+           held(*tensor.storage().unsafeGetStorageImpl(), tensor.storage().use_count());
   }
 
   // Starts to bring back what backward reads next, as far as there is memory for it.
@@ -355,6 +403,7 @@ class Run {
     for (size_t started = 0; i-- > 0 && started < kAhead;) {
       const auto slot = others_[i].lock();
       if (slot == nullptr || slot->tensor.defined() || !slot->host.defined()) continue;
+      if (slot->recipe != nullptr && slot->recipe->offload) continue;  // the plan brings it back
       free -= slot->size;
       if (free < 0) return;
       const Guards guards;
@@ -390,6 +439,7 @@ class Run {
     const Guards guards;
     const Unwatched unwatched;
     const auto again = Absent(wanted);
+    recomputing_ = true;
     for (size_t i = 0; i < again.size(); ++i) {
       Recompute(*again[i]);
       for (const size_t recipe : passed) {
@@ -402,6 +452,7 @@ class Run {
           slot->GiveUp();
       }
     }
+    recomputing_ = false;
     return Bring(wanted);
   }
 
@@ -427,6 +478,7 @@ class Run {
       most_ = kUnknown;
       MakeRoom(slot.size);
       slot.BringBack();
+      first_ = std::min(first_, slot.number);
     }
     slot.CheckUnchanged();
     slot.Settle(Wait::kFetch);
@@ -438,6 +490,8 @@ class Run {
     std::vector<Tensor> sources;
     sources.reserve(slot.sources.size());
     for (const auto& source : slot.sources) sources.push_back(Bring(*source));
+    most_ = kUnknown;
+    MakeRoom(slot.size + slot.recipe->temporary);
     Tensor made;
     {
       const py::gil_scoped_release others;
@@ -484,14 +538,15 @@ class Run {
   const std::shared_ptr<void> held_ = std::make_shared<char>();  // by what a backward may read
   bool open_ = true;
   bool deviated_ = false;
-  bool differs_ = false;  // other functions made or saved tensors than in the recorded step
+  bool recomputing_ = false;  // what is recomputed is needed for others
+  bool differs_ = false;  // other functions made, saved or read tensors than in the recorded step
   size_t position_ = 0;
   bool saves_ = false;       // the last position is one at which autograd saved a tensor
   size_t first_ = 0;         // of `others_` that may be here
   int64_t most_ = kUnknown;  // bytes that may be in use
   std::recursive_mutex mutex_;
   std::vector<std::weak_ptr<Slot>> slots_;   // by recipe
-  std::vector<std::weak_ptr<Slot>> others_;  // of storages that the plan does not move, in order
+  std::vector<std::weak_ptr<Slot>> others_;  // of storages that are not recomputed, in order
   ska::flat_hash_map<c10::StorageImpl*, size_t> places_;  // theirs, if they are the same
   py::object deviate_;
 };
@@ -576,11 +631,11 @@ void AddOp(Table& table, const std::string& name, const std::string& overload, s
 }
 
 // Adds a storage that the plan moves. It is recomputed if there are operators: `ops`, after each of
-// which nobody reads the storages of `freed` any more.
+// which nobody reads the storages of `freed` any more, and which take `temporary` bytes besides it.
 void AddRecipe(Table& table, bool offload, size_t storage, int64_t writes,
                const std::vector<size_t>& sources, std::vector<size_t> ops,
-               const std::vector<std::vector<size_t>>& freed) {
-  Recipe recipe{offload, std::nullopt, storage, writes, NumbersOf(sources)};
+               const std::vector<std::vector<size_t>>& freed, int64_t temporary) {
+  Recipe recipe{offload, std::nullopt, storage, writes, NumbersOf(sources), temporary};
   if (!ops.empty()) {
     recipe.chain = Chain{std::move(ops), {}, {}, storage, writes};
     for (const size_t source : sources) {
@@ -608,7 +663,8 @@ PYBIND11_MODULE(spillway_steps, module) {
            [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
       .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
                       const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
-                      const std::vector<size_t>& passed, int64_t headroom, uint64_t signature) {
+                      const std::vector<size_t>& passed, int64_t headroom, uint64_t signature,
+                      std::optional<size_t> reads) {
         Position& position = table.positions.at(at);
         position.releases = NumbersOf(releases);
         position.prefetches = NumbersOf(prefetches);
@@ -616,6 +672,7 @@ PYBIND11_MODULE(spillway_steps, module) {
         position.passed = NumbersOf(passed);
         position.headroom = headroom;
         position.signature = signature;
+        position.reads = reads;
       });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")

@@ -21,8 +21,9 @@ struct Recipe {
   bool offload;
   std::optional<Chain> chain;  // none unless it is recomputed
   size_t storage;
-  int64_t writes;   // operators that have written to it when autograd saves it
-  Numbers sources;  // recipes of the storages from which it is recomputed
+  int64_t writes;     // operators that have written to it when autograd saves it
+  Numbers sources;    // recipes of the storages from which it is recomputed
+  int64_t temporary;  // bytes that exist besides it while it is recomputed, in the recorded step
 };
 
 // A position: the storage of the tensor that autograd saves there, and those that the plan moves.
@@ -34,6 +35,7 @@ struct Position {
   Numbers passed;        // recipes of storages that are given up as soon as others are recomputed
   int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
   uint64_t signature = 0;  // what `Mix` makes of the saved tensors until then; 0 if it is not known
+  std::optional<size_t> reads;  // where the tensor was saved that backward reads there
 };
 
 // Memory of the host for the copies of steps. It begins anew when no step needs it any more.
@@ -187,7 +189,7 @@ class Slot {
   Event left;                                               // the copy to the host is done
   Event arrived;  // the copy from the host is done, and operators have not waited for it
   bool stays = false;
-  size_t number = 0;  // among those that the plan does not move
+  size_t number = 0;  // among those that are not recomputed
   c10::SmallVector<std::shared_ptr<Slot>, 2> sources;
   Tensor original;  // on the host, of a tensor that is verified
   Place place;      // where it lies in the storage
@@ -210,6 +212,7 @@ struct Packed {
   std::shared_ptr<Slot> slot = nullptr;
   std::optional<Place> place = {};  // of the tensor in the slot
   std::shared_ptr<void> held = {};  // by as many as a backward may still read
+  size_t at = 0;                    // the position at which it was saved
 };
 
 }  // namespace spillway_torch

@@ -76,6 +76,7 @@ class Pack(Saved):
     leaf: bool
     changes: int  # how often its storage was changed before
     compiled: bool = False  # a compiled part saved it
+    gone: int = 0  # operators that had run when autograd let go of it, if no backward read it as the last one
 
     @property
     def op(self) -> int:
@@ -162,11 +163,10 @@ class Tape(Step):
     def lives(self) -> list[Storage]:
         # By storage: operators that have run when backward has read it.
         ends: dict[int, int] = dict.fromkeys(self.waiting, len(self.ops))
-        for unpack in self.unpacks:
-            storage = unpack.pack.value[0]
-            if storage in self.gathered:
-                continue  # what backward reads has other memory
-            ends[storage] = max(ends.get(storage, 0), unpack.last)
+        read = ((unpack.pack, unpack.last) for unpack in self.unpacks)
+        for pack, end in itertools.chain(read, ((pack, pack.gone) for pack in self.packs)):
+            if pack.value[0] not in self.gathered:  # else what backward reads has other memory
+                ends[pack.value[0]] = max(ends.get(pack.value[0], 0), end)
         return [s if s.died is None else dataclasses.replace(s, died=max(s.died, ends.get(s.number, s.died)))
                 for s in super().lives() if s.number not in self.origin]
 

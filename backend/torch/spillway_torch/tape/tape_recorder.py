@@ -43,6 +43,12 @@ class _Packed:
 
     pack: Pack | None  # None for a tensor that is not recorded
     tensor: torch.Tensor  # itself, or a copy of its storage's bytes on the host if it was made in the step
+    tape: Tape
+    read: bool = False  # by a backward that does not keep the graph: the last one
+
+    def __del__(self) -> None:
+        if self.pack is not None and not self.read:
+            self.pack.gone = len(self.tape.ops)
 
 
 class TapeRecorder(Recorder):
@@ -572,7 +578,7 @@ class TapeRecorder(Recorder):
         return self.tape.storages[pack.value[0]].born < 0 or pack.value[0] in self.tape.parameters
 
     def _packed(self, pack: Pack | None, tensor: torch.Tensor) -> _Packed:
-        packed = _Packed(pack, tensor)
+        packed = _Packed(pack, tensor, self.tape)
         self._readable.add(packed)
         return packed
 
@@ -630,6 +636,7 @@ class TapeRecorder(Recorder):
             if any(overlap(pack.geometry, change) for change in self._changes[pack.value[0]][pack.changes:]):
                 raise NotRecordableError(f"a saved tensor, {pack.geometry.dtype} {list(pack.geometry.size)}, was changed in place "
                                          f"before backward read it{self._maker(pack)}")
+            packed.read = not torch._C._autograd._get_current_graph_task_keep_graph()
             unpack = Unpack(self._position, len(self.tape.ops), pack, len(self.tape.ops))
             self.tape.unpacks.append(unpack)
             pack.unpacked.append(len(self.tape.ops))
