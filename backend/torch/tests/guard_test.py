@@ -310,6 +310,10 @@ class WholeStepsTest(unittest.TestCase):
         for share in 0.6, 0.485:
             self.hold(task_gradients, share)
 
+    def test_frozen_weights_that_get_other_memory_in_each_step(self):
+        self.hold(target_network, 0.6)
+        self.hold(target_network, 0.45)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -42,7 +42,8 @@ class Weight:
 
     name: str
     bytes: int
-    base: torch.Tensor  # its bytes, which hold the storage
+    storage: weakref.ref[torch.UntypedStorage]  # the program may give the parameters other memory
+    key: int  # that storage, as the library knows it
     tensors: list[weakref.ref[torch.Tensor]]
     owners: list[tuple[weakref.ref[torch.nn.Module], str]]  # modules that have it, and its name there
     number: int  # as the library knows it
@@ -53,6 +54,16 @@ class Weight:
     left: Any = None  # event: the copy to the host is done
     readers: int = 0  # operators that read it now
     stays: bool = False  # another stream read it: it is not given up before that is done
+    held: Optional[torch.Tensor] = None  # its bytes, while it may leave: they hold the storage
+
+    @property
+    def base(self) -> torch.Tensor:
+        """Its bytes. REQUIRES: the storage still exists."""
+        if self.held is not None:
+            return self.held
+        storage = self.storage()
+        assert storage is not None
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -65,9 +76,9 @@ class Weight:
             module, tensor = owner(), reference()
             if tensor is None or module is None or module._parameters.get(name) is not tensor or tensor.requires_grad:
                 return False
-            if tensor.untyped_storage()._cdata != self.base.untyped_storage()._cdata:
+            if tensor.untyped_storage()._cdata != self.key:
                 return False
-        return True
+        return self.storage() is not None
 
 
 class HostedWeights:
@@ -77,7 +88,8 @@ class HostedWeights:
         """smallest: bytes of a weight that may leave."""
         self._model, self._device, self.smallest = weakref.ref(model), device, smallest
         self._weights: dict[str, Weight] = {}
-        self._numbers: list[Weight] = []  # all, also those of before
+        self._numbers: dict[int, Weight] = {}
+        self._found = 0  # weights so far
         self._outside: dict[Weight, None] = {}  # those that leave in this step
         self._order: list[Weight] = []  # as this step is expected to read them
         self._places: dict[Weight, list[int]] = {}  # in `_order`
@@ -121,7 +133,7 @@ class HostedWeights:
                 if type(tensor) is torch.nn.Parameter and tensor.device == self._device.place and tensor.layout == torch.strided:
                     held = found.setdefault(tensor.untyped_storage()._cdata, [])
                     held.append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
-        known = {weight.base.untyped_storage()._cdata for weight in self._weights.values()}
+        known = {weight.key for weight in self._weights.values()}
         for storage, held in found.items():
             name, tensors = held[0][0], {id(tensor): tensor for *_, tensor in held}
             size = held[0][3].untyped_storage().nbytes()
@@ -130,9 +142,10 @@ class HostedWeights:
                 continue
             for tensor in tensors.values():
                 self._library.mark(tensor)
-            self._weights[name] = Weight(name, size, bytes_of(held[0][3]), [weakref.ref(tensor) for *_, tensor in held],
-                                         [(weakref.ref(module), attribute) for _, module, attribute, _ in held], len(self._numbers))
-            self._numbers.append(self._weights[name])
+            self._weights[name] = self._numbers[self._found] = Weight(
+                name, size, weakref.ref(held[0][3].untyped_storage()), storage, [weakref.ref(tensor) for *_, tensor in held],
+                [(weakref.ref(module), attribute) for _, module, attribute, _ in held], self._found)
+            self._found += 1
 
     @property
     def weights(self) -> Iterable[Weight]:
@@ -212,7 +225,7 @@ class HostedWeights:
         """Has these weights leave now, too."""
         self.find()
         taken = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self._divide([*self.names, *(w.name for w in self._weights.values() if w.base.untyped_storage()._cdata in taken)], ())
+        self._divide([*self.names, *(w.name for w in self._weights.values() if w.key in taken)], ())
 
     def close(self) -> None:
         """Takes all weights back to the device, and gives the memory of the host back. What has no room there is on the CPU from now on."""
@@ -262,13 +275,13 @@ class HostedWeights:
         for weight in changed:
             self._outside.pop(weight, None)
             if weight.copy is not None:
-                if self._library.holders(weight.base) > 1:  # the program has it elsewhere
+                if weight.held is not None and self._library.holders(weight.held) > 1:  # the program has it elsewhere
                     self._fetch(weight)
                     self._settle(weight)
-                self._native.remove(weight.base)
+                self._native.remove(weight.key)
                 self._device.now()
                 self._free.append(weight.copy)
-            del self._weights[weight.name]
+            del self._weights[weight.name], self._numbers[weight.number]
         if changed:
             self._read = 0
             self._expect([])
@@ -292,6 +305,7 @@ class HostedWeights:
             if weight not in outside:
                 self._fetch(weight)
                 self._settle(weight)
+                weight.held = None
         self._outside = {weight: None for weight in self._outside if weight in outside}
         if lacking:
             self._hosts.append(self._device.host(size))
@@ -299,6 +313,8 @@ class HostedWeights:
         for weight in lacking:  # each has a storage of its own, as the files that programs write expect
             weight.copy = from_dlpack(self._hosts[-1].bytes[at:at + weight.bytes])
             at += _pages(weight.bytes)
+        for weight in outside:
+            weight.held = weight.base
         for weight in new:
             self._native.add(weight.base, weight.number)
             self._copy_out(weight)
@@ -322,7 +338,7 @@ class HostedWeights:
     def _begin(self, numbers: list[int]) -> None:
         """Has weights on the device for an operator that reads them."""
         with self._lock, self.apart(), torch.no_grad():
-            weights = [self._numbers[number] for number in numbers]
+            weights = self._known(numbers)
             for weight in weights:
                 weight.readers += 1
             try:
@@ -344,14 +360,18 @@ class HostedWeights:
     def _end(self, numbers: list[int], written: list[int]) -> None:
         """Lets weights leave that an operator has read, and starts copies of the next ones."""
         with self._lock, self.apart(), torch.no_grad():
-            for number in numbers:
-                self._numbers[number].readers -= 1
-            for number in written:
+            for weight in self._known(numbers):
+                weight.readers -= 1
+            for weight in self._known(written):
                 if not self._device.current():
                     self._device.now()
-                self._copy_out(self._numbers[number])
+                self._copy_out(weight)
             if self._device.current():
                 self._advance()
+
+    def _known(self, numbers: list[int]) -> list[Weight]:
+        """Returns weights by number, without those that were forgotten since an operator was given them."""
+        return [self._numbers[number] for number in numbers if number in self._numbers]
 
     def _note(self, weights: Sequence[Weight]) -> None:
         """Finds where in the expected order an operator is, which may read its weights in any order."""
@@ -438,7 +458,7 @@ class HostedWeights:
         """Returns a parameter as a tensor on the host; None if it is not there."""
         with self._lock:
             storage = tensor.untyped_storage()._cdata
-            weight = next((weight for weight in self._outside if weight.base.untyped_storage()._cdata == storage), None)
+            weight = next((weight for weight in self._outside if weight.key == storage), None)
             if weight is None or weight.copy is None:
                 return None
             if weight.left is not None:

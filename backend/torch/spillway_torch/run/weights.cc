@@ -92,10 +92,10 @@ void Weights::Add(const Tensor& tensor, size_t number) {
   all.size = all.known.size();
 }
 
-void Weights::Remove(const Tensor& tensor) {
+void Weights::Remove(uintptr_t storage) {
   Registry& all = All();
   const std::lock_guard lock(all.mutex);
-  all.known.erase(StorageOf(tensor));
+  all.known.erase(reinterpret_cast<c10::StorageImpl*>(storage));
   all.size = all.known.size();
 }
 

@@ -29,7 +29,7 @@ class Weights : public std::enable_shared_from_this<Weights> {
   static void Mark(const Tensor& tensor);
   // Has the operators that are given marked tensors of this one's storage tell the weight's number.
   void Add(const Tensor& tensor, size_t number);
-  void Remove(const Tensor& tensor);
+  void Remove(uintptr_t storage);  // by its address
   void Close();
 
   // Takes the memory of the tensor's storage away, whose size stays.
