@@ -310,9 +310,14 @@ class WholeStepsTest(unittest.TestCase):
         for share in 0.6, 0.485:
             self.hold(task_gradients, share)
 
+    def test_state_leaves_where_the_program_holds_gradients_until_an_update(self):
+        """Nothing shows them before the first two updates."""
+        self.hold(held_gradients, 0.8, first=2, rows=32, optimizer=torch.optim.AdamW)
+
     def test_frozen_weights_that_get_other_memory_in_each_step(self):
         self.hold(target_network, 0.6)
         self.hold(target_network, 0.45)
+        self.hold(target_network, 0.41, optimizer=torch.optim.AdamW)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class Planned:
     last: Optional[_Run] = None  # the last part that has ended
     counted: bool = False  # what it did
     checking: bool = False
+    updating: bool = False  # an update runs whose memory is compared with the budget
     update_began: float | None = None
 
     def waits(self) -> bool:
@@ -306,6 +307,8 @@ class Fitted:
             return None  # transforms of torch.func allow no hooks
         if not torch.is_grad_enabled():
             self._states.refuse_call(self._models[first])
+            if isinstance(self._state, Planned) and self._state.last is None and self._state.open is None:
+                self._states.begin(self.plan.state if self.plan is not None else None)  # as the first step under the plan will
             return None
         self._unseen = UNSEEN
         self._settle()
@@ -401,6 +404,8 @@ class Fitted:
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
         if isinstance(self._state, Planned):
+            first = self._updates.get(optimizer, 0) < UPDATES
+            self._state.updating = (first or self._state.checking) and not self._state.waits()
             self._check(self._state)
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
@@ -532,6 +537,8 @@ class Fitted:
             self._tell(memory.most, state.device)
             return
         rung.checks += 1
+        if 0 < family.corrected <= memory.most:  # what plans move did not help
+            self._move_state(memory.most)
         if family.corrections >= MOST_CORRECTIONS and memory.most <= TOLD * family.corrected:
             self._tell(memory.most, state.device)
             return
@@ -618,6 +625,11 @@ class Fitted:
             if state.last is not None and not state.last.waits() and not state.counted:
                 self._taken.end(state.last)
                 state.counted = True
+
+    def _move_state(self, most: int) -> None:
+        """Has more of the optimizer's state on the host if tensors took more than the budget where autograd's saved ones do not help."""
+        if most > self._budget and not self._early:
+            self._states.take_less(most)
 
     def _tell(self, most: int, device: Device) -> None:
         """Says that tensors took more than the budget, unless a line has named about as many bytes."""
@@ -737,6 +749,9 @@ class Fitted:
                                     f"lowers it{early}")
             state = self._make_plan(state, (self._new_state(state), 0))
         if isinstance(state, Planned):
+            if state.updating:
+                self._move_state(state.device.peak_bytes())
+            state.updating = False
             self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
 
     def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
