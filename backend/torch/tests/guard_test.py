@@ -181,8 +181,8 @@ class Heads(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(Residual(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32), torch.nn.LayerNorm(32))
-                                          for _ in range(5))
+        self.blocks = torch.nn.ModuleList(
+            Residual(torch.nn.Linear(32, 128), torch.nn.GELU(), torch.nn.Linear(128, 32), torch.nn.LayerNorm(32)) for _ in range(5))
         self.heads = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
                                          for _ in range(3))
 
