@@ -263,7 +263,7 @@ class CudaDevice(Device):
 
     def begin(self) -> None:
         if torch.cuda.is_current_stream_capturing():
-            raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it")
+            raise SpillwayError("a CUDA graph is being captured: a plan cannot run in it; give the function to the `capture` of what fit returns")
         self._streams[Queue.COMPUTE] = torch.cuda.current_stream(self.index)
         self._current = self._streams[Queue.COMPUTE].cuda_stream
 
@@ -289,15 +289,20 @@ class CudaDevice(Device):
         pool = next((other.pool() for other in self._graphs), None) or torch.cuda.graph_pool_handle()  # one graph runs at a time
         self.capturing, drawn = True, self._generator.clone_state()
         torch._C._cuda_clearCublasWorkspaces()  # a graph has some of its own, in its memory
+        failed: BaseException | None = None
         try:
             # Programs that ask run other operators in a graph than before: transformers makes masks that it does not need.
             with torch.cuda.graph(graph, pool=pool), mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False):
-                made = run()
-        except BaseException:  # PyTorch goes on as if it captured
+                try:
+                    made = run()
+                except BaseException as error:
+                    failed = error  # which makes the end of the capture fail, too
+                    raise
+        except BaseException as error:  # PyTorch goes on as if it captured
             self._generator.graphsafe_set_state(drawn)
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self.index, pool)
-            raise
+            raise failed or error
         finally:
             self.capturing = False
             torch._C._cuda_clearCublasWorkspaces()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("spillway_torch")
 
 MOST_GRAPHS = 8
+REMEMBERED = 64  # kinds of calls
 SLOW = 40  # calls, after which a line says why none was captured
 MOST_DROPS = 3  # after so many times that graphs made room for a call that runs as ever, there are none
 MOST_SHORT = 3  # plans for less, where memory was short while a call was captured
@@ -174,10 +175,10 @@ class Captured:
         if call is not None and seen is None:
             why = self._fitted.unsettled(parts)
             if not why:
-                self._seen.append(_Seen(call, [part.without_tensors() for part in parts]))
+                self._seen = [*self._seen[-REMEMBERED:], _Seen(call, [part.without_tensors() for part in parts])]
             self._waited += 1
-            if self._waited == SLOW and not self._seen:
-                self._refuse(f"{SLOW} calls have run, and in the last one, {why}")
+            if self._waited == SLOW and not self._told and not self._graphs:
+                self._refuse(f"{SLOW} kinds of calls have run, and {why or 'none of them came often enough'}")
         return result
 
     def close(self) -> None:
@@ -277,7 +278,7 @@ class Captured:
                 self._seen.remove(seen)
             else:
                 seen.refused = True
-                self._refuse(str(_first(error)).splitlines()[0])
+                self._refuse(str(error).splitlines()[0])
             return None
         finally:
             torch.clear_autocast_cache()
@@ -312,10 +313,3 @@ def _drawn() -> Any:
     """Returns the states of the host's generators of random numbers, but for PyTorch's."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
-
-
-def _first(error: BaseException) -> BaseException:
-    """Returns the error that came first: what ends a capture that failed raises, too."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
