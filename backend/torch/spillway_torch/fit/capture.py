@@ -9,20 +9,19 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..base.device import Device
 from ..run.executor import _Run
 from .family import Family, Rung, text_of
 from .report import Ran
 from .structures import Kind, kind_of
-
-if TYPE_CHECKING:
-    from .fitted import Fitted
 
 log = logging.getLogger("spillway_torch")
 
@@ -49,6 +48,24 @@ class Part(NamedTuple):
         return self._replace(run=Ran(self.run.plan, self.run.signature, self.run.recomputed))
 
 
+class Steps(Protocol):
+    """What a captured function asks of the steps that it runs: those of `Fitted`."""
+
+    @property
+    def device(self) -> Device | None: ...
+    @property
+    def model(self) -> torch.nn.Module: ...
+    @property
+    def parameters(self) -> Sequence[weakref.ref[torch.Tensor]]: ...
+    def observe(self, function: Callable[[], Any]) -> tuple[Any, list[Part]]: ...
+    def unsettled(self, parts: list[Part]) -> str: ...
+    def plan_for_less(self, parts: list[Part]) -> bool: ...
+    def may_replay(self, size: int) -> bool: ...
+    def has_room(self, size: int) -> bool: ...
+    def has_state(self, parts: list[Part]) -> bool: ...
+    def note_replay(self, parts: list[Part], again: bool) -> None: ...
+
+
 @dataclasses.dataclass(eq=False)
 class _Seen:
     """A kind of calls that ran as planned."""
@@ -59,7 +76,7 @@ class _Seen:
     bytes: int = 0  # that its last graph took
     refused: bool = False  # it cannot be captured
 
-    def is_ready(self, fitted: Fitted) -> bool:
+    def is_ready(self, fitted: Steps) -> bool:
         """Returns whether one can be captured now."""
         return self.numbers is not None and not self.refused and fitted.may_replay(self.bytes) and fitted.has_state(self.parts)
 
@@ -141,7 +158,7 @@ class Captured:
     graphs make room for them where the budget has none.
     """
 
-    def __init__(self, fitted: Fitted, function: Callable[..., Any]) -> None:
+    def __init__(self, fitted: Steps, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._fitted, self._function = fitted, function
         self._name = getattr(function, "__name__", "the function")

@@ -481,7 +481,7 @@ class Fitted:
             self._states.begin(part.rung.plan.state)
         return True
 
-    def note_replay(self, parts: list[Part], again: bool = True) -> None:
+    def note_replay(self, parts: list[Part], again: bool) -> None:
         """Begins parts of a step that run as a graph; `again` if they did not begin when it was captured."""
         self._taken.replayed += len(parts)
         if self._losses is not None:
