@@ -67,6 +67,7 @@ class Family:
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
         self.corrections = 0
+        self.shortages = 0  # plans that were made for less, because memory was short
         self.corrected = 0  # bytes of the last step that was over the budget, for which a plan was made
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too

@@ -36,7 +36,7 @@ log = logging.getLogger("spillway_torch")
 
 MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted; more of them follow where they grow
 TOLD = 1.1  # times the bytes that a line has named, or for which a plan was made, for another one
-SHORT = 0.01  # of the budget, for which plans are made anew if the guard moves tensors in planned steps
+SHORT = 0.01, 0.02, 0.04  # of the budget, by which plans are made for less, one after the other, if the guard moves tensors in planned steps
 AGAIN = 20  # one step of so many is compared with the budget, too: what exists besides may grow
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
@@ -452,7 +452,7 @@ class Fitted:
 
     def plan_for_less(self, parts: list[Part]) -> bool:
         """Makes other plans if these were short of memory while they were captured; returns whether there are some, or may be."""
-        short, made = int(SHORT * self._budget), False
+        short, made = int(SHORT[0] * self._budget), False
         for family, rung, _, run in parts:
             if rung is not None and run.guarded:
                 family.unforeseen += short
@@ -552,8 +552,9 @@ class Fitted:
                 rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
             family.tape.host_share = rung.plan.tape.host_share
             why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
-        elif rung.checks == CHECKED and state.last.guarded:
-            short = min(state.last.guarded, int(SHORT * self._budget))
+        elif rung.checks == CHECKED and state.last.guarded and family.shortages < len(SHORT):
+            short = min(state.last.guarded, int(SHORT[family.shortages] * self._budget))
+            family.shortages += 1
             family.unforeseen += short
             why = f"{short:,} bytes are left out, because memory was short in planned steps"
         else:
