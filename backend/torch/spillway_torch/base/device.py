@@ -275,12 +275,12 @@ class CudaDevice(Device):
         return self._streams[Queue.COMPUTE] if self.current() else torch.cuda.current_stream(self.index)
 
     def host(self, size: int) -> Host:
-        if self.capturing:
-            raise SpillwayError(f"{size:,} more bytes have to be on the host, which cannot be registered while a CUDA graph is captured")
         if local_ranks() > 1 and size > host_memory():
             raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the "
                                 f"{host_share():,} that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the "
                                 "host")
+        if self.capturing:
+            raise SpillwayError(f"{size:,} more bytes have to be on the host, which cannot be registered while a CUDA graph is captured")
         with torch.cuda.device(self.index):
             return _RegisteredHost(size)
 
