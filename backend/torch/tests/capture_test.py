@@ -274,7 +274,7 @@ class CaptureTest(unittest.TestCase):
         self.assertIsNone(planned.fitted._parts)
 
     def test_only_so_many_graphs(self):
-        _, device = self.equal(lambda training, at: training.step(data(at, 40 + at % 12)), steps=60)
+        _, device = self.equal(lambda training, at: training.step(data(at, 40 + at % 12)), steps=40)
         self.assertLessEqual(len(next(iter(device.fitted._captured))._graphs), MOST_GRAPHS)
 
     def test_wrong_uses(self):
