@@ -256,6 +256,17 @@ class CaptureTest(unittest.TestCase):
                 self.assertEqual(device.replays, 0)
                 self.assertEqual(sum(words in line for line in log.output), 1)
 
+    def test_a_part_that_is_compiled(self):
+        def step(training, at):
+            if at == 1 and training.fitted is not None:
+                training.fitted.plan.tape.compiled = True  # as if it was
+            return training.step(data(at))
+
+        with mock.patch("spillway_torch.fit.capture.SLOW", 5), self.assertLogs("spillway_torch", logging.WARNING) as log:
+            _, device = self.equal(step, steps=8)
+        self.assertEqual(device.replays, 0)
+        self.assertIn("5 kinds of calls have run, and a part of it is compiled", log.output[-1])
+
     def test_a_capture_that_fails(self):
         def fail(device, run):
             run()
