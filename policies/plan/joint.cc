@@ -300,9 +300,10 @@ class JointPolicy final : public PlannedPolicy {
     std::ranges::sort(chosen);
     chosen.erase(std::ranges::unique(chosen).begin(), chosen.end());
     std::erase_if(chosen, [](const std::vector<TensorId>& set) { return set.empty(); });
-    for (std::vector<TensorId>& set : chosen) {
-      options_.outside = std::move(set);
-      options_.trials = std::max<int64_t>(trials / std::ssize(chosen), 1);
+    for (const std::vector<TensorId>& set : chosen) {
+      options_.outside = set;
+      const bool is_state = set == state;  // it is searched as with it alone
+      options_.trials = is_state ? trials : std::max<int64_t>(trials / std::ssize(chosen), 1);
       SearchIn(memory, facts, trial, in_core, best, shortest);
     }
     options_.outside.clear();
