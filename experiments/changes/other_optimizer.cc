@@ -271,15 +271,32 @@ struct Updated {
 // are early, or else in their own; nullopt if they have not one gradient each.
 std::optional<std::vector<Updated>> UpdatedOf(const Trace& trace, const Liveness& liveness,
                                               const AdamUpdate& update, bool early) {
-  std::multimap<int64_t, TensorId> parameters;  // by elements; equal ones are alike here
-  for (const TensorId id : update.parameters) parameters.emplace(Elements(trace.tensor(id)), id);
+  // The update is given parameters and gradients in lists of the same order. An early update of
+  // another parameter of the size would write what backward, and what is recomputed, still reads.
+  std::vector<size_t> places(trace.tensors.size());
+  size_t place = 0;
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    if (!update.ops[i]) continue;
+    for (const TensorId input : trace.ops[i].inputs) {
+      size_t& its = places[Index(liveness.Root(input))];
+      if (its == 0) its = ++place;
+    }
+  }
+  const auto as_given = [&](std::vector<TensorId> ids) {
+    std::ranges::stable_sort(ids, {}, [&](TensorId id) { return places[Index(id)]; });
+    return ids;
+  };
+  std::multimap<int64_t, TensorId> parameters;  // by elements
+  for (const TensorId id : as_given(update.parameters)) {
+    parameters.emplace(Elements(trace.tensor(id)), id);
+  }
   const Bytes moments = BytesOf(trace, update.moments);
   const int64_t elements = ElementsOf(trace, update.parameters);
   std::vector<Updated> order;
-  for (const TensorId id : GradientsOf(trace, update, true)) {
+  for (const TensorId id : as_given(GradientsOf(trace, update, true))) {
     const int64_t size = Elements(trace.tensor(id));
-    const auto found = parameters.find(size);
-    if (found == parameters.end()) return std::nullopt;
+    const auto found = parameters.lower_bound(size);  // the first of this size
+    if (found == parameters.end() || found->first != size) return std::nullopt;
     const auto state = static_cast<int64_t>(Int128{moments.count()} * size / elements);
     order.push_back({found->second, id, Bytes(state), CompletedBy(trace, liveness, id)});
     parameters.erase(found);

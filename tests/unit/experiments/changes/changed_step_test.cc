@@ -281,6 +281,42 @@ TEST(ChangedStepTest, EarlyUpdatesFreeGradients) {
   EXPECT_EQ(PeakOf(early), kPersistent + 16 + 512 + 16384 + 4);
 }
 
+// u and s have one size, and their gradients come in the other order.
+TEST(ChangedStepTest, EarlyUpdatesWriteTheParametersOfTheirGradients) {
+  const Trace early =
+      WithUpdatesInParts(Step(2,
+                              [](testing::TraceBuilder& builder) {
+                                for (const std::string name : {"u", "s"}) {
+                                  builder.Tensor(name, TensorKind::kParameter, 16384)
+                                      .Tensor("m" + name, TensorKind::kOptimizerState, 16384)
+                                      .Tensor("v" + name, TensorKind::kOptimizerState, 16384);
+                                }
+                                for (const std::string name : {"s", "u"}) {
+                                  builder.Tensor("d" + name, TensorKind::kParameterGradient, 16384);
+                                  builder.Op("d" + name, Phase::kBackward, {"dy"}, {"d" + name});
+                                }
+                                for (const std::string name : {"u", "s"}) {
+                                  const std::string m = "m" + name, v = "v" + name;
+                                  builder.Op(name + ".step", Phase::kUpdate,
+                                             {"d" + name, m, v, name}, {m, v, name});
+                                }
+                              }),
+                         testing::FixedCost(), true)
+          .value();
+  int updates = 0;
+  for (const Op& op : early.ops) {
+    const auto has = [&](const std::vector<TensorId>& ids, const std::string& name) {
+      return std::ranges::any_of(ids, [&](TensorId id) { return early.tensor(id).name == name; });
+    };
+    if (!op.name.starts_with("update")) continue;
+    for (const std::string name : {"u", "s"}) {
+      EXPECT_EQ(has(op.outputs, name), has(op.inputs, "d" + name)) << op.name;
+      updates += has(op.outputs, name) ? 1 : 0;
+    }
+  }
+  EXPECT_GT(updates, 1);
+}
+
 // The copy of du waits for that of dw. Both end long after backward, 20 ns after mm.dw and at its
 // end.
 TEST(ChangedStepTest, GradientsLeaveOneAfterTheOther) {
