@@ -25,7 +25,7 @@
 namespace spillway::lab {
 namespace {
 
-constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=true"};
+constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=true", "stitched"};
 // The optimizer allocates its state in the first iteration. After two more iterations the placement
 // of blocks no longer changes.
 constexpr int kFirstIterations = 3;
@@ -485,8 +485,11 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
         smallest = step.trace;
       }
       if (floor > as_it_is.available()) continue;
-      FitRow row =
-          one.About(std::move(step.trace)).Try("spillway", step.policy, FitAllocator::kExpandable);
+      // Weights that come and go leave holes, in which a plan by PyTorch's allocator would see less
+      // memory than `spillway_torch.fit` does.
+      const FitAllocator allocator =
+          step.weights ? FitAllocator::kPages : FitAllocator::kExpandable;
+      FitRow row = one.About(std::move(step.trace)).Try("spillway", step.policy, allocator);
       row.remedy = step.remedy.text;
       row.python = step.remedy.python;
       if (row.status != FitStatus::kFits) continue;

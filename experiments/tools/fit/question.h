@@ -25,8 +25,9 @@ BatchTrace AtBatch(const FitWorkload& workload,
 // the length is to vary of a network without one.
 StepFamily FamilyOfNetwork(StepQuantity quantity, const FitWorkload& workload);
 
-// The allocators that are tried: PyTorch's, and PyTorch's with expandable segments.
-enum class FitAllocator : uint8_t { kUsual, kExpandable };
+// The allocators that are tried: PyTorch's, PyTorch's with expandable segments, and pages that lie
+// anywhere, which take little more than what is allocated: `spillway_torch.fit` plans that.
+enum class FitAllocator : uint8_t { kUsual, kExpandable, kPages };
 
 class Question {
  public:
