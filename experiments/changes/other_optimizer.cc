@@ -264,7 +264,7 @@ void ForgetOldGradients(const Trace& trace, const Liveness& liveness,
 struct Updated {
   TensorId parameter, gradient;
   Bytes state;   // of its moments
-  OpId ready{};  // the op that completes the gradient
+  OpId ready{};  // the op that completes the gradient, or the last one that uses the parameter
 };
 
 // Returns the large parameters in the order in which backward completes their gradients if updates
@@ -298,7 +298,11 @@ std::optional<std::vector<Updated>> UpdatedOf(const Trace& trace, const Liveness
     const auto found = parameters.lower_bound(size);  // the first of this size
     if (found == parameters.end() || found->first != size) return std::nullopt;
     const auto state = static_cast<int64_t>(Int128{moments.count()} * size / elements);
-    order.push_back({found->second, id, Bytes(state), CompletedBy(trace, liveness, id)});
+    OpId ready = CompletedBy(trace, liveness, id);
+    for (const OpId use : liveness.Uses(found->second)) {
+      if (!update.Has(use)) ready = std::max(ready, use);
+    }
+    order.push_back({found->second, id, Bytes(state), ready});
     parameters.erase(found);
   }
   if (!parameters.empty()) return std::nullopt;
