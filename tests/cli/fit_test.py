@@ -523,6 +523,31 @@ class FitTest(CommandTest):
         rows = {row["change"]: row for row in self.rows(GPT2, "--memory", "2200MiB", *QUICK[:2], code=1)}
         self.assertIn("Spillway: activations and state", rows["combination"]["remedy"])
 
+    def test_frozen_weights_on_the_host(self):
+        """Eight frozen weights of 6 MiB below a trained one. The row plans what is allocated, in pages that may lie anywhere."""
+        trace = self.toy(64)
+        embed, backward, update = trace["ops"]
+        tensors, forward, back = trace["tensors"], [], []
+        for layer in range(8):
+            tensors += [{"name": f"f{layer}", "kind": "parameter", "shape": [1536, 1024], "size": 6 << 20},
+                        {"name": f"z{layer}", "kind": "activation", "shape": [4, 64, 1024], "size": 1 << 20}]
+            forward.append({**embed, "name": f"layer{layer}", "inputs": [f"z{layer - 1}" if layer else "y", f"f{layer}"],
+                            "outputs": [f"z{layer}"]})
+            back.insert(0, {**backward, "name": f"layer{layer}.bwd", "inputs": [f"z{layer}", f"f{layer}"], "outputs": [f"z{layer}"]})
+        backward["inputs"] = ["x", "z0"]
+        trace["ops"] = [embed, *forward, *back, backward, update]
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "frozen.json"
+            path.write_text(json.dumps(trace), encoding="utf-8")
+            rows = {row["change"]: row for row in self.rows(path, "--memory", "40MiB", *QUICK, code=1)}
+            row = rows["spillway"]
+            self.assertEqual((row["remedy"], row["status"], row["allocator"]),
+                             ("Spillway: activations and frozen weights", "fits", "stitched"))
+            self.assertLessEqual(row["peak_reserved_bytes"], 40 << 20)
+            run = self.run_row(path, row, "40MiB")
+            self.assertEqual([run[name] for name in ("iteration_ms", "peak_reserved_bytes")],
+                             [row[name] for name in ("iteration_ms", "peak_reserved_bytes")])
+
     def test_a_construction_that_does_not_fit(self):
         """A model that is built in fp32 and then cast: the peak is the construction's, and the first remedy is another one."""
         trace = self.toy(64)
