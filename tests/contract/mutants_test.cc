@@ -67,7 +67,8 @@ class Mutants : public ::testing::Test {
 
   static Trace Lowered() { return LowerNetwork(testing::Chain(), {3, "vdnn", true}); }
   static Trace WithLanes(Trace trace) {
-    for (size_t i = 0; i < trace.ops.size(); ++i) trace.ops[i].lane = i * i % kMaxLanes;
+    for (size_t i = 0; i < trace.ops.size(); ++i)
+      trace.ops[i].lane = static_cast<uint8_t>(i * i % kMaxLanes);
     return trace;
   }
 
