@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.device import Device
 from ..run.executor import _Run
-from .family import Family, Rung, text_of
+from .family import CHECKED, Family, Rung, text_of
 from .report import Ran
 from .structures import Kind, kind_of
 
@@ -58,7 +58,6 @@ class Steps(Protocol):
     @property
     def parameters(self) -> Sequence[weakref.ref[torch.Tensor]]: ...
     def observe(self, function: Callable[[], Any]) -> tuple[Any, list[Part]]: ...
-    def unsettled(self, parts: list[Part]) -> str: ...
     def plan_for_less(self, parts: list[Part]) -> bool: ...
     def may_replay(self, size: int) -> bool: ...
     def has_room(self, size: int) -> bool: ...
@@ -190,7 +189,7 @@ class Captured:
             return self._watch(seen, tensors, given, named)
         result, parts = self._run(given, named)
         if call is not None and seen is None:
-            why = self._fitted.unsettled(parts)
+            why = _unsettled(parts)
             if not why:
                 self._seen = [*self._seen[-REMEMBERED:], _Seen(call, [part.without_tensors() for part in parts])]
             self._waited += 1
@@ -254,7 +253,7 @@ class Captured:
         if lacks:
             seen.refused = True
             self._refuse(lacks)
-        elif not self._fitted.unsettled(parts):
+        elif not _unsettled(parts):
             seen.numbers = reads.numbers
         return result
 
@@ -283,7 +282,7 @@ class Captured:
         try:
             with reads:
                 (inputs, result, parts), replay, borrow = device.graph(run)
-            why = fitted.unsettled(parts)
+            why = _unsettled(parts)
             if why:
                 raise RuntimeError(f"it does not run as planned while it is captured: {why}")
             graph = _Graph(seen.call, replay, [borrow(tensor) for tensor in inputs], pytree.tree_map_only(torch.Tensor, borrow, result),
@@ -310,6 +309,21 @@ class Captured:
             log.warning("spillway: a call of '%s' reads tensors that it is not given, and that have to stay where they are, with new values in "
                         "their place: %s", self._name, ", ".join(foreign[:3]))
         return graph
+
+
+def _unsettled(parts: list[Part]) -> str:
+    """Returns why these have not run as they will run from now on; empty if they have."""
+    for family, rung, _, run in parts:
+        for lacks, why in ((rung is None or rung not in family.rungs or not family.is_settled, "plans are still made"),
+                           (rung is not None and rung.checks < CHECKED, "its plan is still compared with the budget"),
+                           (rung is not None and bool(rung.plan.weights), "frozen weights are on the host"),
+                           (run.plan.tape.compiled, "a part of it is compiled"),
+                           (run.deviation is not None, str(run.deviation)),
+                           (run.guarded > 0, f"{run.guarded:,} bytes that it saves went to the host, because memory was short"),
+                           (isinstance(run, _Run) and run.waits(), "a backward may still read what it saved")):
+            if lacks:
+                return why
+    return "" if parts else "no model is called in it"
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:

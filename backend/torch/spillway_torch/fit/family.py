@@ -32,6 +32,7 @@ GRID = 1.12  # a plan is made for sizes that are up to so many times as large as
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
+CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 
 Bytes = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]  # of the state of optimizers
 

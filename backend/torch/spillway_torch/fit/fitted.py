@@ -26,7 +26,7 @@ from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
 from .capture import Captured, Part
-from .family import Bytes, Family, Rung, text_of
+from .family import CHECKED, Bytes, Family, Rung, text_of
 from .report import Taken
 from .states import States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
@@ -41,7 +41,6 @@ AGAIN = 20  # one step of so many is compared with the budget, too: what exists 
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
 UPDATES = 2  # after so many updates of the model, the optimizer has its state
-CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 
 
 @dataclasses.dataclass
@@ -436,20 +435,6 @@ class Fitted:
             return result, self._parts
         finally:
             self._parts = None
-
-    def unsettled(self, parts: list[Part]) -> str:
-        """Returns why these have not run as they will run from now on; empty if they have."""
-        for family, rung, _, run in parts:
-            for lacks, why in ((rung is None or rung not in family.rungs or not family.is_settled, "plans are still made"),
-                               (rung is not None and rung.checks < CHECKED, "its plan is still compared with the budget"),
-                               (rung is not None and bool(rung.plan.weights), "frozen weights are on the host"),
-                               (run.plan.tape.compiled, "a part of it is compiled"),
-                               (run.deviation is not None, str(run.deviation)),
-                               (run.guarded > 0, f"{run.guarded:,} bytes that it saves went to the host, because memory was short"),
-                               (isinstance(run, _Run) and run.waits(), "a backward may still read what it saved")):
-                if lacks:
-                    return why
-        return "" if parts else "no model is called in it"
 
     def plan_for_less(self, parts: list[Part]) -> bool:
         """Makes other plans if these were short of memory while they were captured; returns whether there are some, or may be."""
