@@ -1,7 +1,6 @@
 """Records steps of PyTorch programs for Spillway, with or without a GPU, and runs plans in them."""
 
 from .base.errors import NotRecordableError, ProgramError, SpillwayError
-from .fit.cuts import compiled_cuts
 from .fit.fit import compile, fit
 from .fit.fitted import Fitted
 from .fit.record import explain_compiled, record
@@ -16,6 +15,6 @@ from .step.pretended import pretend
 from .step.step import Step
 
 __all__ = ["Curve", "Fitted", "NotRecordableError", "Plan", "ProgramError", "SpillwayError", "Step", "compile",
-           "compiled_cuts", "explain", "explain_compiled", "fit", "make_plan", "plan_sharding", "pretend", "read_plan", "record",
+           "explain", "explain_compiled", "fit", "make_plan", "plan_sharding", "pretend", "read_plan", "record",
            "simulate_pipeline", "step", "write_plan", "write_step"]
 __version__ = "0.1.0"

@@ -37,7 +37,6 @@ import torch
 from .base.errors import ProgramError, SpillwayError
 from .base.stepfile import guarded, load_function, load_step
 from .base.target import parse_target
-from .fit.cuts import cut_step
 from .fit.record import explain_compiled, record
 from .plan.curve import explain
 from .plan.files import write_step
@@ -456,10 +455,7 @@ def explain_main(argv):
         else:
             trainee = build(arguments, arguments.device)
         step = step if own else functools.partial(guarded, arguments.model, trainee.step)
-        if arguments.compile and arguments.export_step:
-            found = cut_step(step, arguments.device)
-            curve = found.answer
-        elif arguments.compile:
+        if arguments.compile:
             curve = explain_compiled(step, arguments.device)
         else:
             recorded = record(step, arguments.device, values=True)  # after one that makes what it finds, such as the optimizer's state
@@ -474,7 +470,7 @@ def explain_main(argv):
             capability = parse_target("cuda").capability if arguments.device == "cuda" else 90
             recorded = pretended_step(arguments, f"cuda:sm_{capability}")
         try:
-            recorded.write(arguments.export_step, compiled=found.cuts)
+            recorded.write(arguments.export_step, compiled=curve.cuts)
         except OSError as error:
             raise SpillwayError(f"{arguments.export_step}: {error.strerror}") from error
     print(json.dumps(curve.object(), indent=1) if arguments.format == "json" else curve.text().rstrip())

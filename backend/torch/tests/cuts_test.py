@@ -19,7 +19,7 @@ from spillway_torch.__main__ import Trainee, main
 from spillway_torch.base.document import read_document
 from spillway_torch.base.program import rows_of
 from spillway_torch.compiled.joint import Joint, Rates
-from spillway_torch.fit.cut_step import CutStep
+from spillway_torch.fit.compiled_step import CompiledStep
 
 PROGRAM = """
 import torch
@@ -133,10 +133,11 @@ class CutsTest(unittest.TestCase):
 
     def test_work_is_what_the_outcome_times(self):
         model = nn.Sequential(Block(16), Block(16))
-        found = CutStep(stepped(torch.compile(model), model), "cpu")
-        peaks = sorted({row.peak for row in found.answer.rows}, reverse=True)
-        outside = peaks[0] - found.cuts.cuts[0].memory
-        self.assertEqual([cut.memory for cut in found.cuts.cuts], [peak - outside for peak in peaks])
+        found = CompiledStep(stepped(torch.compile(model), model), "cpu")
+        curve = found.curve()
+        peaks = sorted({row.peak for row in curve.rows}, reverse=True)
+        outside = peaks[0] - curve.cuts.cuts[0].memory
+        self.assertEqual([cut.memory for cut in curve.cuts.cuts], [peak - outside for peak in peaks])
         never, slow = float("inf"), 1e-3
         for graph in found._found:
             for choice in graph.choice, dataclasses.replace(graph.choice, keep=frozenset()):
@@ -151,10 +152,10 @@ class CutsTest(unittest.TestCase):
         model = nn.Sequential(Block(16), nn.Tanh(), Block(16))
         parts = [torch.compile(part) if isinstance(part, Block) else part for part in model]
         step = stepped(lambda x: parts[2](parts[1](parts[0](x))), model)
-        found = CutStep(step, "cpu")
-        cuts = found.cuts
+        curve = spillway_torch.explain_compiled(step, "cpu")
+        cuts = curve.cuts
         lives = 2 * sum(p.nbytes for p in model.parameters())  # with momentum; gradients come and go
-        self.assertEqual([cut.memory for cut in cuts.cuts], sorted({row.peak - lives for row in found.answer.rows}, reverse=True))
+        self.assertEqual([cut.memory for cut in cuts.cuts], sorted({row.peak - lives for row in curve.rows}, reverse=True))
         with torch.compiler.set_stance("force_eager"):
             recorded = spillway_torch.record(step, "cpu", model=model)
         recorded.write(self.trace, compiled=cuts)
@@ -165,9 +166,9 @@ class CutsTest(unittest.TestCase):
     def test_refusals(self):
         self.assertIn("no such file or directory", self.explained(self.file, "--export-step", "/no/such/step.json", code=3).lower())
         with self.assertRaisesRegex(SpillwayError, r"device 'cuda:sm_90' \(valid: cuda, cpu\)"):
-            spillway_torch.compiled_cuts(print, "cuda:sm_90")
+            spillway_torch.explain_compiled(print, "cuda:sm_90")
         model = Block(16)
-        cuts = spillway_torch.compiled_cuts(stepped(torch.compile(model), model), "cpu")
+        cuts = spillway_torch.explain_compiled(stepped(torch.compile(model), model), "cpu").cuts
         with self.assertRaisesRegex(SpillwayError, "its graphs read 2,048 bytes at once, which the recorded step does not have"):
             spillway_torch.record(stepped(model, model, 24), "cpu").write(self.trace, compiled=cuts)
         other = Block(24)

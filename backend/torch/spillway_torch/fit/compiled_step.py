@@ -10,6 +10,7 @@ import torch
 
 from ..base.errors import SpillwayError
 from ..compiled.rates import rates_of
+from ..step.data import CompiledCut, CompiledCuts
 from .compiled import CompiledFitted
 from .compiled_graph import Graph
 
@@ -25,6 +26,7 @@ class CompiledRow:
     peak: int  # bytes of the whole step, predicted
     times: float  # the time of the graphs as a multiple of that which PyTorch's own cut takes
     saved: list[int]  # bytes that each graph saves
+    cut: CompiledCut  # what the graphs take
 
 
 @dataclasses.dataclass
@@ -35,6 +37,14 @@ class CompiledCurve:
     nodes: list[int]  # of each graph
     outside: int  # most bytes outside the graphs
     rows: list[CompiledRow]
+    reads: frozenset[int]  # the bytes of the parameters and data that the graphs read
+
+    @property
+    def cuts(self) -> CompiledCuts:
+        """What the graphs take as PyTorch cuts them, and in the rows that take less memory. `Step.write` adds it to the recorded step."""
+        *others, own = self.rows
+        less = {row.peak: row.cut for row in sorted(others, key=lambda row: (-row.peak, -row.times)) if row.peak < own.peak}
+        return CompiledCuts(self.reads, (own.cut, *less.values()))
 
     def text(self) -> str:
         """Returns a table and what its rows have in common, for people."""
@@ -63,6 +73,7 @@ class CompiledStep(CompiledFitted):
         """Raises `SpillwayError` if the step runs no graph that can be planned."""
         rates_of(device)  # measured with data
         self._parameters: dict[int, torch.nn.Parameter] = {}
+        self._reads: set[int] = set()
         super().__init__([], [], 1 << 60, device)
         try:
             for _ in range(warm_up + 1):
@@ -81,6 +92,10 @@ class CompiledStep(CompiledFitted):
 
     def _record(self, graph: Graph, given: Sequence[Any]) -> Any:
         self._parameters.update((id(p), p) for p in given if isinstance(p, torch.nn.Parameter))
+        for tensor in given:  # only the first graph surely reads data: others may read what no operator of the eager step makes
+            if isinstance(tensor, torch.nn.Parameter) or isinstance(tensor, torch.Tensor) and not self._events:
+                if tensor.device.type == self._device:
+                    self._reads.add(tensor.untyped_storage().nbytes())
         return super()._record(graph, given)
 
     def _first(self, graph: Graph) -> Callable[..., Any]:
@@ -98,7 +113,7 @@ class CompiledStep(CompiledFitted):
         found = {row.budget: row for row in rows}  # one if no plan takes less
         outside = max(max(call.forward, call.backward or 0) for call, _ in self._step)
         return CompiledCurve(self._device, [len(graph.joint.nodes) for graph in self._found if graph.joint is not None], outside,
-                             list(found.values()))
+                             list(found.values()), frozenset(self._reads))
 
     def _row(self, budget: int) -> CompiledRow:
         self._budget = budget
@@ -107,4 +122,8 @@ class CompiledStep(CompiledFitted):
         plain = sum(graph.joint.outcome(graph.default).seconds for graph in calls if graph.joint is not None)
         taken = [graph.choice.outcome for graph in calls if graph.choice is not None]
         saved = [graph.choice.outcome.saved for graph in self._found if graph.choice is not None]
-        return CompiledRow(budget, peak, sum(outcome.seconds for outcome in taken) / plain, saved)
+        work = [graph.joint.work(set(graph.choice.keep), graph.choice.near) for graph in calls if graph.joint and graph.choice]
+        # What exists all the time is parameters, the optimizer's state and, where the device counts it, the step's data.
+        outside = min(size for call, _ in self._step for size in (call.forward, call.backward) if size is not None)
+        cut = CompiledCut(peak - outside, sum(w.flops for w in work), sum(w.traffic for w in work), sum(w.kernels for w in work))
+        return CompiledRow(budget, peak, sum(outcome.seconds for outcome in taken) / plain, saved, cut)

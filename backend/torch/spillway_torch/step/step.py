@@ -24,7 +24,7 @@ class Step(StepData):
     def write(self, path: str | os.PathLike[str], *, compiled: Optional[CompiledCuts] = None) -> None:
         """Writes the trace for `spillway`. The ending .zst compresses it.
 
-        compiled: what the same step takes under torch.compile, as `compiled_cuts` finds it, for `spillway fit`.
+        compiled: what the same step takes under torch.compile, as `cuts` of `explain_compiled` says, for `spillway fit`.
 
         Raises OSError if the file cannot be written, and `SpillwayError` if the compiled step reads what this one does not have, because
         it is another one, or has another batch.
