@@ -26,6 +26,7 @@ class Graphs(Guarded):
     def __init__(self):
         super().__init__()
         self.fitted, self.replays = None, 0
+        self.workspace = 0  # bytes that a graph takes besides
 
     def graph(self, run):
         model = self.fitted.model
@@ -38,9 +39,11 @@ class Graphs(Guarded):
             with _disable_current_modes():
                 return made.copy_(tensor)
 
+        workspace = torch.empty(self.workspace, dtype=torch.uint8)
         try:
             with mock.patch.object(torch, "empty_like", with_values):
                 made = run()
+            del workspace
         finally:
             self.capturing = False
         with _disable_current_modes():
@@ -207,6 +210,17 @@ class CaptureTest(unittest.TestCase):
 
         _, device = self.equal(step)
         self.assertEqual(device.replays, 5)
+
+    def test_plans_leave_room_for_a_graph(self):
+        def step(training, at):
+            if training.device is not None:
+                training.device.workspace = 60 << 10
+            return training.step(data(at))
+
+        with self.assertLogs("spillway_torch", logging.INFO) as log:
+            _, device = self.equal(step, steps=20)
+        self.assertTrue(any("because memory was short in a graph" in line for line in log.output))
+        self.assertGreater(device.replays, 0)
 
     def test_what_is_not_given_is_named(self):
         x = data(0)

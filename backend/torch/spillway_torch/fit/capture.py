@@ -29,7 +29,6 @@ MOST_GRAPHS = 8
 REMEMBERED = 64  # kinds of calls
 SLOW = 40  # calls, after which a line says why none was captured
 MOST_DROPS = 3  # after so many times that graphs made room for a call that runs as ever, there are none
-MOST_SHORT = 3  # plans for less, where memory was short while a call was captured
 NUMBER = "aten::_local_scalar_dense"  # gives the program a number of the device
 EMPTY = "aten::empty_like"  # reads no values
 COPIES = "aten::_to_copy", "aten::copy_"
@@ -163,7 +162,7 @@ class Captured:
         self._name = getattr(function, "__name__", "the function")
         self._graphs: list[_Graph] = []
         self._seen: list[_Seen] = []
-        self._drops = self._short = 0
+        self._drops = 0
         self._waited = 0  # calls that ran before they could be captured
         self._told: set[str] = set()
         self.given = 0  # the most bytes of tensors that it was given, which a graph copies
@@ -289,8 +288,7 @@ class Captured:
                            [(p, borrow(p.grad)) for p in held if p.grad is not None], seen.parts,
                            [tensor for tensor, _ in reads.foreign.values()], device.peak_bytes() - used)
         except Exception as error:  # pylint: disable=broad-except
-            if self._short < MOST_SHORT and fitted.plan_for_less(parts):
-                self._short += 1
+            if fitted.plan_for_less(parts):
                 self._seen.remove(seen)
             else:
                 seen.refused = True

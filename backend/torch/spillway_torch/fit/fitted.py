@@ -438,9 +438,11 @@ class Fitted:
 
     def plan_for_less(self, parts: list[Part]) -> bool:
         """Makes other plans if these were short of memory while they were captured; returns whether there are some, or may be."""
-        short, made = int(SHORT[0] * self._budget), False
+        made = False
         for family, rung, _, run in parts:
-            if rung is not None and run.guarded:
+            if rung is not None and run.guarded and family.shortages < len(SHORT):
+                short = int(SHORT[family.shortages] * self._budget)
+                family.shortages += 1
                 family.unforeseen += short
                 try:
                     family.plan_for(rung.shapes, f"{short:,} bytes are left out, because memory was short in a graph", renew=True)
