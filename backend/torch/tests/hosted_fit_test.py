@@ -81,7 +81,7 @@ class FitTest(unittest.TestCase):
                     self.assertLessEqual(device.peak, budget)
                     part = max(size for hosted in fitted._states._hosted.values() for size in hosted.sizes)
                     if name != "adam":  # whose update takes memory for all parameters, so that more state leaves than the plan says
-                        self.assertLess(abs(fitted.plan.peak - device.most), part + 4096)  # all parts of a parameter leave together
+                        self.assertLess(abs(fitted.plan.peak - device.most), 2 * part + 4096)  # all parts of a parameter leave together
 
     def test_steps_before_the_plan_keep_the_budget(self):
         """State leaves where saved tensors on the host are not enough."""
@@ -129,7 +129,7 @@ class FitTest(unittest.TestCase):
         rows = (16,) * 6
         want, *_ = self.train(KINDS["adamw"], rows=rows)
         with self.assertRaisesRegex(SpillwayError, "and so does early_updates=True, if the program neither clips"):
-            self.train(KINDS["adamw"], int(2.1 * parameters), Guarded(), rows)
+            self.train(KINDS["adamw"], int(0.9 * parameters), Guarded(), rows)  # less than the gradients
         for share in (2.1, 2.4, 2.5, 2.6, 2.7, 2.8):
             with self.subTest(share):
                 device = Guarded()

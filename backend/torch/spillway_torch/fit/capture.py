@@ -314,7 +314,7 @@ def _unsettled(parts: list[Part]) -> str:
     for family, rung, _, run in parts:
         for lacks, why in ((rung is None or rung not in family.rungs or not family.is_settled, "plans are still made"),
                            (rung is not None and rung.checks < CHECKED, "its plan is still compared with the budget"),
-                           (rung is not None and bool(rung.plan.weights), "frozen weights are on the host"),
+                           (rung is not None and bool(rung.plan.weights), "weights are on the host"),
                            (run.plan.tape.compiled, "a part of it is compiled"),
                            (run.deviation is not None, str(run.deviation)),
                            (run.guarded > 0, f"{run.guarded:,} bytes that it saves went to the host, because memory was short"),

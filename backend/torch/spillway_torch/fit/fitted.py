@@ -140,7 +140,7 @@ class Fitted:
         self._optimizers: Bytes = weakref.WeakKeyDictionary()  # those of their state that was recorded before they were known
         self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
-        self._weights = Weights(self._model, budget)
+        self._weights = Weights(self._model, budget, self._states)
         self._allowed = allowed
         self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
         self._handles: list[Any] = []
@@ -265,7 +265,7 @@ class Fitted:
         return captured
 
     def remove(self) -> None:
-        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state and frozen
+        """Makes later steps ordinary ones, and gives the memory of the host back. The optimizer's state and the
         weights come back to the device."""
         for captured in self._captured:
             captured.close()
@@ -572,8 +572,8 @@ class Fitted:
         counts = self._taken.guards = recorder.device.in_use() >= 0
         states = weakref.WeakKeyDictionary({of: self._recorded_state(of) for of in (*self._states.given, *self._optimizers)})
         self._states.find(recorder.device, self._optimizers)
-        self._weights.record(recorder)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
+        self._weights.record(recorder, 0 if self._early or not counts else trained - self._gradient_bytes())
         self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
         self._states.begin()
         self._states.record(recorder)
@@ -729,7 +729,9 @@ class Fitted:
             memory = state.device.memory()
             update = memory.most if memory is not None else 0
             self._taken.most = max(self._taken.most, update)
-            if update > self._budget and not self._weights.take_less(state.tape, update) and not self._states.take_less(update):
+            if update > self._budget and not (
+                    self._weights.take_less(state.tape, update, trained=False) or self._states.take_less(update)
+                    or self._weights.take_less(state.tape, update, trained=True)):
                 self._state = Waiting()
                 early = "" if state.gradients or are_reduced(self._model) or self._states.early_gradients is None else (
                     ", and so does early_updates=True, if the program neither clips gradients nor adds them up")
@@ -753,6 +755,7 @@ class Fitted:
         recorded.tape.staying = self._staying()
         recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
         family.updates = self._states.updates()
+        self._weights.note_updates(recorded.tape, family.updates)
         family.unforeseen = self._states.unforeseen + max((captured.given for captured in self._captured), default=0)
         family.unguarded = self._states.unguarded
         self._states.foresee_backward(recorded.most + more[0])

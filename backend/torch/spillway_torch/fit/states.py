@@ -11,6 +11,7 @@ import torch
 from ..base.device import Device
 from ..run.buckets import STAGES
 from ..run.updates import HostedState, can_host
+from ..run.weights import HostedWeights
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
 
@@ -44,6 +45,15 @@ class States:
     def given(self) -> list[torch.optim.Optimizer]:
         """The optimizers that the program has named."""
         return [optimizer for optimizer in (reference() for reference in self._given) if optimizer is not None]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Returns the parameters that are updated in parts if state of them is on the host, or they themselves are."""
+        return [parameter for hosted in self._hosted.values() for parameter in hosted.parameters]
+
+    def note_weights(self, weights: HostedWeights) -> None:
+        """Notes the parameters that may be on the host themselves."""
+        for hosted in self._hosted.values():
+            hosted.weights = weights
 
     @property
     def parts(self) -> list[int]:

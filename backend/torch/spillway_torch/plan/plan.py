@@ -105,7 +105,7 @@ class Plan:
     unforeseen: int = 0  # bytes of `peak`, `eager_peak` and `floor` that steps took and that the tape does not show
     update_seconds: float = 0.0  # of `seconds` and of `eager_seconds`: the optimizer's update, where it was not recorded
     state: int = 0  # bytes of the optimizer's state that are on the host but while an update uses them
-    weights: tuple[str, ...] = ()  # names of the frozen weights that are on the host but while operators use them
+    weights: tuple[str, ...] = ()  # names of the weights that are on the host but while operators use them
     state_seconds: float = 0.0  # of `seconds`: what follows backward, because they come and go
 
     def add_update(self, seconds: float) -> None:
@@ -122,8 +122,8 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """Returns the bytes of frozen weights that are on the host."""
-        return sum(weight.bytes for weight in self.tape.frozen if weight.name in self.weights)
+        """Returns the bytes of weights that are on the host."""
+        return sum(weight.bytes for weight in self.tape.weights if weight.name in self.weights)
 
     @property
     def host_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Plan:
         peak, budget, eager, host = (in_unit(size, self.budget) for size in (self.peak, self.budget, self.eager_peak, self.host_bytes))
         floor = f", floor {in_unit(self.floor.bytes, self.budget)}" if self.floor is not None else ""
         state = f", and {in_unit(self.state, self.budget)} of the optimizer's state are on the host between updates" if self.state else ""
-        frozen = f", and {in_unit(self.weight_bytes, self.budget)} of frozen weights are on the host" if self.weights else ""
+        weights = f", and {in_unit(self.weight_bytes, self.budget)} of weights are on the host" if self.weights else ""
         there = f" (which keeps {host} for them)" if counts[OFFLOAD] else ""
         return (f"predicted peak {peak} of {budget} (without a plan {eager}{floor}){times}; {counts[OFFLOAD]} storages go to the "
-                f"host{there} and {counts[EVICT]} are recomputed{state}{frozen}")
+                f"host{there} and {counts[EVICT]} are recomputed{state}{weights}")

@@ -18,13 +18,13 @@ from ..step.data import Again, Measured, Operand, Operator
 from ..step.data import Saved as SavedTensor
 from ..step.step import Step
 from ..tape.chains import Saved
-from ..tape.frozen import Visit, visits
+from ..tape.weights import LATE, Moment, Visit, visits, window_of
 from ..tape.tape import Tape, fingerprint
 from .clock import host_clock
 from .plan import EVICT, OFFLOAD
 
-FETCH, READ = "spillway::fetch", "spillway::read"  # operators that stand for the copy of a weight, and for what reads it
-LANE = 1  # on which weights are fetched
+FETCH, READ, LEAVE = "spillway::fetch", "spillway::read", "spillway::leave"  # operators that stand for copies of a weight, and for what reads it
+IN, OUT = 1, 2  # the lanes on which weights come and go
 LEAST = 0.1  # of the link, that weights leave to other copies
 READ_SECONDS = 60e-6  # of the host, for a weight that comes and goes
 BESIDE = 0.03  # of the time of a copy: by so much, operators of a GPU take longer beside it
@@ -38,7 +38,8 @@ def step_name(tape: Tape) -> str:
 def planned_step(tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (OFFLOAD, EVICT), weights: Collection[str] = ()) -> Step:
     """Returns the step of a tape in which the storages of `candidates` may move, in the ways of `moves`.
 
-    weights: names of frozen weights that are on the host. An operator on a lane of its own fetches each of them.
+    weights: names of weights that are on the host. An operator on a lane of its own fetches each of them, and one on another lane takes it
+        back if an update has written it.
     """
     return _Planned(tape, candidates, weights).step(moves)
 
@@ -46,7 +47,7 @@ def planned_step(tape: Tape, candidates: list[Saved], moves: tuple[str, ...] = (
 class _Planned:
     def __init__(self, tape: Tape, candidates: list[Saved], weights: Collection[str]) -> None:
         self.tape = tape
-        self.hosted = {weight.storage: weight for weight in tape.frozen if weight.name in weights}
+        self.hosted = {weight.storage: weight for weight in tape.weights if weight.name in weights}
         self.movable = {s.storage: s for s in candidates}
         self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
         self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
@@ -63,8 +64,10 @@ class _Planned:
         self.storages: dict[int, Storage] = {}
         self.used: dict[int, int] = {}  # the last operator that uses a storage
         self.updated: set[int] = set()  # gradients that an update is the last to use
-        self.coming: dict[int, list[tuple[int, Visit]]] = {}  # by operator of the tape: what is fetched behind it, and its storage
-        self.wanted: dict[int, list[int]] = {}  # by operator of the tape: what it reads of that
+        self.coming: dict[Moment, list[tuple[int, Visit]]] = {}  # what is fetched behind an operator of the tape, or an update, and its storage
+        self.wanted: dict[Moment, list[tuple[int, Visit]]] = {}  # what it reads of that
+        self.leaving: list[tuple[int, int]] = []  # copies to the host: their operators, and the storages that they read
+        self.ended: list[int] = []  # those of them for which the next update waits
         self.host_ns = round(1e9 * READ_SECONDS) if tape.device == "cuda" else 0
         self.fetched = range(max(tape.storages) + 1, max(tape.storages) + 1)  # these storages
         self.forward: dict[int, int] = {}  # the last operator that uses a storage which autograd saved before the program lets go of it
@@ -94,8 +97,8 @@ class _Planned:
             number = self.fetched.stop
             self.fetched = range(self.fetched.start, number + 1)
             self.coming.setdefault(visit.fetched, []).append((number, visit))
-            for at in visit.reads:
-                self.wanted.setdefault(at, []).append(number)
+            for moment in visit.reads:
+                self.wanted.setdefault(moment, []).append((number, visit))
         self._add_operators()
         by_number = {at: op for at, op in zip(self.numbers, self.operators)  # of two for one operator, the second
                      if op.phase != "update" and not op.lane and op.name != READ}
@@ -117,7 +120,7 @@ class _Planned:
         for op, at in zip(self.operators, self.numbers):
             if op.phase == "update":  # the state of the update before leaves meanwhile
                 before = rest[at] - tape.ops[at].scratch if at < len(tape.ops) else rest[at]
-                op.scratch = max(0, before - unused) + op.inputs[0].size
+                op.scratch = max(0, before - unused) + tape.updates[(op.number or 0) - len(tape.ops)].scratch
         saved = [SavedTensor(self._operand(of.storage), self._place(pack.op),
                              [self._place(tape.unpacks[at].op) for at in of.unpacks if tape.unpacks[at].pack is pack])
                  for of in self.movable.values() for pack in of.packs]
@@ -138,11 +141,11 @@ class _Planned:
         updates: dict[int, list[int]] = {}  # by operator
         for number, update in enumerate(self.tape.updates):
             updates.setdefault(len(self.tape.ops) if update.at is None else update.at, []).append(number)
-        self._add_fetches(-1)
+        self._add_fetches((-1, 0))
         for at, op in enumerate(self.tape.ops):
             if at in self.absorbed:
                 skipped += op.seconds
-                self._add_fetches(at)
+                self._add_fetches((at, 0))
                 continue
             inside = self.inside.get(at, ())
             others = [s for s in dict.fromkeys([*op.fresh, *(v[0] for v in op.written)]) if s not in inside]
@@ -161,37 +164,61 @@ class _Planned:
                           (s in self.storages or self.tape.storages[s].born < 0)]
                 self._add(at, inputs, others, 0.0 if saved is not None else seconds)
             self._add_reads(at, saved is not None and not others)
-            self._add_fetches(at)
+            self._add_leaves((at, 0))
+            self._add_fetches((at, 0))
             for number in updates.get(at, ()):
-                self._add_update(at, number)
+                self._add_update((at, 1 + number))
+        self._add_fetches((LATE, 0))
         for number in updates.get(len(self.tape.ops), ()):
-            self._add_update(len(self.tape.ops), number)
+            self._add_update((LATE, 1 + number))
 
     def _copying(self, size: int) -> float:
         """Returns the seconds for a copy of so many bytes from the host."""
         return size / self.tape.bandwidth if size else 0.0
 
-    def _left(self) -> float:
+    def _share(self) -> float:
         """Returns the part of the link that the copies of weights leave to others."""
         weights = self._copying(sum(self.storages[number].size for number in self.fetched))
         operators = sum(op.seconds for op in self.tape.ops)
         return max(LEAST, operators / (operators + weights)) if weights else 1.0
 
-    def _add_fetches(self, at: int) -> None:
-        """Adds the copies of weights that start behind the operator `at`. The memory of the last one that left may be theirs."""
-        before = next((number for number in range(len(self.operators) - 1, -1, -1) if not self.operators[number].lane), None)
-        for number, visit in self.coming.get(at, ()):
+    def _add_fetches(self, moment: Moment) -> None:
+        """Adds the copies of weights that start behind an operator or an update. The memory of the last one that left may be theirs."""
+        for number, visit in self.coming.get(moment, ()):
             size = self.tape.rounded(visit.weight.storage)
-            storage = self.storages[number] = Storage(number, size, len(self.operators), dtype=torch.uint8)
-            self.numbers.append(at)
-            self.operators.append(Operator(
-                FETCH, visit.weight.name, self.tape.ops[max(at, 0)].phase, [], [Operand(storage, 0, size, (), torch.uint8)], 0, False,
-                len(self.operators), time_ns=round(1e9 * self._copying(size)), host_ns=self.host_ns, number=max(at, 0), lane=LANE,
-                after=() if before is None else (before,)))
+            self.storages[number] = Storage(number, size, len(self.operators), dtype=torch.uint8)
+            self._add_copy(FETCH, visit, moment, [], [self._whole(number)])
+
+    def _add_leaves(self, moment: Moment) -> None:
+        """Adds the copies to the host of weights that an operator or an update was the last to use.
+
+        Their memory is given up once enough others have left, as `HostedWeights` does it.
+        """
+        last, most = self.operators[-1], window_of(sum(weight.bytes for weight in self.hosted.values()))
+        for number, visit in self.wanted.get(moment, ()):
+            if not visit.written or visit.reads[-1] != moment:
+                continue
+            self.leaving.append((len(self.operators), number))
+            self._add_copy(LEAVE, visit, moment, [self._whole(number)], [])
+            while len(self.leaving) > 1 and sum(self.storages[left].size for _, left in self.leaving) > most:
+                copy, left = self.leaving.pop(0)
+                self.ended.append(copy)
+                self._read(last, left)
+
+    def _add_copy(self, name: str, visit: Visit, moment: Moment, inputs: list[Operand], outputs: list[Operand]) -> None:
+        """Adds the copy of a weight behind the last operator or update."""
+        before = next((number for number in range(len(self.operators) - 1, -1, -1) if not self.operators[number].lane), None)
+        at = min(moment[0], len(self.tape.ops))
+        of = self.tape.ops[min(max(at, 0), len(self.tape.ops) - 1)]
+        self.numbers.append(at)
+        self.operators.append(Operator(
+            name, visit.weight.name, of.phase, inputs, outputs, 0, False, len(self.operators),
+            time_ns=round(1e9 * self._copying(visit.weight.bytes)), host_ns=self.host_ns, number=max(at, 0), lane=IN if outputs else OUT,
+            after=() if before is None else (before,)))
 
     def _add_reads(self, at: int, again: bool) -> None:
         """Has the operator that was added last read weights that were fetched, or, if it can run `again`, another one behind it."""
-        wanted = self.wanted.get(at, ())
+        wanted = [number for number, _ in self.wanted.get((at, 0), ())]
         if wanted and again:
             op = self.tape.ops[at]
             self.operators[-1].after = tuple(self.storages[number].born for number in wanted)
@@ -200,8 +227,9 @@ class _Planned:
         for number in wanted:
             self._read(self.operators[-1], number)
 
-    def _add_update(self, at: int, number: int) -> None:
-        """Adds an update behind the operator `at`."""
+    def _add_update(self, moment: Moment) -> None:
+        """Adds an update, and the copies of weights behind it."""
+        at, number = min(moment[0], len(self.tape.ops)), moment[1] - 1
         update = self.tape.updates[number]
         storage = self.storages[-2 - number] = Storage(-2 - number, update.bytes, BEFORE, dtype=torch.uint8)
         state = Operand(storage, 0, storage.size, (), torch.uint8)
@@ -209,10 +237,14 @@ class _Planned:
         for gradient in gradients:
             self.used[gradient.storage.number] = at
             self.updated.add(gradient.storage.number)
+        weights = [self._whole(of) for of, _ in self.wanted.get(moment, ())]
         self.numbers.append(at)
-        self.operators.append(Operator("optimizer::update", "", "update", [state, *gradients], [state], 0, False, len(self.operators),
-                                       time_ns=round(1e9 * update.seconds), host_ns=round(1e9 * update.host),
-                                       number=len(self.tape.ops) + number))
+        self.operators.append(Operator("optimizer::update", "", "update", [state, *weights, *gradients], [state, *weights], 0, False,
+                                       len(self.operators), time_ns=round(1e9 * update.seconds), host_ns=round(1e9 * update.host),
+                                       number=len(self.tape.ops) + number, after=tuple(self.ended)))
+        self.ended.clear()
+        self._add_leaves(moment)
+        self._add_fetches(moment)
 
     def _add(self, at: int, inputs: list[int], outputs: list[int], seconds: float, again: Again | None = None) -> None:
         for storage in (*inputs, *outputs):
@@ -230,6 +262,10 @@ class _Planned:
         if number not in self.storages:
             born = BEFORE if self.tape.storages[number].born < 0 else len(self.operators)
             self.storages[number] = Storage(number, self.tape.rounded(number), born, dtype=torch.uint8)
+        return self._whole(number)
+
+    def _whole(self, number: int) -> Operand:
+        """Returns a storage of the step, as a whole."""
         return Operand(self.storages[number], 0, self.storages[number].size, (), torch.uint8)
 
     def _hold(self, ops: dict[int, Operator]) -> None:
@@ -302,4 +338,4 @@ class _Planned:
             times["state"] = {"state_ns": costs.came}
         return {"places": places, "pack_ns": round(1e9 * costs.packed), "unpack_ns": round(1e9 * costs.unpacked),
                 "moves": {name: round(1e9 * seconds) for move in (*moves, "state") for name, seconds in times.get(move, {}).items()},
-                "copy_bytes_per_second": round(tape.bandwidth * self._left()), "beside_copy": BESIDE if tape.device == "cuda" else 0}
+                "copy_bytes_per_second": round(tape.bandwidth * self._share()), "beside_copy": BESIDE if tape.device == "cuda" else 0}

@@ -17,7 +17,7 @@ from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
-from ..tape.frozen import Frozen
+from ..tape.weights import Recorded
 from ..tape.tape import Tape, leaving_order
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
@@ -53,7 +53,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     """
     budget, candidates = parse_bytes(memory), movable_storages(tape, smallest)
 
-    def plan_with(weights: Sequence[Frozen]) -> Plan | FloorError | NoPlanError:
+    def plan_with(weights: Sequence[Recorded]) -> Plan | FloorError | NoPlanError:
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder) / "plan.json")
             arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]
@@ -89,7 +89,7 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
                 plans[name] = _plan_of(row, str(pathlib.Path(folder) / f"plan-{name}.json"), sizes[name], budget, unforeseen)
             except SpillwayError as error:
                 plans[name] = error
-    for name in [name for name, plan in plans.items() if sizes[name].frozen and (sizes[name].leaving or isinstance(plan, SpillwayError))]:
+    for name in [name for name, plan in plans.items() if sizes[name].weights and (sizes[name].leaving or isinstance(plan, SpillwayError))]:
         try:
             plans[name] = make_plan(sizes[name], budget, moves=moves, policy=policy, unforeseen=unforeseen)
         except SpillwayError as error:
@@ -122,7 +122,7 @@ def ladder_trace(tape: Tape, sizes: dict[str, Tape], widest: Tape, moves: tuple[
 def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen: int, weights: tuple[str, ...] = ()) -> Plan:
     """Returns the plan of a row and a file that `spillway plan` made; raises the errors of `make_plan`."""
     floor = floor_of(tape, row, unforeseen)
-    also = tape.staying + _frozen(tape, weights) + "".join(
+    also = tape.staying + _hosted(tape, weights) + "".join(
         f"; {group.bytes:,} bytes that autograd saves, such as from {group.operator}, cannot be recomputed: "
                                   f"{group.reason}" for group in stuck(tape))
     best = (row["least_bytes"] or row["eager_peak_bytes"]) + unforeseen
@@ -141,7 +141,7 @@ def _plan_of(row: dict[str, Any], path: str, tape: Tape, budget: int, unforeseen
 
 
 def _set_weights(plan: Plan, weights: tuple[str, ...]) -> None:
-    """Notes frozen weights that a plan has on the host, as a step without a plan has not."""
+    """Notes weights that a plan has on the host, as a step without a plan has not."""
     if weights:
         plan.weights, plan.eager_peak = weights, plan.tape.eager_peak() + plan.unforeseen
         plan.eager_seconds = min(plan.eager_seconds, plan.seconds,
@@ -149,11 +149,11 @@ def _set_weights(plan: Plan, weights: tuple[str, ...]) -> None:
                                  + plan.update_seconds)
 
 
-def _frozen(tape: Tape, weights: tuple[str, ...]) -> str:
-    """Returns a part of a message: the bytes of frozen weights."""
-    size = sum(weight.bytes for weight in tape.frozen)
-    there = sum(weight.bytes for weight in tape.frozen if weight.name in weights)
-    return f"; {size:,} bytes are frozen weights, of which {there:,} are on the host then" if size else ""
+def _hosted(tape: Tape, weights: tuple[str, ...]) -> str:
+    """Returns a part of a message: the bytes of weights that can be on the host."""
+    size = sum(weight.bytes for weight in tape.weights)
+    there = sum(weight.bytes for weight in tape.weights if weight.name in weights)
+    return f"; {size:,} bytes are weights that can be on the host, where {there:,} of them are then" if size else ""
 
 
 def ask(trace: dict[str, Any], folder: str, *arguments: str) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
 def _named(tape: Tape, row: dict[str, Any]) -> list[Storage]:
     """Returns the largest storages that exist at the floor."""
     numbers = [int(name[1:]) for name in row["floor_storages"].split() if not name.startswith("state")]
-    return [tape.storages[number] for number in numbers if number in tape.storages]  # others are frozen weights that came
+    return [tape.storages[number] for number in numbers if number in tape.storages]  # others are weights that came
 
 
 def document_of(plan: Plan) -> dict[str, Any]:
@@ -292,10 +292,10 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
 
 
 def _known_weights(names: list[str], tape: Tape) -> tuple[str, ...]:
-    """Returns the names of frozen weights in a plan's file. Raises `SpillwayError` for others."""
-    unknown = [name for name in names if name not in {weight.name for weight in tape.frozen}]
+    """Returns the names of weights in a plan's file. Raises `SpillwayError` for others."""
+    unknown = [name for name in names if name not in {weight.name for weight in tape.weights}]
     if unknown:
-        raise SpillwayError(f"'{unknown[0]}' is not a frozen weight of the step that can be on the host")
+        raise SpillwayError(f"'{unknown[0]}' is not a weight of the step that can be on the host")
     return tuple(names)
 
 

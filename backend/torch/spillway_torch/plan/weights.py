@@ -1,11 +1,11 @@
-"""Chooses how many bytes of frozen weights are on the host."""
+"""Chooses how many bytes of weights are on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from ..base.errors import FloorError, NoPlanError
-from ..tape.frozen import WINDOWS, Frozen, chosen
+from ..tape.weights import WINDOWS, Recorded, chosen
 from ..tape.tape import Tape
 from .plan import Plan
 
@@ -14,22 +14,24 @@ SLOWER = 1.02  # times as slow as a step without a plan
 
 
 def fastest(tape: Tape, budget: int,
-            plan_with: Callable[[Sequence[Frozen]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
-    """Returns a plan with no more weights on the host than it takes to have one, or with half of the others there, too, if that is faster.
+            plan_with: Callable[[Sequence[Recorded]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
+    """Returns a plan with no more weights on the host than it takes to have one, or with half of the other frozen ones there, too, if that
+    is faster.
 
     Nothing is compared with a plan that is hardly slower than a step without a plan. Where there is no plan, it returns why.
 
     plan_with: plans with these weights on the host, or returns why there is no plan.
     """
-    size = sum(weight.bytes for weight in tape.frozen)
+    size = sum(weight.bytes for weight in tape.weights)
     share = min(SHARES, -(-tape.leaving * SHARES // max(1, size)))
     while True:
-        found = plan_with(chosen(tape.frozen, size * share // SHARES))
+        found = plan_with(chosen(tape.weights, size * share // SHARES))
         if isinstance(found, Plan) or not size or share == SHARES:
             break
         lacks = (found.least if isinstance(found, FloorError) else found.best) - budget
         share = min(SHARES, share + max(1, lacks * SHARES * WINDOWS // (WINDOWS - 1) // size))
-    if not isinstance(found, Plan) or not size or share == SHARES or found.seconds <= SLOWER * found.eager_seconds:
+    there, frozen = size * share // SHARES, sum(weight.bytes for weight in tape.weights if not weight.trained)
+    if not isinstance(found, Plan) or there >= frozen or found.seconds <= SLOWER * found.eager_seconds:
         return found
-    more = plan_with(chosen(tape.frozen, size * (share + SHARES) // (2 * SHARES)))  # it has more room for what autograd saves
+    more = plan_with(chosen(tape.weights, (there + frozen) // 2))  # it has more room for what autograd saves
     return more if isinstance(more, Plan) and more.seconds < found.seconds else found

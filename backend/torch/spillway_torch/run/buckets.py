@@ -123,10 +123,15 @@ class Pipeline:
         self._coming: dict[Bucket, tuple[int, Any]] = {}
         self._turn = 0
 
-    def fetch(self, bucket: Bucket, exists: Callable[[Parameter, str], bool]) -> None:
-        """Starts to bring the state of a bucket, if it is not on its way."""
+    def fetch(self, bucket: Bucket, exists: Callable[[Parameter, str], bool], behind: Optional[Bucket] = None) -> None:
+        """Starts to bring the state of a bucket, if it is not on its way. Where there is no room, one gives way that was not taken.
+
+        behind: the one that is taken before.
+        """
         if bucket in self._coming:
             return
+        if len(self._coming) == len(self._stages):  # backward made no gradients for what was brought
+            del self._coming[next(other for other in self._coming if other is not behind)]
         taken = [stage for stage, _ in self._coming.values()]
         stage = next(at % len(self._stages) for at in itertools.count(self._turn) if at % len(self._stages) not in taken)
         self._turn = stage + 1

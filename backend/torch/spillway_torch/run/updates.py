@@ -6,6 +6,7 @@ While it works on one bucket, the state of the next one comes to the device, and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import statistics
@@ -24,6 +25,7 @@ from ..tape.hooks import in_backward
 from ..tape.tape import Update, leaving_order
 from ..tape.tape_recorder import TapeRecorder
 from .buckets import STAGES, Bucket, Parameter, Pipeline, Unit, divided, is_dense
+from .weights import HostedWeights
 
 log = logging.getLogger("spillway_torch")
 
@@ -121,6 +123,7 @@ class HostedState:
         self._hosts: list[Host] = []
         self._handles: list[Any] = []  # of hooks before an update, behind it, and before `state_dict`, for which copies end
         self._warned = False
+        self.weights: HostedWeights | None = None  # parameters, some of which may be on the host themselves
         if early:
             self._add_hooks()
             self._parameters = {of.tensor: of for of in self._buckets_of}
@@ -155,16 +158,31 @@ class HostedState:
     def updates(self) -> list[Update]:
         """Returns the updates of the recorded step as plans know them."""
         if not self._early:
-            return [Update(size) for size in self.sizes]
+            return [self._late(bucket) for bucket in self._buckets]
         made = {bucket: [self.finished.get(of, (-1, sys.maxsize)) for of in bucket.parameters] for bucket in self._buckets}
         last = {bucket: max(at for _, at in made[bucket]) for bucket in self._buckets}
         self._buckets.sort(key=last.__getitem__)
         self._index()
         seconds, host = self._times()
-        return [Update(self._size(bucket)) if last[bucket] == sys.maxsize else
+        stage = max(self.sizes, default=0)
+        return [self._late(bucket) if last[bucket] == sys.maxsize else
                 Update(self._size(bucket), last[bucket], [storage for of, (storage, _) in zip(bucket.parameters, made[bucket])
                                                           if self._buckets_of[of][-1] is bucket],
-                       seconds * sum(unit.bytes for unit in bucket.units), host) for bucket in self._buckets]
+                       seconds * sum(unit.bytes for unit in bucket.units), host, _storages(bucket), stage - self._size(bucket) + self._temporary(bucket)) for bucket in self._buckets]
+
+    def _late(self, bucket: Bucket) -> Update:
+        """Returns the update of a bucket behind the step, as plans know it. The state of the bucket before leaves meanwhile."""
+        return Update(self._size(bucket), parameters=_storages(bucket), scratch=self._size(bucket) + self._temporary(bucket))
+
+    def _temporary(self, bucket: Bucket) -> int:
+        """Returns about the bytes of temporary tensors in the update of a bucket."""
+        group, bytes_ = self._optimizer.param_groups[bucket.units[0].of.group], [unit.bytes for unit in bucket.units]
+        return 0 if group.get("fused") else sum(bytes_) if self._is_foreach(group) else 2 * max(bytes_)
+
+    @staticmethod
+    def _is_foreach(group: dict[str, Any]) -> bool:
+        """Returns whether one operator updates many parameters of a group."""
+        return bool(group.get("foreach") or group.get("foreach") is None and any(p.is_cuda for p in group["params"]))
 
     def _times(self) -> tuple[float, float]:
         """Returns the seconds for a byte of parameters in the updates of a recorded step, and those of the host for one update."""
@@ -184,6 +202,11 @@ class HostedState:
             self._timed = []
 
     @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters that are updated bucket by bucket, if state of them is on the host, or they are themselves."""
+        return [of.tensor for of in self._buckets_of]
+
+    @property
     def sizes(self) -> list[int]:
         """The bytes of the parts in which state leaves, in this order. Parameters that the optimizer never updated have none."""
         return [self._size(bucket) for bucket in self._buckets]
@@ -197,9 +220,8 @@ class HostedState:
         one = all_ = 0
         for group in self._optimizer.param_groups:
             sizes = [p.nbytes for p in group["params"] if p.requires_grad]
-            foreach = group.get("foreach") or group.get("foreach") is None and any(p.is_cuda for p in group["params"])
             if not group.get("fused"):
-                one, all_ = max(one, 2 * max(sizes, default=0)), max(all_, sum(sizes) if foreach else 0)
+                one, all_ = max(one, 2 * max(sizes, default=0)), max(all_, sum(sizes) if self._is_foreach(group) else 0)
         return one, max(one, all_)
 
     def existing(self) -> tuple[int, int]:
@@ -374,7 +396,9 @@ class HostedState:
             self._pipeline = None
         self._keep_sparse(self._outside())
         outside = [bucket for bucket in self._outside() if not self._started or self._missing.get(bucket) != 0]
-        if not outside:
+        away = [bucket for bucket in self._buckets if not bucket.outside and (not self._started or self._missing.get(bucket) != 0)
+                and self.weights is not None and self.weights.leaving(of.tensor for of in bucket.parameters)]
+        if not outside and not away:
             self._begin_timing()
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
@@ -386,7 +410,9 @@ class HostedState:
             self._come_back(self._outside())
             return
         self._stream(outside, update=True)
-        done = {id(of.tensor) for bucket in outside for of in bucket.parameters}
+        for bucket in away:  # the weights of all others would be there at once
+            self._update_whole(bucket)
+        done = {id(of.tensor) for bucket in (*outside, *away) for of in bucket.parameters}
         self._hide(lambda _, parameters: [p for p in parameters if id(p) not in done])
         self._begin_timing()
 
@@ -484,7 +510,7 @@ class HostedState:
         if not bucket.units:
             return
         if not bucket.outside:
-            self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
+            self._update_whole(bucket)
             return
         if self._pipeline is None:
             self._pipeline = Pipeline(self._device, max(b.bytes for b in self._outside()), STAGES)
@@ -492,8 +518,12 @@ class HostedState:
         later = (self._buckets[at] for at in range(self._places[bucket] + 1, len(self._buckets)))
         following = next((b for b in later if b.outside and self._missing[b] > 0), None)
         if following is not None:
-            self._pipeline.fetch(following, self._exists)
+            self._pipeline.fetch(following, self._exists, bucket)
         self._pass(self._pipeline, bucket, True)
+
+    def _update_whole(self, bucket: Bucket) -> None:
+        """Updates a bucket whose state is on the device, with the last part of each parameter."""
+        self._step([(unit.of.group, unit.of.tensor) for unit in bucket.units if unit.end == unit.of.tensor.numel()])
 
     def _exists(self, of: Parameter, name: str) -> bool:
         """Returns whether a state of a parameter is on the host."""
@@ -504,7 +534,8 @@ class HostedState:
         self._begin_timing()
         self._hide(lambda at, _: [target for group, target in targets if group == at])
         try:
-            getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
+            with self.weights.updating(target for _, target in targets) if self.weights is not None else contextlib.nullcontext():
+                getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
         finally:
             self._show()
         self._end_timing([target for _, target in targets])
@@ -559,3 +590,8 @@ class HostedState:
         if unit.end == of.tensor.numel() and found:
             state[of.tensor] = {name: of.hosted(name) if name in of.names and value is not None else value
                                 for name, value in found.items()}
+
+
+def _storages(bucket: Bucket) -> tuple[int, ...]:
+    """Returns the storages of a bucket's parameters, as PyTorch knows them."""
+    return tuple(of.tensor.untyped_storage()._cdata for of in bucket.parameters)

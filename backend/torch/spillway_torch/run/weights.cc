@@ -109,9 +109,18 @@ void Weights::Close() {
   all.size = all.known.size();
 }
 
-void Weights::GiveUp(const Tensor& tensor) {
+Tensor Weights::GiveUp(const Tensor& tensor) {
   c10::StorageImpl* storage = StorageOf(tensor);
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
+  c10::Storage memory(c10::Storage::use_byte_size_t(), storage->nbytes(),
+                      storage->set_data_ptr(c10::DataPtr(nullptr, storage->device())),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+  const auto size = static_cast<int64_t>(memory.nbytes());
+  Tensor taken = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(memory),
+      c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage->device())),
+      caffe2::TypeMeta::Make<uint8_t>());
+  taken.unsafeGetTensorImpl()->set_sizes_contiguous({size});
+  return taken;
 }
 
 void Weights::Put(const Tensor& tensor, const Tensor& memory) {

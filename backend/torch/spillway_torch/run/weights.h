@@ -32,8 +32,8 @@ class Weights : public std::enable_shared_from_this<Weights> {
   void Remove(uintptr_t storage);  // by its address
   void Close();
 
-  // Takes the memory of the tensor's storage away, whose size stays.
-  static void GiveUp(const Tensor& tensor);
+  // Takes the memory of the tensor's storage away, whose size stays, and returns it as bytes.
+  static Tensor GiveUp(const Tensor& tensor);
   // Lets the storage have the memory of another tensor, which it shares.
   static void Put(const Tensor& tensor, const Tensor& memory);
   // Returns how many holders the tensor's storage has, apart from its object in Python.

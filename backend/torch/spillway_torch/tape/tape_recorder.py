@@ -542,11 +542,11 @@ class TapeRecorder(Recorder):
     def update(self) -> Iterator[None]:
         """Within it, parameters are updated: nothing is recorded, and the memory that this leaves behind is not the step's."""
         with self.apart():
-            before = self.device.memory()
+            before, absent = self.device.memory(), self.absent()
             yield
             after = self.device.memory()
             if before is not None and after is not None:
-                self._updates += after.allocated - before.allocated
+                self._updates += after.allocated - before.allocated + self.absent() - absent
                 self.most = max(self.most, after.most)
 
     def _pack(self, tensor: torch.Tensor) -> Any:

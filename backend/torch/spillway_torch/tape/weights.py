@@ -1,9 +1,10 @@
-"""Frozen weights that may be on the host: which of them leave, and when each of them comes and goes."""
+"""Weights that may be on the host: which of them leave, and when each of them comes and goes."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -13,14 +14,20 @@ WINDOWS = 8  # there is room for so many, if there are fewer bytes
 Key = TypeVar("Key")
 
 
+Moment = tuple[int, int]  # an operator of the tape, and 0; or 1 + the number of an update behind it
+LATE = sys.maxsize  # stands for the operator of updates that follow the step
+
+
 @dataclasses.dataclass(frozen=True)
-class Frozen:
-    """A frozen weight of a recorded step, which is on the device."""
+class Recorded:
+    """A weight of a recorded step, which is on the device."""
 
     name: str  # of the parameter
     storage: int
     bytes: int
     reads: tuple[int, ...]  # the operators that read it, ascending
+    trained: bool = False
+    updates: tuple[Moment, ...] = ()  # when it is written, ascending
 
 
 def window_of(total: int) -> int:
@@ -46,28 +53,34 @@ def ahead(order: Sequence[Key], at: int, size: Callable[[Key], int], window: int
     return found
 
 
-def order_of(frozen: Sequence[Frozen]) -> list[tuple[int, Frozen]]:
-    """Returns the reads of weights, each with its operator, in their order."""
-    return sorted(((at, weight) for weight in frozen for at in weight.reads), key=lambda read: (read[0], read[1].storage))
+def order_of(weights: Sequence[Recorded], place: Callable[[int], int] = lambda at: at) -> list[tuple[Moment, Recorded]]:
+    """Returns the reads and updates of weights, each with its moment, in their order.
+
+    place: the operator that stands for one of the tape.
+    """
+    moments = [((place(at), 0), weight) for weight in weights for at in weight.reads]
+    moments += [((at if at == LATE else place(at), update), weight) for weight in weights for at, update in weight.updates]
+    return sorted(moments, key=lambda moment: (moment[0], moment[1].storage))
 
 
-def chosen(frozen: Sequence[Frozen], size: int) -> list[Frozen]:
+def chosen(weights: Sequence[Recorded], size: int) -> list[Recorded]:
     """Returns weights of about so many bytes that leave.
 
     They lie at equal distances in the step, so that their copies do. The last ones to leave are those that would come while nothing else
-    runs, because they are larger than what may come ahead; before them, those that are read again before others of as many bytes are.
+    runs, because they are larger than what may come ahead; before them, those that are read again before others of as many bytes are. What
+    is trained leaves behind all that is not, because it goes to the host in each step.
     """
-    ordered = sorted(frozen, key=lambda weight: weight.reads)
+    ordered = sorted(weights, key=lambda weight: weight.reads)
     window = window_of(sum(weight.bytes for weight in ordered))
     soon = _read_soon(ordered, window)
-    classes: tuple[list[Frozen], ...] = [], [], []
+    classes: tuple[list[Recorded], ...] = tuple([] for _ in range(6))
     for weight in ordered:
-        classes[2 if weight.bytes > WINDOW else weight in soon].append(weight)
-    found: list[Frozen] = []
-    for weights in classes:
-        all_ = sum(weight.bytes for weight in weights)
+        classes[3 * weight.trained + (2 if weight.bytes > WINDOW else weight in soon)].append(weight)
+    found: list[Recorded] = []
+    for group in classes:
+        all_ = sum(weight.bytes for weight in group)
         wanted, taken, passed = min(size - sum(weight.bytes for weight in found), all_), 0, 0
-        for weight in weights:
+        for weight in group:
             passed += weight.bytes
             if taken * all_ < wanted * passed:
                 found.append(weight)
@@ -75,10 +88,10 @@ def chosen(frozen: Sequence[Frozen], size: int) -> list[Frozen]:
     return found
 
 
-def _read_soon(frozen: Sequence[Frozen], window: int) -> set[Frozen]:
+def _read_soon(weights: Sequence[Recorded], window: int) -> set[Recorded]:
     """Returns the weights that are read again, for the last time, before others of as many bytes as two windows."""
-    order = [weight for _, weight in order_of(frozen)]
-    places: dict[Frozen, list[int]] = {}
+    order = [weight for _, weight in order_of(weights)]
+    places: dict[Recorded, list[int]] = {}
     for at, weight in enumerate(order):
         places.setdefault(weight, []).append(at)
     return {weight for weight, at in places.items() if len(at) > 1 and
@@ -89,37 +102,44 @@ def _read_soon(frozen: Sequence[Frozen], window: int) -> set[Frozen]:
 class Visit:
     """A time that a weight is on the device."""
 
-    weight: Frozen
-    fetched: int  # the operator behind which its copy starts; -1: when the step begins
-    reads: list[int] = dataclasses.field(default_factory=list)
+    weight: Recorded
+    fetched: Moment  # behind which its copy starts
+    reads: list[Moment] = dataclasses.field(default_factory=list)
+
+    @property
+    def written(self) -> bool:
+        """Whether it goes to the host behind the last read."""
+        return any(update for _, update in self.reads)
 
 
-def visits(frozen: Sequence[Frozen], place: Callable[[int], int]) -> Iterator[Visit]:
+def visits(weights: Sequence[Recorded], place: Callable[[int], int]) -> Iterator[Visit]:
     """Yields the times at which weights on the host are on the device in a step, in the order in which they come.
 
     place: the operator in the planned step that stands for one of the recorded step.
     """
-    order = [(place(at), weight) for at, weight in order_of(frozen)]
+    order = order_of(weights, place)
     named = [weight for _, weight in order]
-    window = window_of(sum(weight.bytes for weight in frozen))
-    here: dict[Frozen, Visit] = {}
+    window = window_of(sum(weight.bytes for weight in weights))
+    here: dict[Recorded, Visit] = {}
     made: list[Visit] = []
 
-    def fetch(weight: Frozen, behind: int) -> None:
+    def fetch(weight: Recorded, behind: Moment) -> None:
         if weight not in here:
             here[weight] = Visit(weight, behind)
             made.append(here[weight])
 
+    before: Moment = (-1, 0)
     for weight in ahead(named, -1, lambda w: w.bytes, window):
-        fetch(weight, -1)
-    for at, (op, weight) in enumerate(order):
-        fetch(weight, op - 1)
-        here[weight].reads.append(op)
-        if at + 1 < len(order) and order[at + 1][0] == op:
+        fetch(weight, before)
+    for at, (moment, weight) in enumerate(order):
+        op, update = moment
+        fetch(weight, max(before, (op, 0) if update else (op - 1, 0)))
+        here[weight].reads.append(moment)
+        if at + 1 < len(order) and order[at + 1][0] == moment:
             continue  # the operator reads another one, too
-        stays = ahead(named, at, lambda w: w.bytes, window)
+        before, stays = moment, ahead(named, at, lambda w: w.bytes, window)
         for other in [other for other in here if other not in stays]:
             del here[other]
         for other in stays:
-            fetch(other, op)
+            fetch(other, moment)
     yield from made
