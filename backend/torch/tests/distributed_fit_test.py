@@ -290,6 +290,8 @@ class DistributedFitTest(unittest.TestCase):
             with self.assertRaisesRegex(SpillwayError, r"more bytes have to be on the host, where this process has [\d,]+ of the [\d,]+ "
                                                        "that are its share, as one of 4: give a larger budget"):
                 CudaDevice.host(mock.Mock(index=0), 1 << 60)
+        with self.assertRaisesRegex(SpillwayError, r"more bytes have to be on the host, which has [\d,]+ bytes free: give a larger budget"):
+            CudaDevice.host(mock.Mock(index=0), 1 << 60)
 
     def test_state_that_stays_is_named(self):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -114,7 +114,7 @@ class TrainedTest(unittest.TestCase):
                 self.assertTrue(same(ordinary(optimizer), training.values()))
                 self.assertGreater(fitted.plan.weight_bytes, 0.5 * training.weights)
                 self.assertLessEqual(device.peak, share * training.weights)
-                self.assertLess(abs(fitted.plan.peak / device.peak - 1), 0.08)
+                self.assertLess(abs(fitted.plan.peak / device.peak - 1), 0.12)
 
     def test_each_planted_race_is_caught(self):
         """The weights leave without a plan, on a device that runs copies as badly as events allow."""

@@ -275,10 +275,11 @@ class CudaDevice(Device):
         return self._streams[Queue.COMPUTE] if self.current() else torch.cuda.current_stream(self.index)
 
     def host(self, size: int) -> Host:
-        if local_ranks() > 1 and size > host_memory():
-            raise SpillwayError(f"{size:,} more bytes have to be on the host, where this process has {Host.taken:,} of the "
-                                f"{host_share():,} that are its share, as one of {local_ranks()}: give a larger budget, or free memory of the "
-                                "host")
+        free = host_memory()
+        if size > free:  # otherwise the system may end the process
+            room = (f"which has {free:,} bytes free" if local_ranks() == 1 else
+                    f"where this process has {Host.taken:,} of the {host_share():,} that are its share, as one of {local_ranks()}")
+            raise SpillwayError(f"{size:,} more bytes have to be on the host, {room}: give a larger budget, or free memory of the host")
         if self.capturing:
             raise SpillwayError(f"{size:,} more bytes have to be on the host, which cannot be registered while a CUDA graph is captured")
         with torch.cuda.device(self.index):
@@ -399,13 +400,15 @@ class Timer:
         """Returns an event that is done when the GPU has done all that it was given."""
         return self._device.mark()
 
-    def busy_event(self) -> Any:
+    def busy_event(self, ahead: float = AHEAD) -> Any:
         """Returns an event of a GPU that the host cannot keep waiting until the next operator has begun.
 
         On another stream than that of the step, where FSDP2 communicates, the GPU does not sleep.
+
+        ahead: seconds that the host takes for what follows, at most `SLEEP`.
         """
         now = time.perf_counter()
-        if self._busy < now + AHEAD and self._device.current():
+        if self._busy < now + ahead and self._device.current():
             torch.cuda._sleep(int(SLEEP * self._cycles))
             self._busy = max(now, self._busy) + SLEEP
         return self.event()

@@ -18,7 +18,7 @@ from ..step.data import Again, Measured, Operand, Operator
 from ..step.data import Saved as SavedTensor
 from ..step.step import Step
 from ..tape.chains import Saved
-from ..tape.weights import LATE, Moment, Visit, visits, window_of
+from ..tape.weights import LATE, Moment, Recorded, Visit, order_of, visits, window_of
 from ..tape.tape import Tape, fingerprint
 from .clock import host_clock
 from .plan import EVICT, OFFLOAD
@@ -48,6 +48,7 @@ class _Planned:
     def __init__(self, tape: Tape, candidates: list[Saved], weights: Collection[str]) -> None:
         self.tape = tape
         self.hosted = {weight.storage: weight for weight in tape.weights if weight.name in weights}
+        self.order = order_of(list(self.hosted.values()))
         self.movable = {s.storage: s for s in candidates}
         self.made = {max(s.chain.ops): s for s in candidates if s.chain is not None}  # by the last operator of the chain
         self.inside: dict[int, set[int]] = {}  # by operator: the storages that chains with it recompute
@@ -155,10 +156,12 @@ class _Planned:
                 chain = saved.chain
                 assert chain is not None
                 host = costs.started + costs.recomputed * len(chain.ops)
-                hosted = sum(self.tape.rounded(storage) for storage in chain.held if storage in self.hosted)  # they come again
+                weights = [self.hosted[storage] for storage in chain.held if storage in self.hosted]
+                again = self._copying(sum(weight.bytes for weight in weights if not weight.trained or not self._comes(weight, saved)))
+                hosted = sum(self.tape.rounded(weight.storage) for weight in weights)
                 held = (storage for storage in chain.held if storage not in self.tape.gathered and storage not in self.hosted)
                 self._add(at, [*(value[0] for value in chain.sources), *held], [saved.storage], seconds,
-                          Again(round(1e9 * (chain.seconds + self._copying(hosted))), round(1e9 * host), chain.temporary + hosted))
+                          Again(round(1e9 * (chain.seconds + again)), round(1e9 * host), chain.temporary + hosted))
             if saved is None or others:
                 inputs = [s for s in op.reads if s not in inside and s not in self.hosted and
                           (s in self.storages or self.tape.storages[s].born < 0)]
@@ -172,15 +175,32 @@ class _Planned:
         for number in updates.get(len(self.tape.ops), ()):
             self._add_update((LATE, 1 + number))
 
+    def _comes(self, weight: Recorded, saved: Saved) -> bool:
+        """Returns whether a weight comes soon after something was recomputed from it, such as for its update, so that one copy serves."""
+        first = bisect.bisect_left(self.order, (self.tape.unpacks[saved.unpacks[0]].op, 0), key=lambda read: read[0])
+        room = window_of(sum(other.bytes for other in self.hosted.values()))
+        for other in dict.fromkeys(other for _, other in itertools.islice(self.order, first, None)):
+            if other is weight or room < 0:
+                return room >= 0
+            room -= other.bytes
+        return False
+
     def _copying(self, size: int) -> float:
         """Returns the seconds for a copy of so many bytes from the host."""
         return size / self.tape.bandwidth if size else 0.0
 
     def _share(self) -> float:
-        """Returns the part of the link that the copies of weights leave to others."""
-        weights = self._copying(sum(self.storages[number].size for number in self.fetched))
-        operators = sum(op.seconds for op in self.tape.ops)
-        return max(LEAST, operators / (operators + weights)) if weights else 1.0
+        """Returns the part of the link that the copies of weights leave to others.
+
+        Where trained ones are on the host, state is, too. It comes while backward runs, and takes the link at least for its own copies.
+        """
+        late = any(weight.trained for weight in self.hosted.values())
+        fetched = (self.operators[self.storages[number].born] for number in self.fetched)
+        weights = sum(op.time_ns / 1e9 for op in fetched if not late or op.phase != "forward")
+        others = sum(op.seconds for op in self.tape.ops if not late or op.backward)
+        if late:
+            others = max(others + sum(update.seconds for update in self.tape.updates), self._copying(sum(u.bytes for u in self.tape.updates)))
+        return max(LEAST, others / (others + weights)) if weights else 1.0
 
     def _add_fetches(self, moment: Moment) -> None:
         """Adds the copies of weights that start behind an operator or an update. The memory of the last one that left may be theirs."""

@@ -454,7 +454,9 @@ class HostedState:
         self._show()
 
     def _begin_timing(self) -> None:
-        self._began = (self._device.mark(), time.perf_counter()) if self._timed is not None else None
+        if self._timed is not None:
+            mark = self._recorder.busy_mark() if self._recorder is not None else self._device.mark()
+            self._began = mark, time.perf_counter()
 
     def _end_timing(self, targets: Sequence[torch.Tensor]) -> None:
         """Notes how long the update of some tensors took, if a recording began before it."""
@@ -531,14 +533,14 @@ class HostedState:
 
     def _step(self, targets: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Lets the optimizer update some tensors, each with the number of its group."""
-        self._begin_timing()
         self._hide(lambda at, _: [target for group, target in targets if group == at])
         try:
             with self.weights.updating(target for _, target in targets) if self.weights is not None else contextlib.nullcontext():
+                self._begin_timing()
                 getattr(type(self._optimizer).step, "__wrapped__")(self._optimizer)
+                self._end_timing([target for _, target in targets])
         finally:
             self._show()
-        self._end_timing([target for _, target in targets])
 
     @torch.no_grad()
     def _stream(self, buckets: list[Bucket], update: bool) -> None:

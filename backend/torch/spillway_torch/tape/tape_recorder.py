@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..base import table
-from ..base.device import CudaDevice, Device, Host, Memory, Timer, bytes_of, device_of
+from ..base.device import SLEEP, CudaDevice, Device, Host, Memory, Timer, bytes_of, device_of
 from ..base.errors import NotRecordableError, SpillwayError
 from ..base.ledger import Storage
 from ..base.ranks import collectives_made
@@ -455,6 +455,10 @@ class TapeRecorder(Recorder):
         if kind not in self._loaded:
             self._loaded.add(kind)
             call.func(*call.args, **call.kwargs)
+
+    def busy_mark(self) -> Any:
+        """Returns the device's mark before an update, for which the device does not wait on the host's account."""
+        return self._timer.busy_event(SLEEP) if self._timer is not None else self.device.mark()
 
     def _timed(self, call: Call) -> tuple[Any, Any]:
         """Returns the result of an operator and, on a GPU, the events around it."""
