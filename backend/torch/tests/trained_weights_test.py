@@ -224,6 +224,23 @@ class TrainedTest(unittest.TestCase):
             training.step()
         self.assertTrue(same(ordinary(steps=6), training.values()))
 
+    def test_what_has_no_room_on_the_device_in_the_end(self):
+        training, fitted, device = self.run_steps(0.8, True)
+        hosted, to = fitted._weights._hosted, torch.Tensor.to
+
+        def full(tensor, place, **options):
+            if place != "cpu":
+                raise torch.OutOfMemoryError
+            return to(tensor, place, **options)
+
+        with counted(device), mock.patch.object(torch.Tensor, "to", full), mock.patch.object(
+                hosted, "_come_back", side_effect=torch.OutOfMemoryError), self.assertLogs("spillway_torch", "WARNING") as logs:
+            fitted.remove()
+        self.assertRegex("\n".join(logs.output), "688,128 bytes of the state of AdamW are on the CPU now, because the device has no room for "
+                                                 "them\n.* bytes of weights are on the CPU now")
+        training.step()
+        self.assertTrue(same(ordinary(steps=6), training.values()))
+
     def test_a_model_that_is_larger_than_the_device(self):
         """It begins on the CPU, and only what an eighth of the budget holds is on the device at once."""
         for steps in (0, 2):

@@ -36,7 +36,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
     further calls of the model before the backward, and a backward that makes a graph for another one, such as that of a penalty on
     gradients. Where gradients add up over several backwards, each of them ends such a step.
 
-    On a GPU, state of the optimizer and frozen weights may be on the host while nothing needs them, if the budget takes it (STEPS.md).
+    On a GPU, state of the optimizer and weights may be on the host while nothing needs them, if the budget takes it (STEPS.md). Trained
+    weights need `optimizer`.
 
     model: a module, or a list of all modules that a step calls, such as an encoder and a decoder. Under DistributedDataParallel or
         `fully_shard`, each process calls `fit` for its own.
@@ -59,7 +60,8 @@ def fit(model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
         result of a linear layer, of more than 256 MiB of float32, is computed in chunks of rows, so that the logits never exist as a whole.
         Where the program reads them otherwise, the loss is an ordinary one, and the log says so once (STEPS.md).
     device: "cuda" moves what is on the CPU of the models, and of the optimizer's state, to the current GPU, as `model.to` does. But frozen
-        weights are there only when operators need them, until a plan has room for them, so that a model may be larger than the GPU's memory.
+        weights, and trained ones that take more than half of `memory`, are there only when operators need them, until a plan has room for
+        them, so that a model may be larger than the GPU's memory.
 
     Raises `SpillwayError` for a model that cannot be planned, and if the library of the package is missing; for a budget below the
     floor, the optimizer's step raises it, or a later step on a GPU.

@@ -356,7 +356,7 @@ class HostedState:
             self._missing = {bucket: len(bucket.parameters) for bucket in self._buckets}
 
     def close(self) -> None:
-        """Takes all state back to the device, and gives the memory of the host back."""
+        """Takes all state back to the device, and gives the memory of the host back. What has no room there is on the CPU from now on."""
         self._show()
         self._forget_gradients()
         for handle in self._handles:
@@ -364,7 +364,12 @@ class HostedState:
         self._handles.clear()
         self._wanted = 0
         if self._optimizer_ref() is not None:
-            self._come_back(self._outside())
+            try:
+                self._come_back(self._outside())
+            except torch.OutOfMemoryError:
+                log.warning("spillway: %s bytes of the state of %s are on the CPU now, because the device has no room for them",
+                            f"{self.existing()[1]:,}", type(self._optimizer).__name__)
+                self._come_back(self._outside(), "cpu")
 
     def _forget_gradients(self) -> None:
         """Takes what stands for gradients away."""
@@ -372,13 +377,13 @@ class HostedState:
             if isinstance(of.tensor.grad, GivenUp):
                 of.tensor.grad = None
 
-    def _come_back(self, buckets: list[Bucket]) -> None:
-        """Brings the state of buckets to the device, and gives memory of the host back that has no other."""
+    def _come_back(self, buckets: list[Bucket], place: str | None = None) -> None:
+        """Brings the state of buckets to the device, or elsewhere, and gives memory of the host back that has no other."""
         for of in dict.fromkeys(of for bucket in buckets for of in bucket.parameters):
             states = self._optimizer.state.get(of.tensor, {})
             for name in of.names:
                 if of.has(states.get(name)):
-                    states[name] = states[name].to(of.tensor.device, copy=True)
+                    states[name] = states[name].to(place or of.tensor.device, copy=True)
             of.host = None
         taken = {id(of.host) for of in self._buckets_of}
         for host in [host for host in self._hosts if id(host) not in taken]:
