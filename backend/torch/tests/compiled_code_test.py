@@ -177,12 +177,12 @@ class InductorTest(unittest.TestCase):
             return device.peak, fitted.stats()["predicted_bytes"], [*losses, *(training.step(seed)[0] for seed in range(1, 4))]
         self.enterContext(mock.patch("compiled_test.saved_bytes"))  # it brings them back
         peak, predicted, losses = train(1 << 40)
-        budget = 11 * predicted // 10
+        budget = 99 * predicted // 100
         self.assertGreater(peak, budget)
         with mock.patch.object(Graph, "compile", autospec=True, side_effect=Graph.compile) as compiled:
             peak, _, same = train(budget)
         self.assertLessEqual(peak, budget)
-        self.assertEqual(compiled.call_count, 1)  # the plan of the whole step is the same one
+        self.assertEqual(compiled.call_count, 1)  # the plan of the whole step, whose state of the optimizer comes later, is the same one
         for one, other in zip(losses, same):
             self.assertAlmostEqual(one, other, places=4)  # the compiler's own code adds up in another order
 

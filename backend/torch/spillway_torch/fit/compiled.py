@@ -361,6 +361,9 @@ class CompiledFitted:
                 return graph.module
             call = Call(graph, outside, outside + max(0, others), outside)
             events = [(call, False), (call, True)]
+            self._states.find(self._memory, self._optimizers)
+            coming = max(0, sum(self._states.parts) - self._state_bytes())  # with room for this state, later steps may run the same code
+            more += coming if self._fit_in([graph], events, more + coming) <= 0 else 0
             for _ in range(1 + CHEAPER):
                 self._fit_in([graph], events, more)
                 if not self._compile([graph]) or self._most_over(events, more) <= 0:
