@@ -62,6 +62,7 @@ LAYERS = {
 }
 LAYERS["tests/testing"] = LAYERS["tests"]
 LAYERS["experiments/tools/sweep"].append("experiments/tools/measure")
+LAYERS["experiments/tools/fit"].append("experiments/tools/plan")
 LAYERS["experiments/tools/report"].append("experiments/tools/sweep")
 
 # A library header -> the folders that may include it. The folders below them may, too.

@@ -49,16 +49,41 @@ std::string_view OperatorOf(const Op& op) {
 
 void ForgetRecorded(Trace& trace) {
   Recording& recording = *trace.recording;
-  trace.saved.clear();
+  if (!trace.hooks) trace.saved.clear();
   trace.compiled.clear();
   recording.step = recording.plain_step = {};
   recording.allocated = recording.reserved = {};
+}
+
+void MovePositions(std::span<const OpId> places, Trace& trace) {
+  const auto moved = [&](uint32_t at) {
+    return static_cast<uint32_t>(at < places.size() ? Index(places[at]) : trace.ops.size());
+  };
+  std::set<std::pair<uint32_t, TensorId>> packed;
+  std::erase_if(trace.saved, [&](KeptForBackward& kept) {
+    kept.packed = moved(kept.packed);
+    for (uint32_t& at : kept.unpacked) at = std::max(moved(at), kept.packed);
+    std::ranges::sort(kept.unpacked);
+    kept.unpacked.erase(std::ranges::unique(kept.unpacked).begin(), kept.unpacked.end());
+    return trace.tensor(kept.tensor).kind == TensorKind::kScratch ||
+           !packed.emplace(kept.packed, kept.tensor).second;
+  });
+  std::ranges::stable_sort(trace.saved, {}, &KeptForBackward::packed);
+  if (!trace.hooks) return;
+  for (HookPlace& place : trace.hooks->places) place.at = moved(place.at);
+  std::ranges::stable_sort(trace.hooks->places, {}, &HookPlace::at);
 }
 
 void ForgetTensor(Tensor& tensor) {
   tensor.kind = TensorKind::kScratch;
   tensor.size = tensor.offset = Bytes();
   tensor.held_until.reset();
+}
+
+void ForgetStorage(TensorId storage, const Liveness& liveness, Trace& trace) {
+  for (size_t i = 0; i < trace.tensors.size(); ++i) {
+    if (liveness.Root(static_cast<TensorId>(i)) == storage) ForgetTensor(trace.tensors[i]);
+  }
 }
 
 Op NewOp(std::string name, const std::string& signature, const Op& near, Duration time) {

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
 #include "sim/cost/roofline.h"
+#include "traces/liveness.h"
 #include "traces/trace.h"
 
 namespace spillway::lab {
@@ -37,11 +39,19 @@ void Halve(Tensor& tensor);
 // Returns "aten::mm" for an op whose signature is "aten::mm 4x4".
 std::string_view OperatorOf(const Op& op);
 
-// Forgets what the recording says of the whole step, which runs other ops now.
+// Forgets what the recording says of the whole step, which runs other ops now. A trace with hooks
+// keeps what autograd saved (`MovePositions`).
 void ForgetRecorded(Trace& trace);
+
+// Corrects what autograd saved, and its hooks, in a trace whose ops come from another one, and that
+// still has the positions of that trace. places: by op of that trace, where it or what stands for
+// it is now.
+void MovePositions(std::span<const OpId> places, Trace& trace);
 
 // Takes a tensor that no op uses any longer out of the trace's memory.
 void ForgetTensor(Tensor& tensor);
+// The same for a storage and its views.
+void ForgetStorage(TensorId storage, const Liveness& liveness, Trace& trace);
 
 // Returns an op without operands that runs beside `near` and takes `time`. It has no traffic, so
 // that a recording of another GPU does not scale its time.

@@ -60,6 +60,7 @@ class ChunkedLoss {
       tensor.held_until.reset();
     }
     MoveWaits(places, to_);
+    MovePositions(places, to_);
     ForgetRecorded(to_);
     to_.Validate();
     return std::move(to_);

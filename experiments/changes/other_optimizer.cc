@@ -146,6 +146,7 @@ Trace WithUpdate(const Trace& trace, const Liveness& liveness, const AdamUpdate&
     if (tensor.held_until) tensor.held_until = places[Index(*tensor.held_until)];
   }
   MoveWaits(places, to);
+  MovePositions(places, to);
   for (const TensorId id : update.rest) {
     std::optional<OpId>& held = to.tensors[Index(id)].held_until;
     if (IsTemporary(liveness, update, id)) {
@@ -166,13 +167,6 @@ Op UpdateOp(const Trace& trace, const AdamUpdate& update, const std::string& nam
     if (update.ops[i]) op.recorded->host += trace.ops[i].recorded->host;
   }
   return op;
-}
-
-// Takes a storage that no op uses any longer, and its views, out of the trace's memory.
-void Forget(TensorId id, const Liveness& liveness, Trace& trace) {
-  for (size_t i = 0; i < trace.tensors.size(); ++i) {
-    if (liveness.Root(static_cast<TensorId>(i)) == id) ForgetTensor(trace.tensors[i]);
-  }
 }
 
 // Returns the op of backward that completes a gradient.
@@ -255,7 +249,7 @@ void ForgetOldGradients(const Trace& trace, const Liveness& liveness,
     const Tensor& tensor = trace.tensors[i];
     if (tensor.kind == TensorKind::kInput && !tensor.alias_of && !liveness.FirstUse(id) &&
         shapes.contains(tensor.shape)) {
-      Forget(id, liveness, less);
+      ForgetStorage(id, liveness, less);
     }
   }
 }
@@ -323,7 +317,7 @@ std::optional<Trace> With8BitOptimizer(const Trace& trace, const Device& device)
   for (const TensorId id : update->moments) {
     Tensor tensor = trace.tensor(id);
     const int64_t elements = Elements(tensor);
-    Forget(id, liveness, small);  // its views
+    ForgetStorage(id, liveness, small);  // its views
     tensor.size = Bytes(elements + 4 * ((elements + kBlock - 1) / kBlock));
     tensor.shape = {tensor.size.count()};
     tensor.dtype = DataType::kUint8;
@@ -365,7 +359,7 @@ std::optional<OffloadedStep> WithOffloadedOptimizer(const Trace& trace, const De
   }
   ForgetOldGradients(trace, liveness, copied, less);
   less = WithUpdate(less, liveness, *update, op);
-  for (const TensorId id : update->moments) Forget(id, liveness, less);
+  for (const TensorId id : update->moments) ForgetStorage(id, liveness, less);
   less.Validate();
   return OffloadedStep{std::move(less), moments + parameters + gradients};
 }
@@ -391,7 +385,7 @@ std::optional<Trace> WithUpdatesInParts(const Trace& trace, const CostModel& cos
     return static_cast<int64_t>(Int128{whole} * state.count() / moments.count());
   };
   Trace less = trace;
-  for (const TensorId id : update->moments) Forget(id, liveness, less);
+  for (const TensorId id : update->moments) ForgetStorage(id, liveness, less);
   if (early) ForgetOldGradients(trace, liveness, update->gradients, less);
   // Returns the op that updates these parameters, of which it needs so much state.
   const auto part_of = [&](const std::string& name, Bytes state, std::span<const Updated> of,

@@ -14,16 +14,8 @@ void StreamedParameters::PrefetchAfter(PolicyContext& context, OpId op) {
   std::erase_if(prefetched_, [&](TensorId id) { return context.Where(id) == Residency::kOutside; });
   if (uses_.empty()) FindUses(context);
   auto next = std::ranges::upper_bound(uses_, op, {}, [](const auto& use) { return use.first; });
-  std::vector<TensorId> coming;
-  Bytes taken;
-  for (int prepared = 0; next != uses_.end() && (window_ || prepared < ahead_);
-       ++prepared, ++next) {
+  for (int prepared = 0; next != uses_.end() && prepared < ahead_; ++prepared, ++next) {
     for (const TensorId id : next->second) {
-      if (window_ && std::ranges::find(coming, id) == coming.end()) {
-        taken += context.trace().tensor(id).size;
-        if (!coming.empty() && taken > *window_) return;
-        coming.push_back(id);
-      }
       if (context.Where(id) != Residency::kOutside) continue;
       if (!context.Prefetch(id)) return;
       prefetched_.push_back(id);

@@ -8,7 +8,6 @@
 #ifndef SPILLWAY_POLICIES_PARTS_STREAMED_PARAMETERS_H_
 #define SPILLWAY_POLICIES_PARTS_STREAMED_PARAMETERS_H_
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,10 +24,6 @@ class StreamedParameters {
   // that use some.
   StreamedParameters(std::vector<bool> chosen, int ahead)
       : outside_(true), chosen_(std::move(chosen)), ahead_(ahead) {}
-  // The same, but they are prefetched as far as `window` has room for those that are used next, and
-  // at least one of them.
-  StreamedParameters(std::vector<bool> chosen, Bytes window)
-      : outside_(true), chosen_(std::move(chosen)), window_(window) {}
 
   bool LivesOutside(const Trace& trace, TensorId tensor) const;
 
@@ -44,7 +39,6 @@ class StreamedParameters {
   bool outside_;
   std::vector<bool> chosen_;  // by tensor; empty: all
   int ahead_ = 4;
-  std::optional<Bytes> window_;  // takes the place of `ahead_`
   // The ops that use streamed storages, with these, in their order.
   std::vector<std::pair<OpId, std::vector<TensorId>>> uses_;
   std::vector<TensorId> prefetched_;  // in the order of use

@@ -25,7 +25,6 @@
 #include "policies/plan/bound.h"
 #include "policies/plan/early_updates.h"
 #include "policies/plan/facts.h"
-#include "policies/plan/frozen.h"
 #include "policies/plan/plan.h"
 #include "policies/plan/plan_executor.h"
 #include "policies/plan/search.h"
@@ -117,8 +116,6 @@ constexpr int kLevels = 10;
 // So many shares of the optimizer state, and then of the parameters with all of the state, are
 // tried outside. The best of each, by a trial that plans nothing else, is searched.
 constexpr size_t kOutsideShares = 8;
-// So many shares of the frozen parameters of a recorded program are tried.
-constexpr int64_t kFrozenShares = 16;
 // None is, if a plan with all of them inside takes at most one part in so many longer than the
 // iteration in core, or, without state or frozen parameters to leave, than the bound if it is more.
 constexpr int64_t kNearBound = 50;
@@ -174,21 +171,6 @@ std::vector<std::vector<TensorId>> SharesOf(std::span<const TensorId> ordered,
         sets.back().push_back(ordered[i]);
       }
     }
-  }
-  return sets;
-}
-
-// Returns `before` with growing shares of the frozen parameters.
-std::vector<std::vector<TensorId>> SharesOfFrozen(const JointFacts& facts,
-                                                  std::span<const TensorId> frozen,
-                                                  const std::vector<TensorId>& before) {
-  Bytes all;
-  for (const TensorId id : frozen) all += facts.trace().tensor(id).size;
-  std::vector<std::vector<TensorId>> sets{{}};
-  for (int64_t share = 1; share <= kFrozenShares && !frozen.empty(); ++share) {
-    sets.push_back(before);
-    const auto part = LeavingFrozen(facts, frozen, Bytes(all.count() / kFrozenShares * share));
-    sets.back().insert(sets.back().end(), part.begin(), part.end());
   }
   return sets;
 }
@@ -306,37 +288,15 @@ class JointPolicy final : public PlannedPolicy {
                      const TrialRun& trial, Duration in_core, JointPlan& best,
                      std::optional<Duration>& shortest) {
     const bool spread = !facts->trace().recording;
-    const bool as_program = outside_ == Outside::kFrozen && facts->trace().recording;
     const std::vector<TensorId> state = Streamable(*facts, TensorKind::kOptimizerState);
-    std::vector<std::vector<TensorId>> chosen;
-    const auto times_of = [&](const std::vector<std::vector<TensorId>>& sets) {
-      return TimesOutside(sets, memory, facts, trial);
-    };
-    // Chooses the set with which the step is fastest, or none if it then is as fast without.
-    const auto choose_fastest = [&](const std::vector<std::vector<TensorId>>& sets,
-                                    const std::vector<Duration>& times) {
-      chosen.push_back(sets[static_cast<size_t>(std::ranges::min_element(times) - times.begin())]);
-    };
-    const auto fits = [](Duration time) { return time != kForever; };
-    const auto of_state = SharesOf(state, {}, spread);
-    choose_fastest(of_state, times_of(of_state));
+    std::vector<std::vector<TensorId>> chosen{
+        FastestOutside(SharesOf(state, {}, spread), memory, facts, trial)};
     if (outside_ != Outside::kState) {
       const std::vector<TensorId> parameters =
           Streamable(*facts, TensorKind::kParameter, outside_ == Outside::kFrozen);
-      const auto sets = as_program ? SharesOfFrozen(*facts, parameters, state)
-                                   : SharesOf(parameters, state, spread);
-      const std::vector<Duration> times = times_of(sets);
-      if (!as_program) {
-        choose_fastest(sets, times);
-      } else if (const auto least = std::ranges::find_if(times, fits); least != times.end()) {
-        // As `spillway_torch.fit` does, it takes the least share, or half of the rest, too.
-        const auto share = static_cast<size_t>(least - times.begin());
-        chosen.push_back(sets[share]);
-        chosen.push_back(sets[(share + sets.size() - 1) / 2]);
-      }
+      chosen.push_back(FastestOutside(SharesOf(parameters, state, spread), memory, facts, trial));
     }
-    // The trials know little of what is searched next.
-    if (!as_program) chosen.push_back(state);
+    chosen.push_back(state);  // the trials know little of what is searched next
     std::ranges::sort(chosen);
     chosen.erase(std::ranges::unique(chosen).begin(), chosen.end());
     std::erase_if(chosen, [](const std::vector<TensorId>& set) { return set.empty(); });
@@ -349,10 +309,11 @@ class JointPolicy final : public PlannedPolicy {
     options_.outside.clear();
   }
 
-  // Returns, by set, the time of the step if nothing else is planned.
-  std::vector<Duration> TimesOutside(const std::vector<std::vector<TensorId>>& sets, Bytes memory,
-                                     const std::shared_ptr<const JointFacts>& facts,
-                                     const TrialRun& trial) const {
+  // Returns the set with which the step is fastest if nothing else is planned; an empty one if it
+  // then is as fast without.
+  std::vector<TensorId> FastestOutside(const std::vector<std::vector<TensorId>>& sets, Bytes memory,
+                                       const std::shared_ptr<const JointFacts>& facts,
+                                       const TrialRun& trial) const {
     std::vector<Duration> times(sets.size(), kForever);
     InParallel(sets.size(), [&](size_t i) {
       JointPlan plan(facts->trace());
@@ -365,7 +326,7 @@ class JointPolicy final : public PlannedPolicy {
       });
       if (judged) times[i] = judged->time;
     });
-    return times;
+    return sets[static_cast<size_t>(std::ranges::min_element(times) - times.begin())];
   }
 
   // Tries all other policies, with each algorithm and with parameters inside and outside.

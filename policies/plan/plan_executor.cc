@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "policies/plan/frozen.h"
-
 namespace spillway::policies {
 namespace {
 
@@ -43,27 +41,17 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const JointFacts> facts, JointPlan pl
   }
   std::ranges::stable_sort(
       queue_, {}, [this](TensorId id) { return std::tuple(Of(id).prefetch, needs_[Index(id)]); });
-  const Trace& trace = facts_->trace();
-  std::vector<bool> outside(trace.tensors.size()), frozen(outside);
-  Bytes weights;
-  for (size_t i = 0; i < outside.size(); ++i) {
-    if (plan_.storages[i].fate != Fate::kOutside) continue;
-    const auto id = static_cast<TensorId>(i);
-    const bool is_frozen =
-        trace.recording && IsFrozen(trace.tensor(id), facts_->liveness().Writers(id));
-    (is_frozen ? frozen : outside)[i] = true;
-    if (is_frozen) weights += trace.tensor(id).size;
+  std::vector<bool> outside;
+  for (const StoragePlan& storage : plan_.storages) {
+    outside.push_back(storage.fate == Fate::kOutside);
   }
-  if (std::ranges::count(outside, true) > 0) {
-    streamed_ = StreamedParameters(std::move(outside), trace.recording ? kProgramAhead : kAhead);
-  }
-  if (weights > Bytes()) {
-    frozen_ = StreamedParameters(std::move(frozen), WindowOf(weights));
-  }
+  if (std::ranges::count(outside, true) == 0) return;
+  streamed_ =
+      StreamedParameters(std::move(outside), facts_->trace().recording ? kProgramAhead : kAhead);
 }
 
 bool PlanExecutor::LivesOutside(const Trace& trace, TensorId tensor) {
-  return streamed_.LivesOutside(trace, tensor) || frozen_.LivesOutside(trace, tensor);
+  return streamed_.LivesOutside(trace, tensor);
 }
 
 void PlanExecutor::BeforeOp(PolicyContext& context, OpId op) {
@@ -99,7 +87,6 @@ void PlanExecutor::BeforeLaunch(PolicyContext& context, OpId op) {
   }
   Refetch(context, op);
   streamed_.PrefetchAfter(context, op);
-  frozen_.PrefetchAfter(context, op);
 }
 
 void PlanExecutor::GiveUp(TensorId storage, OpId next) {
@@ -144,8 +131,7 @@ Hint PlanExecutor::PlacementHint(const PolicyContext& context, TensorId tensor) 
 }
 
 bool PlanExecutor::OnAllocFailure(PolicyContext& context, Bytes) {
-  return frozen_.MakeRoom(context) || streamed_.MakeRoom(context) || ReleaseOldest(context) ||
-         GiveUpFarthest(context);
+  return streamed_.MakeRoom(context) || ReleaseOldest(context) || GiveUpFarthest(context);
 }
 
 bool PlanExecutor::ReleaseOldest(PolicyContext& context) {

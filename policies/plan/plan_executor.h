@@ -70,7 +70,6 @@ class PlanExecutor final : public Policy {
   std::vector<std::vector<TensorId>> copied_at_, dropped_at_;  // by op
   std::vector<TensorId> queue_;                                // to prefetch, in this order
   StreamedParameters streamed_;
-  StreamedParameters frozen_;  // the frozen parameters of a recorded program
 
   OpId current_{};
   std::vector<OpId> issued_;  // since `farthest_` was brought up to date

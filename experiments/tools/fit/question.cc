@@ -14,9 +14,10 @@
 #include "experiments/changes/loss_in_chunks.h"
 #include "experiments/changes/other_optimizer.h"
 #include "experiments/changes/other_sharding.h"
+#include "experiments/changes/planned_step.h"
 #include "experiments/changes/shards.h"
 #include "experiments/tools/fit/first_iterations.h"
-#include "policies/plan/facts.h"
+#include "experiments/tools/plan/step_weights.h"
 #include "sim/alloc/make_allocator.h"
 #include "traces/base/error.h"
 #include "traces/blocks.h"
@@ -31,6 +32,12 @@ constexpr const char* kAllocators[] = {"pytorch", "pytorch:expandable_segments=t
 constexpr int kFirstIterations = 3;
 // With as many parts of the tokens, logits no longer make the peak of most models.
 constexpr int64_t kLossChunks = 8;
+
+// A plan whose blocks find no place is made again, at most so often, for a memory that is less by
+// one part in so many.
+constexpr int kAttempts = 4;
+constexpr int64_t kLessBy = 64;
+constexpr const char* kStreamed = "joint:effort=1,updates=late,outside=all";
 
 const char* TextOf(FitAllocator allocator) { return kAllocators[static_cast<size_t>(allocator)]; }
 
@@ -397,28 +404,9 @@ namespace {
 // A step as `spillway_torch.fit` may run it.
 struct SpillwayStep {
   Trace trace;
-  std::string policy;
   PyTorchRemedy remedy;
-  bool weights = false;  // frozen ones can be on the host
+  bool all_state = false;  // that can be on the host is there
 };
-
-// `outside` is a value of the parameter of `joint`.
-std::string PolicyOfSpillway(const char* outside) {
-  return fmt::format("joint:effort=1,updates=late,outside={}", outside);
-}
-
-// Returns the frozen parameters that can be on the host.
-std::vector<TensorId> FrozenIn(const Trace& trace) {
-  const Liveness liveness(trace);
-  std::vector<TensorId> found;
-  for (size_t i = 0; i < trace.tensors.size(); ++i) {
-    const auto id = static_cast<TensorId>(i);
-    const Tensor& tensor = trace.tensors[i];
-    if (tensor.alias_of || !tensor.movable || liveness.Uses(id).empty()) continue;
-    if (policies::IsFrozen(tensor, liveness.Writers(id))) found.push_back(id);
-  }
-  return found;
-}
 
 Bytes ParametersOf(const Trace& trace) {
   Bytes parameters;
@@ -431,37 +419,49 @@ Bytes ParametersOf(const Trace& trace) {
 // Returns the steps that differ in when parameters are updated, and in how much of the state of
 // late updates is on the host, for each of which a plan is made.
 std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
-  const Trace& trace = one.costed_trace();
+  const Trace trace = WithHooks(one.costed_trace());
   const bool weights = !FrozenIn(trace).empty(), larger = ParametersOf(trace) > budget;
   std::vector<SpillwayStep> steps;
-  const auto add = [&](std::optional<Trace> made, const char* outside, bool has_state, bool early) {
+  const auto add = [&](std::optional<Trace> made, bool has_state, bool early) {
     if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
     if (!made) return;
-    const bool has_weights = outside == std::string_view("frozen");
-    const HostedTensors host{has_state, has_weights, has_weights && larger};
-    steps.push_back({*std::move(made), PolicyOfSpillway(outside),
-                     BySpillway(budget, host, early, chunks), host.weights});
+    const HostedTensors host{has_state, weights, weights && larger};
+    steps.push_back({WithHolds(*std::move(made)), BySpillway(budget, host, early, chunks),
+                     has_state && !early});
   };
-  add(WithUpdatesInParts(trace, one.cost(), true), weights ? "frozen" : "state", true, true);
+  add(WithUpdatesInParts(trace, one.cost(), true), true, true);
   if (!steps.empty()) return steps;
-  add(trace, weights ? "frozen" : "none", false, false);
+  add(trace, false, false);
   for (const int64_t eighths : {2, 4, 6, 8}) {
-    add(WithUpdatesInParts(trace, one.cost(), false, eighths), "whole-state", true, false);
+    add(WithUpdatesInParts(trace, one.cost(), false, eighths), true, false);
   }
   return steps;
 }
 
-// Returns the least memory of a step whose optimizer state is on the host as far as it can be, and,
-// if `weights`, whose frozen weights are.
-Bytes FloorOf(Trace trace, Bytes alignment, bool weights) {
-  if (weights) {
-    for (const TensorId id : FrozenIn(trace)) trace.tensors[Index(id)].kind = TensorKind::kInput;
+// Returns the plan of the step in the memory that is there, and its row, which does not fit if none
+// was found.
+std::pair<StepWithWeights, FitRow> Planned(const Question& one, const SpillwayStep& step,
+                                           FitRow row) {
+  const Question about = one.About(step.trace);
+  Case asked = about.loaded().asked;
+  asked.policy = "joint";
+  StepWithWeights found;
+  Bytes memory = row.available();
+  row.status = FitStatus::kNot;
+  // Blocks may leave holes, which expandable segments close before there is no room.
+  for (int i = 0; i < kAttempts && row.status != FitStatus::kFits; ++i) {
+    found = PlanWithWeights(asked, about.costed_trace(), memory, step.all_state);
+    if (!found.planned.fits()) break;
+    const Question planned = about.About(found.planner->trace());
+    const PolicyChoice policy = found.planner->Following(found.planned.plan);
+    for (const FitAllocator allocator : {FitAllocator::kExpandable, FitAllocator::kPages}) {
+      if (row.status != FitStatus::kFits) row = planned.Try("spillway", policy, allocator);
+    }
+    memory -= Bytes(memory.count() / kLessBy);
   }
-  for (Tensor& tensor : trace.tensors) {
-    if (tensor.kind != TensorKind::kOptimizerState || !tensor.movable) continue;
-    tensor.kind = TensorKind::kInput;  // it is there while its update runs
-  }
-  return LayerBound(trace, alignment);
+  row.remedy = step.remedy.text;
+  row.python = step.remedy.python;
+  return {std::move(found), std::move(row)};
 }
 
 }  // namespace
@@ -469,45 +469,44 @@ Bytes FloorOf(Trace trace, Bytes alignment, bool weights) {
 std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
   const Trace& trace = one.trace();
   if (!trace.recording || trace.hooks || !trace.training) return {};
-  std::optional<FitRow> best;
-  FitRow least = as_it_is;  // the step with the lowest floor
+  std::vector<FitRow> fastest;  // each faster than the one before
+  FitRow least = as_it_is;      // the step with the lowest floor
   least.peak = {};
   least.change.clear();
   Trace smallest;
   const auto try_all = [&](bool chunks) {
-    for (SpillwayStep& step : StepsOfSpillway(one, as_it_is.available(), chunks)) {
-      const Bytes floor = FloorOf(step.trace, one.device().alignment, step.weights);
-      if (least.change.empty() || floor < least.metrics.peak_reserved) {
+    std::optional<FitRow> best;
+    for (const SpillwayStep& step : StepsOfSpillway(one, as_it_is.available(), chunks)) {
+      auto [found, row] = Planned(one, step, as_it_is);
+      const Bytes floor = std::max(found.planned.best, found.planner->floor().size);
+      if (row.status == FitStatus::kFits) {
+        if (!best || row.metrics.iteration < best->metrics.iteration) best = std::move(row);
+      } else if (least.change.empty() || floor < least.metrics.peak_reserved) {
         least.change = step.remedy.change;
         least.remedy = step.remedy.text;
         least.python = step.remedy.python;
         least.metrics.peak_reserved = floor;
         smallest = step.trace;
       }
-      if (floor > as_it_is.available()) continue;
-      // Weights that come and go leave holes, in which a plan by PyTorch's allocator would see less
-      // memory than `spillway_torch.fit` does.
-      const FitAllocator allocator =
-          step.weights ? FitAllocator::kPages : FitAllocator::kExpandable;
-      FitRow row = one.About(std::move(step.trace)).Try("spillway", step.policy, allocator);
-      row.remedy = step.remedy.text;
-      row.python = step.remedy.python;
-      if (row.status != FitStatus::kFits) continue;
-      if (!best || row.metrics.iteration < best->metrics.iteration) best = std::move(row);
+    }
+    if (!best) return;
+    if (fastest.empty() || best->metrics.iteration < fastest.back().metrics.iteration) {
+      fastest.push_back(*std::move(best));
     }
   };
   try_all(false);
   // Chunks are not tried if they cannot make it faster by much.
   const Duration unchanged = as_it_is.metrics.iteration;
-  if (!best || (best->metrics.iteration - unchanged) * 10 > unchanged) try_all(true);
-  if (best) return {*best};
+  if (fastest.empty() || (fastest[0].metrics.iteration - unchanged) * 10 > unchanged) try_all(true);
+  if (!fastest.empty()) return fastest;
+  if (least.change.empty()) return {};
   least.reason =
       fmt::format("at least {} are needed at once, {} of them parameters, and {} are there",
                   FormatBytes(least.metrics.peak_reserved), FormatBytes(ParametersOf(trace)),
                   FormatBytes(as_it_is.available()));
+  smallest.hooks.reset();
   const FitRow streamed =
-      one.About(std::move(smallest))
-          .Try("weights streamed", PolicyOfSpillway("all"), FitAllocator::kExpandable);
+      one.About(std::move(smallest)).Try("weights streamed", kStreamed, FitAllocator::kExpandable);
   std::vector<FitRow> rows{std::move(least)};
   if (streamed.status == FitStatus::kFits) rows.push_back(streamed);
   return rows;

@@ -148,14 +148,9 @@ class Searching final : public ForwardingPolicy {
   std::vector<StepRung>& rungs_;
 };
 
-PolicyChoice Following(const StepPlan& plan, const StepPlaces& places, size_t ops) {
-  return {"step-plan",
-          [&plan, &places, ops] { return std::make_unique<StepExecutor>(plan, places, ops); }};
-}
-
 }  // namespace
 
-StepPlanner::StepPlanner(const Case& asked, std::shared_ptr<const Trace> given)
+StepPlanner::StepPlanner(const Case& asked, std::shared_ptr<const Trace> given, bool all_state)
     : inputs_(asked, std::move(given)),
       asked_(asked),
       liveness_(*inputs_.trace()),
@@ -171,6 +166,7 @@ StepPlanner::StepPlanner(const Case& asked, std::shared_ptr<const Trace> given)
             return trace();
           }(),
           liveness_),
+      all_state_(all_state),
       least_(FloorOf(trace(), liveness_, places_, {}).size),
       floor_(FloorOf(trace(), liveness_, places_, places_.state())) {
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
@@ -200,11 +196,17 @@ StepPrediction StepPlanner::PredictionOf(const Report& report) const {
   return prediction;
 }
 
+PolicyChoice StepPlanner::Following(const StepPlan& plan) const {
+  return {"step-plan", [&plan, this] {
+            return std::make_unique<StepExecutor>(plan, places_, trace().ops.size());
+          }};
+}
+
 PlannedStep StepPlanner::Predicted(const StepPlan& plan, Bytes memory) const {
   PlannedStep planned{memory, plan, PredictionOf(eager_), Bytes(0)};
   if (plan.IsEmpty()) return planned;
   Draft run = RunOf(inputs_, asked_, Bytes::Unlimited());
-  run.policy = Following(plan, places_, trace().ops.size());
+  run.policy = Following(plan);
   planned.prediction = PredictionOf(Predict(run, 1).report);
   return planned;
 }
@@ -280,12 +282,14 @@ Bytes StepPlanner::MemoryFor(Bytes peak) const {
 template <typename PlanIn>
 PlannedStep StepPlanner::WithState(Bytes memory, const PlanIn& plan_in) const {
   PlannedStep fastest = plan_in(memory);
+  if (all_state_) fastest.best = eager_.metrics.peak_allocated;  // it does not count
   if (fastest.fits() && fastest.plan.IsEmpty()) return fastest;
   const std::vector<TensorId>& state = places_.state();
   const std::vector<size_t> leaving = LeavingOrder(state.size());
   std::vector<size_t> left;  // indices of `state`, ascending
   Bytes size;
-  for (int64_t share = 1; share <= kStateShares && !state.empty(); ++share) {
+  for (int64_t share = all_state_ ? kStateShares : 1; share <= kStateShares && !state.empty();
+       ++share) {
     while (std::ssize(left) < std::ssize(state) * share / kStateShares) {
       left.push_back(leaving[left.size()]);
       size += trace().tensor(state[left.back()]).size;

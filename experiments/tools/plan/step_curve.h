@@ -44,9 +44,11 @@ struct PlannedStep {
 
 class StepPlanner {
  public:
-  // Plans the step of `asked.workload`, or the one that is given. Throws `InputError` if its
-  // trace has no hooks, and the errors of `Inputs`.
-  explicit StepPlanner(const Case& asked, std::shared_ptr<const Trace> given = nullptr);
+  // Plans the step of `asked.workload`, or the one that is given. If `all_state`, plans have all
+  // optimizer state on the host that can be there. Throws `InputError` if the trace has no hooks,
+  // and the errors of `Inputs`.
+  explicit StepPlanner(const Case& asked, std::shared_ptr<const Trace> given = nullptr,
+                       bool all_state = false);
 
   const Trace& trace() const { return *inputs_.trace(); }
   // Returns the case that is planned. REQUIRES: the planner outlives the result.
@@ -63,6 +65,8 @@ class StepPlanner {
   // of the policy.
   PlannedStep In(Bytes memory) const;
   std::vector<PlannedStep> In(std::span<const Bytes> budgets) const;
+  // Returns the policy that follows a plan of the step. REQUIRES: both outlive the result.
+  PolicyChoice Following(const StepPlan& plan) const;
   // Carries a given plan out, which need not fit.
   PlannedStep Predicted(const StepPlan& plan, Bytes memory) const;
   // Returns plans for the floor and for the step as it is, and for shares of the way between them.
@@ -96,6 +100,7 @@ class StepPlanner {
   const Case asked_;
   const Liveness liveness_;
   const StepPlaces places_;
+  const bool all_state_;
   const Bytes least_;  // the floor if all state is on the device
   StepFloor floor_;
   Report eager_;

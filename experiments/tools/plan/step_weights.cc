@@ -1,0 +1,52 @@
+#include "experiments/tools/plan/step_weights.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "experiments/changes/planned_step.h"
+#include "experiments/run/inputs.h"
+
+namespace spillway::lab {
+namespace {
+
+constexpr int64_t kShares = 16;  // so many parts of the weights are tried
+constexpr int64_t kWindows = 8;  // one part in so many of them is on the device
+// A plan that takes at most one part in so many longer than the step in core is not compared.
+constexpr int64_t kSlower = 50;
+
+}  // namespace
+
+StepWithWeights PlanWithWeights(const Case& asked, const Trace& trace, Bytes memory,
+                                bool all_state) {
+  const Device device = LoadMachine(asked);
+  const std::vector<TensorId> frozen = FrozenIn(trace);
+  Bytes size;
+  for (const TensorId id : frozen) size += trace.tensor(id).size;
+  const auto plan_with = [&](int64_t share) {
+    const auto leaving = LeavingFrozen(trace, frozen, Bytes(size.count() / kShares * share));
+    StepWithWeights found;
+    found.planner = std::make_unique<const StepPlanner>(
+        asked, std::make_shared<const Trace>(WithWeightsOnHost(trace, device, leaving)), all_state);
+    found.planned = found.planner->In(memory);
+    return found;
+  };
+  int64_t share = 0;
+  StepWithWeights found = plan_with(share);
+  const Duration in_core = found.planned.prediction.eager_step;
+  while (!found.planned.fits() && size > Bytes() && share < kShares) {
+    const Bytes lacks = std::max(found.planned.best, found.planner->floor().size) - memory;
+    const Int128 more = Int128{lacks.count()} * kShares * kWindows / (kWindows - 1) / size.count();
+    share = std::min(kShares, share + std::max<int64_t>(1, static_cast<int64_t>(more)));
+    found = plan_with(share);
+  }
+  const Duration step = found.planned.prediction.step;
+  if (!found.planned.fits() || size == Bytes() || share == kShares ||
+      step * kSlower <= in_core * (kSlower + 1)) {
+    return found;
+  }
+  StepWithWeights other = plan_with((share + kShares) / 2);
+  const bool faster = other.planned.fits() && other.planned.prediction.step < step;
+  return faster ? std::move(other) : std::move(found);
+}
+
+}  // namespace spillway::lab
