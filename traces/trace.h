@@ -173,7 +173,7 @@ struct Trace {
   std::vector<Op> ops;                   // in execution order
   std::optional<Recording> recording{};  // set iff recorded from a framework's program
   // In the order of packing; empty if it is not known. A trace with other ops than the recorded
-  // ones has none.
+  // ones has none, unless it has hooks.
   std::vector<KeptForBackward> saved{};
   std::optional<StepHooks> hooks{};  // set iff the recorded program can carry decisions out
   // PyTorch's own cut first, then others that take less memory each; empty if it is not known. A
