@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <set>
@@ -25,7 +26,7 @@ constexpr int64_t kBesideOps =
     95;  // per cent of their bandwidth alone, that copies beside ops reach
 constexpr Bytes kWindow = Bytes::MiB(256);  // so many bytes of weights come ahead
 constexpr int64_t kWindows = 8;             // there is room for so many, if there are fewer bytes
-constexpr uint8_t kLane = 1;                // on which weights come
+constexpr uint8_t kLane = 1, kLaneOut = 2;  // on which weights come and go
 
 template <typename Ids>
 Bytes BytesOf(const Trace& trace, const Ids& ids) {
@@ -141,6 +142,63 @@ std::vector<Visit> VisitsOf(const Trace& trace, const Liveness& liveness,
   return visits;
 }
 
+// Returns those of some parameters that leave if about `size` of their bytes do.
+std::vector<TensorId> LeavingOf(const Trace& trace, std::span<const TensorId> weights, Bytes size) {
+  const Liveness liveness(trace);
+  const std::set<TensorId> all(weights.begin(), weights.end());
+  std::vector<TensorId> uses, ordered;
+  std::map<TensorId, std::pair<size_t, size_t>> places;  // the first and the last in `uses`
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    for (const TensorId id : liveness.Storages(static_cast<OpId>(i))) {
+      if (!all.contains(id)) continue;
+      const auto [place, is_first] = places.try_emplace(id, uses.size(), uses.size());
+      if (is_first) ordered.push_back(id);
+      place->second.second = uses.size();
+      uses.push_back(id);
+    }
+  }
+  const Bytes soon = WindowOf(BytesOf(trace, ordered)) * 2;
+  const auto class_of = [&](TensorId id) -> size_t {
+    if (trace.tensor(id).size > kWindow) return 2;
+    const auto [first, last] = places.at(id);
+    if (first == last) return 0;
+    std::set<TensorId> between;
+    Bytes bytes;
+    for (size_t i = first + 1; i < last && bytes < soon; ++i) {
+      if (uses[i] == id || !between.insert(uses[i]).second) continue;
+      bytes += trace.tensor(uses[i]).size;
+    }
+    return bytes < soon ? 1 : 0;
+  };
+  std::array<std::vector<TensorId>, 3> classes;
+  for (const TensorId id : ordered) classes[class_of(id)].push_back(id);
+  std::vector<TensorId> found;
+  Bytes left = size;
+  for (const std::vector<TensorId>& members : classes) {
+    const Bytes bytes = BytesOf(trace, members), wanted = std::min(left, bytes);
+    Bytes taken, passed;
+    for (const TensorId id : members) {
+      const Bytes its = trace.tensor(id).size;
+      passed += its;
+      if (Int128{taken.count()} * bytes.count() >= Int128{wanted.count()} * passed.count()) {
+        continue;
+      }
+      found.push_back(id);
+      taken += its;
+    }
+    left -= std::min(left, taken);
+  }
+  return found;
+}
+
+// Returns true if an op writes the weight during a visit.
+bool IsWritten(const Trace& trace, const Visit& visit) {
+  return std::ranges::any_of(visit.readers, [&](size_t op) {
+    const std::vector<TensorId>& outputs = trace.ops[op].outputs;
+    return std::ranges::find(outputs, visit.weight) != outputs.end();
+  });
+}
+
 }  // namespace
 
 Trace WithHooks(const Trace& trace) {
@@ -224,75 +282,52 @@ Trace WithHolds(Trace trace) {
   return trace;
 }
 
-std::vector<TensorId> FrozenIn(const Trace& trace) {
+HostableWeights WeightsIn(const Trace& trace) {
   const Liveness liveness(trace);
-  std::vector<TensorId> found;
+  HostableWeights found;
   const auto is_taken = [](const Op& op) { return op.lane == kLane; };
   if (std::ranges::any_of(trace.ops, is_taken)) return found;
+  const auto is_part = [&](OpId op) {
+    return std::ranges::any_of(trace.op(op).outputs, [&](TensorId id) {
+      return trace.tensor(id).kind == TensorKind::kOptimizerState && trace.tensor(id).movable;
+    });
+  };
   for (size_t i = 0; i < trace.tensors.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
     const Tensor& tensor = trace.tensors[i];
+    const auto writers = liveness.Writers(id);
     if (tensor.alias_of || !tensor.movable || liveness.Uses(id).empty()) continue;
-    if (policies::IsFrozen(tensor, liveness.Writers(id))) found.push_back(id);
+    if (policies::IsFrozen(tensor, writers)) found.frozen.push_back(id);
+    if (policies::IsFrozen(tensor, {}) && !writers.empty() &&
+        std::ranges::all_of(writers, is_part)) {
+      found.trained.push_back(id);
+    }
   }
   return found;
 }
 
-std::vector<TensorId> LeavingFrozen(const Trace& trace, std::span<const TensorId> frozen,
-                                    Bytes size) {
-  const Liveness liveness(trace);
-  const std::set<TensorId> all(frozen.begin(), frozen.end());
-  std::vector<TensorId> uses, ordered;
-  std::map<TensorId, std::pair<size_t, size_t>> places;  // the first and the last in `uses`
-  for (size_t i = 0; i < trace.ops.size(); ++i) {
-    for (const TensorId id : liveness.Storages(static_cast<OpId>(i))) {
-      if (!all.contains(id)) continue;
-      const auto [place, is_first] = places.try_emplace(id, uses.size(), uses.size());
-      if (is_first) ordered.push_back(id);
-      place->second.second = uses.size();
-      uses.push_back(id);
-    }
-  }
-  const Bytes soon = WindowOf(BytesOf(trace, ordered)) * 2;
-  const auto class_of = [&](TensorId id) -> size_t {
-    if (trace.tensor(id).size > kWindow) return 2;
-    const auto [first, last] = places.at(id);
-    if (first == last) return 0;
-    std::set<TensorId> between;
-    Bytes bytes;
-    for (size_t i = first + 1; i < last && bytes < soon; ++i) {
-      if (uses[i] == id || !between.insert(uses[i]).second) continue;
-      bytes += trace.tensor(uses[i]).size;
-    }
-    return bytes < soon ? 1 : 0;
-  };
-  std::array<std::vector<TensorId>, 3> classes;
-  for (const TensorId id : ordered) classes[class_of(id)].push_back(id);
-  std::vector<TensorId> found;
-  Bytes left = size;
-  for (const std::vector<TensorId>& members : classes) {
-    const Bytes bytes = BytesOf(trace, members), wanted = std::min(left, bytes);
-    Bytes taken, passed;
-    for (const TensorId id : members) {
-      const Bytes its = trace.tensor(id).size;
-      passed += its;
-      if (Int128{taken.count()} * bytes.count() >= Int128{wanted.count()} * passed.count()) {
-        continue;
-      }
-      found.push_back(id);
-      taken += its;
-    }
-    left -= std::min(left, taken);
-  }
+std::vector<TensorId> LeavingWeights(const Trace& trace, const HostableWeights& weights,
+                                     Bytes size) {
+  std::vector<TensorId> found = LeavingOf(trace, weights.frozen, size);
+  const std::vector<TensorId> trained =
+      LeavingOf(trace, weights.trained, size - BytesOf(trace, found));
+  found.insert(found.end(), trained.begin(), trained.end());
   return found;
 }
-
 Trace WithWeightsOnHost(const Trace& trace, const Device& device,
                         std::span<const TensorId> weights) {
   if (weights.empty()) return trace;
   const Liveness liveness(trace);
   const Bandwidth link{device.h2d.bandwidth.bytes_per_second / 100 * kBesideOps};
+  const Bandwidth back{device.d2h.bandwidth.bytes_per_second / 100 * kBesideOps};
+  const Bytes window = WindowOf(BytesOf(trace, weights));
+  const auto is_trained = [&](TensorId weight) { return !liveness.Writers(weight).empty(); };
   const std::vector<Visit> visits = VisitsOf(trace, liveness, weights);
+  // Returns the op beside which the copy of a weight starts.
+  const auto beside = [&](const Visit& visit) -> const Op& {
+    return trace.ops[std::max<size_t>(visit.begin, 1) - 1];
+  };
+  const bool state_moves = std::ranges::any_of(weights, is_trained);
   Trace to = trace;
   to.ops.clear();
   for (const TensorId weight : weights) ForgetStorage(weight, liveness, to);
@@ -310,6 +345,9 @@ Trace WithWeightsOnHost(const Trace& trace, const Device& device,
   }
   std::vector<OpId> first, last, fetches;  // by op: those that stand for it; by visit
   std::vector<std::pair<size_t, OpId>> waits;
+  std::deque<std::pair<OpId, TensorId>> leaving;  // copies to the host that keep memory
+  std::vector<OpId> ended;                        // those for which the next update waits
+  Bytes held;
   const auto here = [&] { return static_cast<OpId>(to.ops.size()); };
   const auto copy_of = [&](size_t visit) {
     return static_cast<TensorId>(trace.tensors.size() + visit);
@@ -317,8 +355,11 @@ Trace WithWeightsOnHost(const Trace& trace, const Device& device,
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     for (size_t next; (next = fetches.size()) < visits.size() && visits[next].begin == i;) {
       const Tensor& copy = to.tensor(copy_of(next));
-      Op fetch = NewOp(names.Of(copy.name + ".fetch"), "spillway::fetch",
-                       trace.ops[std::max<size_t>(i, 1) - 1], TransferTime(copy.size, link));
+      const Op& near = beside(visits[next]);
+      // State has the other half of the link.
+      const bool shares = state_moves && near.phase != Phase::kForward;
+      Op fetch = NewOp(names.Of(copy.name + ".fetch"), "spillway::fetch", near,
+                       TransferTime(copy.size * (shares ? 2 : 1), link));
       fetch.recorded->host = kFetch;
       fetch.outputs = {copy_of(next)};
       fetch.lane = kLane;
@@ -329,29 +370,56 @@ Trace WithWeightsOnHost(const Trace& trace, const Device& device,
     }
     first.push_back(here());
     Op op = trace.ops[i];
-    const auto is_wanted = [&](TensorId input) { return wanted[i].contains(liveness.Root(input)); };
+    const auto is_wanted = [&](TensorId id) { return wanted[i].contains(liveness.Root(id)); };
     if (wanted[i].empty()) {
       to.ops.push_back(std::move(op));
     } else if (!op.recomputable) {
-      for (TensorId& input : op.inputs) {
-        if (is_wanted(input)) input = wanted[i].at(liveness.Root(input));
+      for (auto* ids : {&op.inputs, &op.outputs}) {
+        for (TensorId& id : *ids) {
+          if (is_wanted(id)) id = wanted[i].at(liveness.Root(id));
+        }
+      }
+      if (op.phase == Phase::kUpdate) {
+        for (const OpId leave : std::exchange(ended, {})) waits.emplace_back(to.ops.size(), leave);
       }
       to.ops.push_back(std::move(op));
     } else {  // what is recomputed does without the copies of this time
       std::erase_if(op.inputs, is_wanted);
       Op read = Marker(names.Of(op.name + ".read"), "spillway::read", op);
-      Bytes bytes;
+      Bytes bytes, again;
       for (const auto& [weight, copy] : wanted[i]) {
         bytes += to.tensor(copy).size;
+        if (!is_trained(weight)) again += to.tensor(copy).size;  // others come for their update
         read.inputs.push_back(copy);
         waits.emplace_back(to.ops.size(), fetches[Index(copy) - trace.tensors.size()]);
       }
       RecordedCost& cost = *op.recorded;
-      cost.again = {cost.time + TransferTime(bytes, link), cost.host, cost.workspace + bytes};
+      cost.again = {cost.time + TransferTime(again, link), cost.host, cost.workspace + bytes};
       to.ops.push_back(std::move(op));
       to.ops.push_back(std::move(read));
     }
     last.push_back(static_cast<OpId>(to.ops.size() - 1));
+    for (const auto& [weight, copy] : wanted[i]) {
+      const Visit& visit = visits[Index(copy) - trace.tensors.size()];
+      if (visit.readers.back() != i || !IsWritten(trace, visit)) continue;
+      const Tensor& tensor = to.tensor(copy);
+      Op leave = NewOp(names.Of(tensor.name + ".leave"), "spillway::leave", trace.ops[i],
+                       TransferTime(tensor.size, back));
+      leave.recorded->host = kFetch;
+      leave.inputs = {copy};
+      leave.lane = kLaneOut;
+      waits.emplace_back(to.ops.size(), last.back());
+      leaving.emplace_back(here(), copy);
+      held += tensor.size;
+      to.ops.push_back(std::move(leave));
+      while (leaving.size() > 1 && held > window) {  // the program waits for earlier ones
+        const auto [copied, left] = leaving.front();
+        leaving.pop_front();
+        held -= to.tensor(left).size;
+        to.ops[Index(last.back())].inputs.push_back(left);
+        ended.push_back(copied);
+      }
+    }
   }
   MoveWaits(last, to);
   for (const auto& [op, other] : waits) to.ops[op].after.push_back(other);

@@ -29,20 +29,26 @@ Trace WithHooks(const Trace& trace);
 // that can be recomputed get none.
 Trace WithHolds(Trace trace);
 
-// Returns the frozen parameters that can be on the host: none if the program has ops on another
-// lane.
-std::vector<TensorId> FrozenIn(const Trace& trace);
+// The parameters that can be on the host: none if the program has ops on another lane.
+struct HostableWeights {
+  std::vector<TensorId> frozen;
+  std::vector<TensorId> trained;  // by updates in parts, whose state can be on the host, too
+};
+HostableWeights WeightsIn(const Trace& trace);
 
-// Returns those of the frozen parameters that leave if about `size` of their bytes do, at equal
-// distances in the order of their first uses. Those that are used again soon, for the last time,
-// leave after the others, and those that are larger than what comes ahead leave last.
-std::vector<TensorId> LeavingFrozen(const Trace& trace, std::span<const TensorId> frozen,
-                                    Bytes size);
+// Returns those of the parameters that leave if about `size` of their bytes do, frozen ones first,
+// and of these and of trained ones some at equal distances in the order of their first uses. Those
+// that are used again soon, for the last time, leave after the others, and those that are larger
+// than what comes ahead leave last.
+std::vector<TensorId> LeavingWeights(const Trace& trace, const HostableWeights& weights,
+                                     Bytes size);
 
-// Returns the step with these frozen parameters on the host. An op on a lane of its own copies each
-// of them to the device, in the order of their uses, up to 256 MiB ahead. Whatever is recomputed
-// from one copies it again. These copies reach 0.95 of the link's bandwidth, and do not slow others
-// down. REQUIRES: the trace has hooks, and its ops have recorded times.
+// Returns the step with these parameters on the host. An op on a lane of its own copies each of
+// them to the device, in the order of their uses, up to 256 MiB ahead, and one on another lane
+// takes it back behind its last use if an update has written it. Whatever is recomputed from a
+// frozen one copies it again. These copies reach 0.95 of the link's bandwidth, and do not slow
+// others down. Where trained ones are on the host, state is, too, and in backward they have half of
+// that. REQUIRES: the trace has hooks, and its ops have recorded times.
 Trace WithWeightsOnHost(const Trace& trace, const Device& device,
                         std::span<const TensorId> weights);
 

@@ -193,10 +193,11 @@ PyTorchRemedy OffloadedOptimizer(Bandwidth rate) {
 }
 
 PyTorchRemedy BySpillway(Bytes budget, HostedTensors host, bool early, bool chunks) {
-  const std::string_view what = host.state && host.weights ? "state and frozen weights too"
-                                : host.state               ? "activations and state"
-                                : host.weights             ? "activations and frozen weights"
-                                                           : "activations";
+  const std::string_view what = host.trained                 ? "state and weights too"
+                                : host.state && host.weights ? "state and frozen weights too"
+                                : host.state                 ? "activations and state"
+                                : host.weights               ? "activations and frozen weights"
+                                                             : "activations";
   return {"spillway", fmt::format("Spillway: {}", what), "",
           fmt::format("{}\nspillway_torch.fit(model, optimizer, memory=\"{}MiB\"{}{}{})",
                       ExpandableSegments().python, budget.count() / Bytes::MiB(1).count(),

@@ -404,8 +404,8 @@ namespace {
 // A step as `spillway_torch.fit` may run it.
 struct SpillwayStep {
   Trace trace;
-  PyTorchRemedy remedy;
-  bool all_state = false;  // that can be on the host is there
+  PyTorchRemedy remedy, with_trained;  // without trained weights on the host, and with them
+  bool all_state = false;              // that can be on the host is there
 };
 
 Bytes ParametersOf(const Trace& trace) {
@@ -420,14 +420,15 @@ Bytes ParametersOf(const Trace& trace) {
 // late updates is on the host, for each of which a plan is made.
 std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, bool chunks) {
   const Trace trace = WithHooks(one.costed_trace());
-  const bool weights = !FrozenIn(trace).empty(), larger = ParametersOf(trace) > budget;
+  const bool weights = !WeightsIn(trace).frozen.empty(), larger = ParametersOf(trace) > budget;
   std::vector<SpillwayStep> steps;
   const auto add = [&](std::optional<Trace> made, bool has_state, bool early) {
     if (made && chunks) made = WithLossInChunks(*made, one.device(), kLossChunks);
     if (!made) return;
-    const HostedTensors host{has_state, weights, weights && larger};
+    const HostedTensors host{has_state, weights, false, weights && larger};
+    const HostedTensors trained{has_state, weights, true, larger};
     steps.push_back({WithHolds(*std::move(made)), BySpillway(budget, host, early, chunks),
-                     has_state && !early});
+                     BySpillway(budget, trained, early, chunks), has_state && !early});
   };
   add(WithUpdatesInParts(trace, one.cost(), true), true, true);
   if (!steps.empty()) return steps;
@@ -436,6 +437,15 @@ std::vector<SpillwayStep> StepsOfSpillway(const Question& one, Bytes budget, boo
     add(WithUpdatesInParts(trace, one.cost(), false, eighths), true, false);
   }
   return steps;
+}
+
+// Returns the bytes of the weights and of the state that a plan has on the host.
+Bytes OnHost(const StepWithWeights& found) {
+  Bytes bytes = found.outside;
+  for (const TensorId id : found.planned.plan.state) {
+    bytes += found.planner->trace().tensor(id).size;
+  }
+  return bytes;
 }
 
 // Returns the plan of the step in the memory that is there, and its row, which does not fit if none
@@ -451,7 +461,7 @@ std::pair<StepWithWeights, FitRow> Planned(const Question& one, const SpillwaySt
   // Blocks may leave holes, which expandable segments close before there is no room.
   for (int i = 0; i < kAttempts && row.status != FitStatus::kFits; ++i) {
     found = PlanWithWeights(asked, about.costed_trace(), memory, step.all_state);
-    if (!found.planned.fits()) break;
+    if (!found.planned.fits() || OnHost(found) > one.device().host_memory) break;
     const Question planned = about.About(found.planner->trace());
     const PolicyChoice policy = found.planner->Following(found.planned.plan);
     for (const FitAllocator allocator : {FitAllocator::kExpandable, FitAllocator::kPages}) {
@@ -459,8 +469,9 @@ std::pair<StepWithWeights, FitRow> Planned(const Question& one, const SpillwaySt
     }
     memory -= Bytes(memory.count() / kLessBy);
   }
-  row.remedy = step.remedy.text;
-  row.python = step.remedy.python;
+  const PyTorchRemedy& remedy = found.trained ? step.with_trained : step.remedy;
+  row.remedy = remedy.text;
+  row.python = remedy.python;
   return {std::move(found), std::move(row)};
 }
 
@@ -473,6 +484,7 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
   FitRow least = as_it_is;      // the step with the lowest floor
   least.peak = {};
   least.change.clear();
+  Bytes on_host;  // of that step
   Trace smallest;
   const auto try_all = [&](bool chunks) {
     std::optional<FitRow> best;
@@ -483,9 +495,10 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
         if (!best || row.metrics.iteration < best->metrics.iteration) best = std::move(row);
       } else if (least.change.empty() || floor < least.metrics.peak_reserved) {
         least.change = step.remedy.change;
-        least.remedy = step.remedy.text;
-        least.python = step.remedy.python;
+        least.remedy = row.remedy;
+        least.python = row.python;
         least.metrics.peak_reserved = floor;
+        on_host = OnHost(found);
         smallest = step.trace;
       }
     }
@@ -504,6 +517,10 @@ std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is) {
       fmt::format("at least {} are needed at once, {} of them parameters, and {} are there",
                   FormatBytes(least.metrics.peak_reserved), FormatBytes(ParametersOf(trace)),
                   FormatBytes(as_it_is.available()));
+  if (least.metrics.peak_reserved <= as_it_is.available() && on_host > one.device().host_memory) {
+    least.reason = fmt::format("{} of state and weights have to be on the host, which has {}",
+                               FormatBytes(on_host), FormatBytes(one.device().host_memory));
+  }
   smallest.hooks.reset();
   const FitRow streamed =
       one.About(std::move(smallest)).Try("weights streamed", kStreamed, FitAllocator::kExpandable);

@@ -169,10 +169,11 @@ Trace Frozen() {
 
 TEST(PlannedStepTest, WeightsLeaveAtEqualDistancesThoseUsedAgainSoonAndLargeOnesLast) {
   const Trace trace = Frozen();
-  const std::vector<TensorId> frozen = FrozenIn(trace);
-  ASSERT_EQ(frozen.size(), 9);
+  const HostableWeights weights = WeightsIn(trace);
+  ASSERT_EQ(weights.frozen.size(), 9);
+  EXPECT_THAT(weights.trained, IsEmpty());
   const auto leaving = [&](int64_t mib) {
-    return Names(trace, LeavingFrozen(trace, frozen, Bytes::MiB(mib)));
+    return Names(trace, LeavingWeights(trace, weights, Bytes::MiB(mib)));
   };
   // Two windows are 256 MiB, as many as w4 to w7 have.
   EXPECT_THAT(leaving(0), IsEmpty());
@@ -184,13 +185,13 @@ TEST(PlannedStepTest, WeightsLeaveAtEqualDistancesThoseUsedAgainSoonAndLargeOnes
 TEST(PlannedStepTest, AnotherLaneOfTheProgramKeepsWeightsOnTheDevice) {
   Trace trace = Frozen();
   trace.ops.front().lane = 1;
-  EXPECT_THAT(FrozenIn(trace), IsEmpty());
+  EXPECT_THAT(WeightsIn(trace).frozen, IsEmpty());
 }
 
 // w0 to w7 are outside, so that 64 MiB come ahead: one of them.
 TEST(PlannedStepTest, WeightsComeOnALaneOfTheirOwnBeforeTheyAreUsed) {
   const Trace trace = WithHooks(Frozen());
-  std::vector<TensorId> weights = FrozenIn(trace);
+  std::vector<TensorId> weights = WeightsIn(trace).frozen;
   std::erase_if(weights, [&](TensorId id) { return trace.tensor(id).name == "large"; });
   Device device = RoundDevice();
   device.h2d.bandwidth = {1'000'000'000};
@@ -212,6 +213,69 @@ TEST(PlannedStepTest, WeightsComeOnALaneOfTheirOwnBeforeTheyAreUsed) {
   EXPECT_EQ(cost.again->workspace, Bytes::MiB(64));
   EXPECT_EQ(Names(hosted, OpOf(hosted, "w1.bwd").inputs).size(), 2);
   for (const TensorId weight : weights) EXPECT_EQ(hosted.tensor(weight).size, Bytes());
+}
+
+// w0 to w3 of 64 MiB each are used in forward and the other way round in backward, each with an
+// update behind it, which needs state that can be on the host, but for w3, whose state stays.
+Trace Trained() {
+  TraceBuilder builder;
+  builder.Tensor("x", TensorKind::kInput, kMiB).Tensor("y", TensorKind::kActivation, kMiB);
+  builder.Op("begin", Phase::kForward, {"x"}, {"y"});
+  for (int i = 0; i < 4; ++i) {
+    const std::string n = std::to_string(i);
+    builder.Tensor("w" + n, TensorKind::kParameter, 64 * kMiB);
+    builder.Tensor("s" + n, TensorKind::kOptimizerState, 128 * kMiB);
+    builder.Op("fwd" + n, Phase::kForward, {"y", "w" + n}, {"y"});
+  }
+  for (int i = 3; i >= 0; --i) {
+    const std::string n = std::to_string(i);
+    builder.Op("bwd" + n, Phase::kBackward, {"y", "w" + n}, {"y"});
+    builder.Op("update" + n, Phase::kUpdate, {"w" + n, "s" + n}, {"w" + n, "s" + n});
+  }
+  Trace trace = Recorded(builder.Build());
+  trace.tensors[Index(builder.Id("s3"))].movable = false;
+  return trace;
+}
+
+TEST(PlannedStepTest, TrainedWeightsLeaveBehindTheirUpdates) {
+  const Trace trace = WithHooks(Trained());
+  const HostableWeights weights = WeightsIn(trace);
+  EXPECT_THAT(weights.frozen, IsEmpty());
+  EXPECT_THAT(Names(trace, weights.trained), ElementsAre("w0", "w1", "w2"));
+  Device device = RoundDevice();
+  device.h2d.bandwidth = device.d2h.bandwidth = {1'000'000'000};
+  const Trace hosted = WithWeightsOnHost(trace, device, weights.trained);
+  // One comes ahead, and stays for its update: w2 from forward on.
+  EXPECT_EQ(std::ranges::count_if(hosted.ops, [](const Op& op) { return op.lane == 1; }), 5);
+  const std::vector<std::string> ops = OpsOf(hosted);
+  const auto at = std::ranges::find(ops, "update2");
+  EXPECT_EQ(*std::next(at), "w2.copy.leave");
+  const Op& leave = OpOf(hosted, "w2.copy.leave");
+  EXPECT_EQ(leave.lane, 2);
+  EXPECT_EQ(hosted.op(leave.after[0]).name, "update2");
+  EXPECT_EQ(OpOf(hosted, "update2").outputs[0], leave.inputs[0]);
+  // The second copy in backward has half of the link, and the update waits for the first to leave.
+  const Duration alone = TransferTime(Bytes::MiB(64), {950'000'000});
+  EXPECT_EQ(leave.recorded->time, alone);
+  EXPECT_EQ(OpOf(hosted, "w1.copy.fetch").recorded->time, alone);
+  const auto late = std::ranges::find_if(hosted.ops.rbegin(), hosted.ops.rend(),
+                                         [](const Op& op) { return op.lane == 1; });
+  EXPECT_EQ(late->recorded->time, TransferTime(Bytes::MiB(128), {950'000'000}));
+  const Op& last = OpOf(hosted, "update0");
+  ASSERT_EQ(last.after.size(), 1);
+  EXPECT_EQ(hosted.op(last.after[0]).name, "w2.copy.leave");
+  // What is recomputed takes no copy of its own.
+  const RecordedCost& cost = *OpOf(hosted, "fwd1").recorded;
+  EXPECT_EQ(cost.again->time, cost.time);
+}
+
+TEST(PlannedStepTest, FrozenWeightsLeaveBeforeTrainedOnes) {
+  Trace trace = Trained();
+  std::erase_if(trace.ops, [](const Op& op) { return op.name == "update0"; });
+  const HostableWeights weights = WeightsIn(trace);
+  EXPECT_THAT(Names(trace, LeavingWeights(trace, weights, Bytes::MiB(64))), ElementsAre("w0"));
+  EXPECT_THAT(Names(trace, LeavingWeights(trace, weights, Bytes::MiB(256))),
+              ElementsAre("w0", "w1", "w2"));
 }
 
 }  // namespace
