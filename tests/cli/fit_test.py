@@ -505,7 +505,7 @@ class FitTest(CommandTest):
     def test_the_cheapest_combination_fits_where_no_change_alone_does(self):
         first, *others = self.rows(GPT2, "--memory", "1800MiB", *QUICK[:2], code=1)
         fitting = [row for row in others if row["remedy"] and row["status"] != "no"]
-        self.assertEqual([row["change"] for row in fitting], ["combination", "spillway"])
+        self.assertEqual([row["change"] for row in fitting], ["combination", "spillway", "spillway"])
         self.assertGreaterEqual(fitting[0]["remedy"].count(" + "), 1)
         self.assertLessEqual(fitting[0]["peak_reserved_bytes"], first["memory_bytes"])
         for part in fitting[0]["remedy"].split(" + "):
