@@ -14,7 +14,7 @@ from spillway_torch import fit
 from spillway_torch.base.errors import NoPlanError
 from stepping import different
 
-DRAWN = 8  # programs
+DRAWN = 12  # programs
 WIDTH, ROWS, STEPS = 48, 64, 7
 
 PARTS = (lambda m, h, now: m.a(h), lambda m, h, now: m.norm(m.b(h)), lambda m, h, now: torch.tanh(h), lambda m, h, now: F.gelu(h),
