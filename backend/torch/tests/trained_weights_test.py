@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from adversary import Adversary
 from guard_test import Guarded, counted
 from spillway_torch import fit
-from spillway_torch.base.device import Queue
+from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.run.updates import HostedState
 from spillway_torch.run.weights import HostedWeights
@@ -135,6 +135,20 @@ class TrainedTest(unittest.TestCase):
                         break
                 self.assertGreater(omitted, 0)
                 self.assertGreater(caught, 0)
+
+    def test_the_next_weight_comes_behind_an_update(self):
+        """It is on the device for all operators of its own update, and for these alone."""
+        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(4)))
+        hosted = HostedWeights(model, CpuDevice(), 1, model.parameters)
+        names = [weight.name for weight in hosted.weights]
+        hosted.begin(names, [*((name, False) for name in names), *((name, True) for name in reversed(names))])
+        model(torch.ones(2, 16))
+        for at in 3, 2:
+            with torch.no_grad(), hosted.updating([model[at].weight]):
+                for _ in range(2):
+                    model[at].weight.mul_(2)
+                    self.assertEqual([weight.name for weight in hosted.weights if weight.here], [names[at]])
+            self.assertEqual([weight.name for weight in hosted.weights if weight.here], [names[at - 1]])
 
     def test_what_programs_do_between_steps(self):
         def evaluates(training):
