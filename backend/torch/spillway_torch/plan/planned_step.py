@@ -18,12 +18,13 @@ from ..step.data import Again, Measured, Operand, Operator
 from ..step.data import Saved as SavedTensor
 from ..step.step import Step
 from ..tape.chains import Saved
-from ..tape.weights import LATE, Moment, Recorded, Visit, order_of, visits, window_of
 from ..tape.tape import Tape, fingerprint
+from ..tape.weights import LATE, Moment, Recorded, Visit, order_of, visits, window_of
 from .clock import host_clock
 from .plan import EVICT, OFFLOAD
 
-FETCH, READ, LEAVE = "spillway::fetch", "spillway::read", "spillway::leave"  # operators that stand for copies of a weight, and for what reads it
+# Operators that stand for copies of a weight, and for what reads it.
+FETCH, READ, LEAVE = "spillway::fetch", "spillway::read", "spillway::leave"
 IN, OUT = 1, 2  # the lanes on which weights come and go
 LEAST = 0.1  # of the link, that weights leave to other copies
 READ_SECONDS = 60e-6  # of the host, for a weight that comes and goes
