@@ -150,6 +150,19 @@ class TrainedTest(unittest.TestCase):
                     self.assertEqual([weight.name for weight in hosted.weights if weight.here], [names[at]])
             self.assertEqual([weight.name for weight in hosted.weights if weight.here], [names[at - 1]])
 
+    def test_a_weight_stays_while_views_exist(self):
+        """Operators that are given views from before could not be seen."""
+        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(4)))
+        hosted = HostedWeights(model, CpuDevice(), 1, model.parameters)
+        names = [weight.name for weight in hosted.weights]
+        view = model[1].weight.t()
+        hosted.begin(names)
+        self.assertEqual(hosted.names, [name for name in names if name != "1.weight"])
+        self.assertTrue(torch.equal(view, model[1].weight.t()))
+        del view
+        hosted.begin(names)
+        self.assertEqual(hosted.names, names)
+
     def test_what_programs_do_between_steps(self):
         def evaluates(training):
             training.model.eval()

@@ -153,7 +153,7 @@ class HostedWeights:
                     t.requires_grad == held[0][3].requires_grad and (not t.requires_grad or id(t) in trained) and is_dense(t)
                     for t in tensors.values()):
                 continue
-            for tensor in tensors.values():
+            for tensor in tensors.values() if not held[0][3].requires_grad else ():
                 self._library.mark(tensor)
             self._weights[name] = self._numbers[self._found] = Weight(
                 name, size, weakref.ref(held[0][3].untyped_storage()), storage, [weakref.ref(tensor) for *_, tensor in held],
@@ -328,8 +328,21 @@ class HostedWeights:
         for at, read in enumerate(order):
             self._places.setdefault(read, []).append(at)
 
+    def _is_alone(self, weight: Weight) -> bool:
+        """Returns whether no view of a trained weight exists. Operators that are given later ones are seen then.
+
+        That costs the host time for each operator, and most trained weights never leave.
+        """
+        tensors = {id(tensor): tensor for tensor in (reference() for reference in weight.tensors) if tensor is not None}
+        if any(self._library.holders(tensor) > len(tensors) for tensor in tensors.values()):
+            return False
+        for tensor in tensors.values():
+            self._library.mark(tensor)
+        return True
+
     def _change(self, outside: dict[Weight, None]) -> None:
         """Lets other weights leave from now on."""
+        outside = {weight: None for weight in outside if weight.kept or not weight.trained or self._is_alone(weight)}
         new = [weight for weight in outside if not weight.kept]
         self._reuse(new)
         lacking = [weight for weight in new if weight.copy is None]
