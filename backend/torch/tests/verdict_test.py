@@ -36,7 +36,8 @@ class FitTest(unittest.TestCase):
         self.assertEqual({row.batch for row in rows if row.change == "none"}, {32})
         self.assertNotIn("policy", {row.change for row in rows})
         for row in rows[1:]:
-            compile(row.python, row.remedy, "exec")
+            if row.python is not None:  # those of research have none
+                compile(row.python, row.remedy, "exec")
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             self.recording.write(file.name)
             text = run_program("fit", file.name, "--device", "h200", "--memory", f"{memory}B", "--batch", "32", "--outside",
