@@ -102,7 +102,7 @@ class HostedWeights:
         self._numbers: dict[int, Weight] = {}
         self._found = 0  # weights so far
         self._outside: dict[Weight, None] = {}  # those that leave in this step
-        self._order: list[Read] = []  # as this step is expected to read them
+        self._order: list[Weight] = []  # as this step is expected to read them
         self._places: dict[Read, list[int]] = {}  # in `_order`
         self._seen: list[Read] = []  # as it does
         self._read = 0  # of these, up to the last one that backward or an update read
@@ -171,12 +171,16 @@ class HostedWeights:
         A weight that autograd saves, and that no operator of backward reads, may be read by a kernel that takes its address.
         """
         found, unpacked = [], {unpack.pack.value[0] for unpack in tape.unpacks}
+        readers: dict[int, dict[int, None]] = {}  # by storage: operators
+        for at, op in enumerate(tape.ops):
+            for read in op.reads:
+                readers.setdefault(read, {})[at] = None
         for weight in self._weights.values() if not tape.compiled else ():
             tensor = weight.tensor
             storage = ledger.known(tensor.untyped_storage()) if tensor is not None else None
             if storage is None or storage.number in tape.writes:
                 continue
-            reads = tuple(at for at, op in enumerate(tape.ops) if storage.number in op.reads)
+            reads = tuple(readers.get(storage.number, ()))
             if reads and (storage.number not in unpacked or any(tape.ops[at].backward for at in reads)):
                 found.append(Recorded(weight.name, storage.number, weight.bytes, reads, weight.trained))
         return found
@@ -324,7 +328,7 @@ class HostedWeights:
         return bool(changed)
 
     def _expect(self, order: list[Read]) -> None:
-        self._order, self._places = order, {}
+        self._order, self._places = [weight for weight, _ in order], {}
         for at, read in enumerate(order):
             self._places.setdefault(read, []).append(at)
 
@@ -441,7 +445,7 @@ class HostedWeights:
         """Gives up what is not read next, and starts copies of what is."""
         if self._shown:
             return
-        next_ = ahead([weight for weight, _ in self._order], self._at, lambda weight: weight.bytes, window_of(self.outside))
+        next_ = ahead(self._order, self._at, lambda weight: weight.bytes, window_of(self.outside))
         self._give_up(next_)
         for weight in next_:
             try:
