@@ -314,6 +314,7 @@ std::vector<TensorId> LeavingWeights(const Trace& trace, const HostableWeights& 
   found.insert(found.end(), trained.begin(), trained.end());
   return found;
 }
+
 Trace WithWeightsOnHost(const Trace& trace, const Device& device,
                         std::span<const TensorId> weights) {
   if (weights.empty()) return trace;

@@ -1,5 +1,5 @@
 // A recorded step as `spillway_torch.fit` plans it: with the hooks of autograd, at which the
-// program can move what autograd saved, and with frozen weights that come from the host.
+// program can move what autograd saved, and with weights that come from the host.
 //
 // The package makes such a step from one that it has recorded with the values of its tensors
 // (backend/torch/spillway_torch/plan/planned_step.py). The host's times of hooks, moves and copies

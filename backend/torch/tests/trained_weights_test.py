@@ -15,9 +15,10 @@ from guard_test import Guarded, counted
 from spillway_torch import fit
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
+from spillway_torch.fit.weights import Weights
 from spillway_torch.run.updates import HostedState
 from spillway_torch.run.weights import HostedWeights
-from spillway_torch.tape.weights import LATE, Recorded, chosen, visits
+from spillway_torch.tape.weights import LATE, RecordedWeight, chosen, visits
 from weights_test import Training, same
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
@@ -91,7 +92,7 @@ class TrainedTest(unittest.TestCase):
 
     def test_a_budget_below_the_weights_is_kept(self):
         """Where updates follow backward, all gradients exist, too."""
-        cases = ((True, 0.8, "adamw"), (True, 1.0, "foreach"), (True, 0.8, "fused"), (True, 0.8, "momentum"), (False, 1.75, "adamw"),
+        cases = ((True, 0.8, "adamw"), (True, 1.1, "foreach"), (True, 0.8, "fused"), (True, 0.8, "momentum"), (False, 1.75, "adamw"),
                  (False, 1.9, "foreach"), (False, 1.75, "momentum"))
         for early, share, optimizer in cases if os.environ.get("SPILLWAY_SLOW") else cases[1::2]:
             with self.subTest(early=early, optimizer=optimizer):
@@ -100,6 +101,20 @@ class TrainedTest(unittest.TestCase):
                 self.assertGreater(fitted.plan.weight_bytes, 0.5 * training.weights)
                 self.assertLessEqual(device.peak, share * training.weights)
                 self.assertLess(abs(fitted.plan.peak / device.peak - 1), 0.12)
+
+    def test_the_first_step_stays_in_the_budget(self):
+        """All weights leave the device before it."""
+        device, record = Guarded(), Weights.record
+
+        def recording(weights, *given):
+            record(weights, *given)
+            device.peak = device.allocated  # the model was on the device
+        with counted(device), mock.patch.object(Weights, "record", recording):
+            training = Trained()
+            budget = int(0.9 * training.weights)
+            fit(training.model, training.optimizer, budget, early_updates=True)
+            training.step()
+        self.assertLessEqual(device.peak, budget)
 
     def test_each_planted_race_is_caught(self):
         """The weights leave without a plan, on a device that runs copies as badly as events allow."""
@@ -203,7 +218,7 @@ class TrainedTest(unittest.TestCase):
         for at, between in enumerate((evaluates, saves, loads, averages, freezes, grows, replaces)):
             early = at % 2 == 0
             with self.subTest(between.__name__, early=early):
-                training, fitted, _ = self.run_steps(0.9 if early else 1.75, early, steps=4, between=between)
+                training, fitted, _ = self.run_steps(1.1 if early else 1.75, early, steps=4, between=between)
                 self.assertTrue(same(ordinary(steps=4, between=between), training.values()))
                 self.assertGreater(fitted._weights._hosted.outside, 0)
 
@@ -295,7 +310,7 @@ class PlannedTest(unittest.TestCase):
     """Two weights of 100 bytes, which the operators 0 and 1 read, and 2 and 3 in backward."""
 
     def weights(self, *updates):
-        return [Recorded(str(at), at, 100, (at, 3 - at), True, (updates[at],)) for at in range(2)]
+        return [RecordedWeight(str(at), at, 100, (at, 3 - at), True, (updates[at],)) for at in range(2)]
 
     def found(self, weights):
         return [(visit.weight.storage, visit.fetched, visit.reads, visit.written) for visit in visits(weights, lambda at: at)]
@@ -310,7 +325,7 @@ class PlannedTest(unittest.TestCase):
             (1, (LATE, 1), [(LATE, 2)], True)])
 
     def test_trained_weights_leave_last(self):
-        weights = [Recorded(str(at), at, 10, (at, 31 - at), at < 8) for at in range(16)]
+        weights = [RecordedWeight(str(at), at, 10, (at, 31 - at), at < 8) for at in range(16)]
         self.assertEqual({w.storage for w in chosen(weights, 80)}, set(range(8, 16)))
         self.assertEqual(len(chosen(weights, 100)), 10)
 

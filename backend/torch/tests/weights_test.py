@@ -27,7 +27,7 @@ from spillway_torch.fit.host import host_costs
 from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import predict
 from spillway_torch.run.weights import HostedWeights
-from spillway_torch.tape.weights import Recorded, chosen, visits
+from spillway_torch.tape.weights import RecordedWeight, chosen, visits
 from stepping import SCHEMAS
 
 COMPUTE, OUT, IN = Queue.COMPUTE, Queue.OUT, Queue.IN
@@ -635,7 +635,7 @@ class FitTest(unittest.TestCase):
 class ChosenTest(unittest.TestCase):
     def test_weights_leave_at_equal_distances(self):
         """Reads: 0 1 2 ... 15 15 ... 1 0; the last ones are read again soon. Each has 10 bytes, and a window 20."""
-        weights = [Recorded(str(at), at, 10, (at, 31 - at)) for at in range(16)]
+        weights = [RecordedWeight(str(at), at, 10, (at, 31 - at)) for at in range(16)]
         self.assertEqual([w.storage for w in chosen(weights, 40)], [0, 3, 6, 9])
         self.assertEqual([w.storage for w in chosen(weights, 120)], list(range(12)))
         self.assertEqual(len(chosen(weights, 160)), 16)
@@ -643,7 +643,7 @@ class ChosenTest(unittest.TestCase):
 
     def test_visits(self):
         """The next weights come behind a read, as far as a window has room: 16 weights of 10 bytes, of which two come ahead."""
-        weights = [Recorded(str(at), at, 10, (at, 31 - at)) for at in range(16)]
+        weights = [RecordedWeight(str(at), at, 10, (at, 31 - at)) for at in range(16)]
         found = [(visit.weight.storage, visit.fetched[0], [at for at, _ in visit.reads]) for visit in visits(weights, lambda at: at)]
         self.assertEqual(found[:4], [(0, -1, [0]), (1, -1, [1]), (2, 0, [2]), (3, 1, [3])])
         self.assertEqual(found[13:18], [(13, 11, [13]), (14, 12, [14, 17]), (15, 13, [15, 16]), (13, 16, [18]), (12, 17, [19])])

@@ -60,7 +60,7 @@ PyTorchRemedy OffloadedOptimizer(Bandwidth rate);
 struct HostedTensors {
   bool state = false;     // of the optimizer
   bool weights = false;   // frozen ones
-  bool trained = false;   // all kinds of weights
+  bool trained = false;   // trained weights, too
   bool from_cpu = false;  // all of the model is too large for the device, and begins on the CPU
 };
 // `spillway_torch.fit` with a budget. `early` and `chunks` say if parameters are updated in

@@ -103,12 +103,12 @@ std::vector<FixedChange> FixedChanges(const Question& asked);
 
 // Returns the fastest step that `spillway_torch.fit` would make of the recorded one, and another
 // row with the loss in chunks if that is faster. The planner of `spillway plan` decides which
-// activations move, and which shares of the optimizer state and of frozen weights are on the host.
+// activations move, and which shares of the optimizer state and of the weights are on the host.
 // Parameters are updated in backward where the step allows it. If no such step fits, returns how
-// much memory one needs, and a row of change "weights streamed" if it fits with parameters outside,
-// too, as `spillway_torch.fit` has frozen ones alone. Returns nothing if the step has no recording,
-// or has hooks, with which `spillway plan` plans it. `as_it_is` is the result of the unchanged
-// step.
+// much memory one needs, of the device or of the host, and a row of change "weights streamed" if it
+// fits where a policy has parameters outside that `spillway_torch.fit` cannot have there. Returns
+// nothing if the step has no recording, or has hooks, with which `spillway plan` plans it.
+// `as_it_is` is the result of the unchanged step.
 std::vector<FitRow> BySpillway(const Question& one, const FitRow& as_it_is);
 
 // Returns the results of the recorded step under torch.compile, if the trace has them: with

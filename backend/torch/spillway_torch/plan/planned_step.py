@@ -19,7 +19,7 @@ from ..step.data import Saved as SavedTensor
 from ..step.step import Step
 from ..tape.chains import Saved
 from ..tape.tape import Tape, fingerprint
-from ..tape.weights import LATE, Moment, Recorded, Visit, order_of, visits, window_of
+from ..tape.weights import LATE, Moment, RecordedWeight, Visit, order_of, visits, window_of
 from .clock import host_clock
 from .plan import EVICT, OFFLOAD
 
@@ -66,7 +66,7 @@ class _Planned:
         self.storages: dict[int, Storage] = {}
         self.used: dict[int, int] = {}  # the last operator that uses a storage
         self.updated: set[int] = set()  # gradients that an update is the last to use
-        self.coming: dict[Moment, list[tuple[int, Visit]]] = {}  # what is fetched behind an operator of the tape, or an update, and its storage
+        self.coming: dict[Moment, list[tuple[int, Visit]]] = {}  # behind an operator or an update: what is fetched, and its storage
         self.wanted: dict[Moment, list[tuple[int, Visit]]] = {}  # what it reads of that
         self.leaving: list[tuple[int, int]] = []  # copies to the host: their operators, and the storages that they read
         self.ended: list[int] = []  # those of them for which the next update waits
@@ -176,7 +176,7 @@ class _Planned:
         for number in updates.get(len(self.tape.ops), ()):
             self._add_update((LATE, 1 + number))
 
-    def _comes(self, weight: Recorded, saved: Saved) -> bool:
+    def _comes(self, weight: RecordedWeight, saved: Saved) -> bool:
         """Returns whether a weight comes soon after something was recomputed from it, such as for its update, so that one copy serves."""
         first = bisect.bisect_left(self.order, (self.tape.unpacks[saved.unpacks[0]].op, 0), key=lambda read: read[0])
         room = window_of(sum(other.bytes for other in self.hosted.values()))
@@ -200,7 +200,8 @@ class _Planned:
         weights = sum(op.time_ns / 1e9 for op in fetched if not late or op.phase != "forward")
         others = sum(op.seconds for op in self.tape.ops if not late or op.backward)
         if late:
-            others = max(others + sum(update.seconds for update in self.tape.updates), self._copying(sum(u.bytes for u in self.tape.updates)))
+            updates = self.tape.updates
+            others = max(others + sum(update.seconds for update in updates), self._copying(sum(update.bytes for update in updates)))
         return max(LEAST, others / (others + weights)) if weights else 1.0
 
     def _add_fetches(self, moment: Moment) -> None:

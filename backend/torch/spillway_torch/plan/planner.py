@@ -17,8 +17,8 @@ from ..base.ledger import Storage
 from ..base.program import rows_of
 from ..step.trace import operator_of, storage_name
 from ..tape.chains import Saved, saved_like, saved_storages, stuck
-from ..tape.weights import Recorded
 from ..tape.tape import Tape, leaving_order
+from ..tape.weights import RecordedWeight
 from .plan import EVICT, KEEP, OFFLOAD, SMALLEST, Floor, Moments, Plan, parse_bytes
 from .planned_step import planned_step, step_name
 from .remedies import advice
@@ -53,7 +53,7 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
     """
     budget, candidates = parse_bytes(memory), movable_storages(tape, smallest)
 
-    def plan_with(weights: Sequence[Recorded]) -> Plan | FloorError | NoPlanError:
+    def plan_with(weights: Sequence[RecordedWeight]) -> Plan | FloorError | NoPlanError:
         with tempfile.TemporaryDirectory() as folder:
             path = str(pathlib.Path(folder) / "plan.json")
             arguments = ["--memory", text_of_size(budget - unforeseen), "-o", path, *(("--policy", policy) if policy is not None else ())]

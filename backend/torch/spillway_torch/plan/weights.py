@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..base.errors import FloorError, NoPlanError
-from ..tape.weights import WINDOWS, Recorded, chosen
+from ..tape.weights import WINDOWS, RecordedWeight, chosen
 from ..tape.tape import Tape
 from .plan import Plan
 
@@ -14,7 +14,7 @@ SLOWER = 1.02  # times as slow as a step without a plan
 
 
 def fastest(tape: Tape, budget: int,
-            plan_with: Callable[[Sequence[Recorded]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
+            plan_with: Callable[[Sequence[RecordedWeight]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
     """Returns a plan with no more weights on the host than it takes to have one, or with half of the other frozen ones there, too, if that
     is faster.
 

@@ -168,7 +168,8 @@ class HostedState:
         return [self._late(bucket) if last[bucket] == sys.maxsize else
                 Update(self._size(bucket), last[bucket], [storage for of, (storage, _) in zip(bucket.parameters, made[bucket])
                                                           if self._buckets_of[of][-1] is bucket],
-                       seconds * sum(unit.bytes for unit in bucket.units), host, _storages(bucket), stage - self._size(bucket) + self._temporary(bucket)) for bucket in self._buckets]
+                       seconds * sum(unit.bytes for unit in bucket.units), host, _storages(bucket),
+                       stage - self._size(bucket) + self._temporary(bucket)) for bucket in self._buckets]
 
     def _late(self, bucket: Bucket) -> Update:
         """Returns the update of a bucket behind the step, as plans know it. The state of the bucket before leaves meanwhile."""
@@ -400,9 +401,10 @@ class HostedState:
             self._pipeline.end()
             self._pipeline = None
         self._keep_sparse(self._outside())
-        outside = [bucket for bucket in self._outside() if not self._started or self._missing.get(bucket) != 0]
-        away = [bucket for bucket in self._buckets if not bucket.outside and (not self._started or self._missing.get(bucket) != 0)
-                and self.weights is not None and self.weights.leaving(of.tensor for of in bucket.parameters)]
+        due = [bucket for bucket in self._buckets if not self._started or self._missing.get(bucket) != 0]
+        outside = [bucket for bucket in due if bucket.outside]
+        away = [bucket for bucket in due if not bucket.outside and self.weights is not None
+                and self.weights.leaving(of.tensor for of in bucket.parameters)]
         if not outside and not away:
             self._begin_timing()
             return
@@ -459,9 +461,8 @@ class HostedState:
         self._show()
 
     def _begin_timing(self) -> None:
-        if self._timed is not None:
-            mark = self._recorder.busy_mark() if self._recorder is not None else self._device.mark()
-            self._began = mark, time.perf_counter()
+        mark = self._recorder.busy_mark if self._recorder is not None else self._device.mark
+        self._began = (mark(), time.perf_counter()) if self._timed is not None else None
 
     def _end_timing(self, targets: Sequence[torch.Tensor]) -> None:
         """Notes how long the update of some tensors took, if a recording began before it."""

@@ -26,9 +26,9 @@ from ..base.device import Device, Host, Queue, bytes_of, host_memory
 from ..base.errors import SpillwayError
 from ..base.ledger import Ledger
 from ..plan.plan import PAGE
-from ..tape.weights import Recorded, ahead, chosen, window_of
 from ..tape.hooks import in_backward
 from ..tape.tape import Tape, geometry_of, view_of
+from ..tape.weights import RecordedWeight, ahead, chosen, window_of
 from .buckets import is_dense
 from .library import steps_library
 
@@ -165,7 +165,7 @@ class HostedWeights:
         """The weights that may leave."""
         return self._weights.values()
 
-    def recorded(self, ledger: Ledger, tape: Tape) -> list[Recorded]:
+    def recorded(self, ledger: Ledger, tape: Tape) -> list[RecordedWeight]:
         """Returns the weights that a recorded step only reads until its update, by operators that can be seen.
 
         A weight that autograd saves, and that no operator of backward reads, may be read by a kernel that takes its address.
@@ -182,13 +182,17 @@ class HostedWeights:
                 continue
             reads = tuple(readers.get(storage.number, ()))
             if reads and (storage.number not in unpacked or any(tape.ops[at].backward for at in reads)):
-                found.append(Recorded(weight.name, storage.number, weight.bytes, reads, weight.trained))
+                found.append(RecordedWeight(weight.name, storage.number, weight.bytes, reads, weight.trained))
         return found
 
     def some(self, size: int) -> list[str]:
-        """Returns the names of weights of about so many bytes, of a step that was not recorded yet."""
-        return [weight.name for weight in chosen([
-            Recorded(w.name, at, w.bytes, (at,), w.trained) for at, w in enumerate(self._weights.values())], size)]
+        """Returns the names of weights of about so many bytes, of a step that was not recorded yet.
+
+        If frozen ones do not suffice, all leave: what autocast copies of trained ones, and their gradients, are not known before.
+        """
+        all_ = [RecordedWeight(w.name, at, w.bytes, (at,), w.trained) for at, w in enumerate(self._weights.values())]
+        leaving = chosen(all_, size)
+        return [weight.name for weight in (all_ if any(weight.trained for weight in leaving) else leaving)]
 
     @property
     def names(self) -> list[str]:

@@ -16,7 +16,7 @@ from ..base.target import parse_target
 from ..step.data import Operator, Saved
 from ..step.step import Step
 from .costs import HostCosts
-from .weights import Recorded
+from .weights import RecordedWeight
 
 Shapes = tuple[tuple[int, ...], ...]  # of the tensors that a model is given
 Value = tuple[int, int]  # number of a storage, and how many operators had written it
@@ -154,7 +154,7 @@ class Tape(Step):
         self.costs = HostCosts()  # they are 0 until they are measured
         self.host_share = 1.0  # steps take the host this share of its recorded time
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host, in their order
-        self.weights: list[Recorded] = []  # weights that can be on the host
+        self.weights: list[RecordedWeight] = []  # weights that can be on the host
         self.leaving = 0  # bytes of them that have to be there, because an update takes more than the budget otherwise
         self.allowed: frozenset[str] = frozenset()  # what the program lets `fit` change
         self.early: Optional[int] = None  # bytes of gradients that early updates would keep, where they could be made and are not

@@ -19,7 +19,7 @@ LATE = sys.maxsize  # stands for the operator of updates that follow the step
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedWeight:
     """A weight of a recorded step, which is on the device."""
 
     name: str  # of the parameter
@@ -53,7 +53,7 @@ def ahead(order: Sequence[Key], at: int, size: Callable[[Key], int], window: int
     return found
 
 
-def order_of(weights: Sequence[Recorded], place: Callable[[int], int] = lambda at: at) -> list[tuple[Moment, Recorded]]:
+def order_of(weights: Sequence[RecordedWeight], place: Callable[[int], int] = lambda at: at) -> list[tuple[Moment, RecordedWeight]]:
     """Returns the reads and updates of weights, each with its moment, in their order.
 
     place: the operator that stands for one of the tape.
@@ -63,7 +63,7 @@ def order_of(weights: Sequence[Recorded], place: Callable[[int], int] = lambda a
     return sorted(moments, key=lambda moment: (moment[0], moment[1].storage))
 
 
-def chosen(weights: Sequence[Recorded], size: int) -> list[Recorded]:
+def chosen(weights: Sequence[RecordedWeight], size: int) -> list[RecordedWeight]:
     """Returns weights of about so many bytes that leave.
 
     They lie at equal distances in the step, so that their copies do. The last ones to leave are those that would come while nothing else
@@ -73,10 +73,10 @@ def chosen(weights: Sequence[Recorded], size: int) -> list[Recorded]:
     ordered = sorted(weights, key=lambda weight: weight.reads)
     window = window_of(sum(weight.bytes for weight in ordered))
     soon = _read_soon(ordered, window)
-    classes: tuple[list[Recorded], ...] = tuple([] for _ in range(6))
+    classes: tuple[list[RecordedWeight], ...] = tuple([] for _ in range(6))
     for weight in ordered:
         classes[3 * weight.trained + (2 if weight.bytes > WINDOW else weight in soon)].append(weight)
-    found: list[Recorded] = []
+    found: list[RecordedWeight] = []
     for group in classes:
         all_ = sum(weight.bytes for weight in group)
         wanted, taken, passed = min(size - sum(weight.bytes for weight in found), all_), 0, 0
@@ -88,10 +88,10 @@ def chosen(weights: Sequence[Recorded], size: int) -> list[Recorded]:
     return found
 
 
-def _read_soon(weights: Sequence[Recorded], window: int) -> set[Recorded]:
+def _read_soon(weights: Sequence[RecordedWeight], window: int) -> set[RecordedWeight]:
     """Returns the weights that are read again, for the last time, before others of as many bytes as two windows."""
     order = [weight for _, weight in order_of(weights)]
-    places: dict[Recorded, list[int]] = {}
+    places: dict[RecordedWeight, list[int]] = {}
     for at, weight in enumerate(order):
         places.setdefault(weight, []).append(at)
     return {weight for weight, at in places.items() if len(at) > 1 and
@@ -102,7 +102,7 @@ def _read_soon(weights: Sequence[Recorded], window: int) -> set[Recorded]:
 class Visit:
     """A time that a weight is on the device."""
 
-    weight: Recorded
+    weight: RecordedWeight
     fetched: Moment  # behind which its copy starts
     reads: list[Moment] = dataclasses.field(default_factory=list)
 
@@ -112,7 +112,7 @@ class Visit:
         return any(update for _, update in self.reads)
 
 
-def visits(weights: Sequence[Recorded], place: Callable[[int], int]) -> Iterator[Visit]:
+def visits(weights: Sequence[RecordedWeight], place: Callable[[int], int]) -> Iterator[Visit]:
     """Yields the times at which weights on the host are on the device in a step, in the order in which they come.
 
     place: the operator in the planned step that stands for one of the recorded step.
@@ -120,10 +120,10 @@ def visits(weights: Sequence[Recorded], place: Callable[[int], int]) -> Iterator
     order = order_of(weights, place)
     named = [weight for _, weight in order]
     window = window_of(sum(weight.bytes for weight in weights))
-    here: dict[Recorded, Visit] = {}
+    here: dict[RecordedWeight, Visit] = {}
     made: list[Visit] = []
 
-    def fetch(weight: Recorded, behind: Moment) -> None:
+    def fetch(weight: RecordedWeight, behind: Moment) -> None:
         if weight not in here:
             here[weight] = Visit(weight, behind)
             made.append(here[weight])
