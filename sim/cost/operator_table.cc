@@ -35,6 +35,7 @@ constexpr std::array kWeights =
     std::to_array<std::pair<std::string_view, double>>({{"alignment", 6},
                                                         {"kernel_h", 3},
                                                         {"kernel_w", 3},
+                                                        {"dilation", 3},
                                                         {"head_dim", 3},
                                                         {"groups", 2},
                                                         {"row", 2}});
@@ -131,6 +132,7 @@ OperatorTable::Point OperatorTable::PointOf(const Op& op) {
   }
   if (const int64_t channels = CommonChannels(op)) {
     point["common_channels"] = Log2(static_cast<double>(channels));
+    point.emplace("dilation", WeightOf("dilation") * Log2(1));
   }
   // An imported op has no attributes that say its sizes.
   if (point.size() == 1) point["flops"] = Log2(static_cast<double>(op.slots[0].flops));

@@ -73,6 +73,10 @@ class AttributesTest(unittest.TestCase):
                     groups=2),
             convolution=sizes + "channels_last=1 transposed=0 bias=0")
         self.assert_attributes(
+            lambda: F.conv2d(ones(2, 4, 9, 9), ones(5, 4, 3, 3), dilation=(1, 4)),
+            convolution="batch=2 in_channels=4 out_channels=5 in_height=9 in_width=9 out_height=7 out_width=1 kernel_h=3 "
+            "kernel_w=3 groups=1 channels_last=0 transposed=0 dilation=4 bias=0")
+        self.assert_attributes(
             lambda: F.conv1d(ones(2, 4, 9), ones(5, 4, 3)),
             convolution="batch=2 in_channels=4 out_channels=5 in_height=1 in_width=9 "
             "out_height=1 out_width=7 kernel_h=1 kernel_w=3 groups=1 channels_last=0 transposed=0 bias=0")
@@ -445,9 +449,13 @@ class TableTest(unittest.TestCase):
                 self.assertEqual(run(*arguments)[0], code, arguments)
 
     def test_the_operators_of_a_recorded_step(self):
-        for name in ("transformer", "convolutions", "mlp, momentum"):
+        def dilated(_):
+            model = torch.nn.Conv2d(4, 6, 3, stride=2, padding=3, dilation=3, groups=2)
+            return model, lambda: model(torch.ones(2, 4, 9, 12, requires_grad=True)).sum().backward()
+
+        for name in ("transformer", "convolutions", "mlp, momentum", "dilated"):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
-                model, step = cases.CASES[name]("cpu")
+                model, step = cases.CASES.get(name, dilated)("cpu")
                 path = pathlib.Path(folder) / "t.json"
                 wanted = record(step, "cpu", model=model)
                 wanted.write(path)

@@ -96,6 +96,7 @@ class _Convolution:
     stride: int
     groups: int = 1
     transposed: bool = False
+    dilation: int = 1
 
     @property
     def values(self) -> int:
@@ -157,6 +158,43 @@ def _depthwise(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]
             yield batch, False, _Convolution(wide, wide, side * stride, kernel, stride, wide)
 
 
+def _dilated(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields convolutions whose windows have gaps, as in networks that label each pixel."""
+    batches, sides = (4, 8, 16, 32, 64), (28, 32, 64, 48, 40, 96)
+    for batch, wide, ratio, side, dilation, bias in grid.pick(
+            72 // (1 + few), batches, (64, 128, 256, 512, 960, 2048), (1, 1, 0.5, 0.25), sides, (2, 4, 2, 4, 6, 12, 18, 24, 36),
+            (False, False, True)):
+        yield batch, bias, _Convolution(wide, max(round(wide * ratio), 32), side, 3, 1, dilation=min(dilation, side - 1))
+    for batch, wide, side, kernel, dilation in grid.pick(
+            20 // (1 + few), batches, (96, 192, 384, 672, 960), sides, (3, 5), (2, 4)):
+        yield batch, False, _Convolution(wide, wide, side, kernel, 1, wide, dilation=dilation)
+
+
+def _large(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields convolutions of many images at once."""
+    for values, wide, ratio, side, kernel, bias in grid.pick(
+            40 // (1 + few), (224 << 20, 320 << 20, 448 << 20), (64, 128, 256, 512, 32, 96), (1, 2, 1, 0.5, 4), (224, 112, 56, 128, 28),
+            (3, 3, 1), (True, False)):
+        shape = _Convolution(wide, round(wide * ratio), side, kernel, 1)
+        yield values // shape.values, bias, shape
+
+
+def dilated_convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions with gaps between the values of a window, forward and backward."""
+    return _convolved_by_kind(grid, _dilated)
+
+
+def large_planes(grid: Grid) -> Iterator[Entry]:
+    """Convolutions, batch norms and max pooling of 2^27 to 2^29 values, forward and backward."""
+    yield from _convolved_by_kind(grid, _large, 7 << 26)
+    for dtype in (FP32, BF16):
+        for last in (False, True):
+            for values, channels, side in grid.pick(16, (224 << 20, 320 << 20, 448 << 20), (64, 128, 256, 32, 96), (224, 112, 56, 128)):
+                batch = 2 if grid.small else values // channels // side ** 2
+                yield Entry(f"batch_norm ({short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
+                yield Entry(f"max_pool2d ({short(dtype)})", _pooled(batch, channels, side, dtype, batch % 2, last))
+
+
 def depthwise_convolutions(grid: Grid) -> Iterator[Entry]:
     """Convolutions of single channels, forward and backward."""
     return _convolved_by_kind(grid, _depthwise)
@@ -167,14 +205,15 @@ def grouped_convolutions(grid: Grid) -> Iterator[Entry]:
     return _convolved_by_kind(grid, _grouped)
 
 
-def _convolved_by_kind(grid: Grid, shapes: Callable[[Grid, bool], Iterator[tuple[int, bool, _Convolution]]]) -> Iterator[Entry]:
+def _convolved_by_kind(grid: Grid, shapes: Callable[[Grid, bool], Iterator[tuple[int, bool, _Convolution]]],
+                       most_values: int = 3 << 26) -> Iterator[Entry]:
     kinds = ((FP32, False, False), (FP32, True, False), (BF16, False, False), (BF16, False, True), (FP32, True, True),
              (FP32, False, True))
     for dtype, tf32, last in kinds:
         most = 8e11 if dtype == BF16 else 6e11 if tf32 else 2e11
         for batch, bias, shape in shapes(grid, last and dtype == FP32):
             # Gradients of a convolution with one channel in each group are slow.
-            values = 3 << (24 if shape.groups == shape.wide else 26)
+            values = most_values >> (2 if shape.groups == shape.wide else 0)
             batch = 2 if grid.small else max(min(batch, int(most / shape.flops), values // shape.values), 1)
             yield Entry(f"convolution ({short(dtype)})", _convolved(batch, shape, dtype, last, bias), tf32)
 
@@ -200,8 +239,8 @@ def _convolved(batch: int, shape: _Convolution, dtype: torch.dtype, last: bool, 
         def forward(_: Any) -> torch.Tensor:
             if shape.transposed:
                 return F.conv_transpose2d(x, weight, bias, stride=shape.stride, padding=shape.kernel // 2 - 1)
-            padding = shape.kernel // 2 if shape.kernel % 2 else 0
-            return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, groups=shape.groups)
+            padding = shape.dilation * (shape.kernel // 2) if shape.kernel % 2 else 0
+            return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, dilation=shape.dilation, groups=shape.groups)
 
         return forward, gradients(x if shape.wide > 3 else None, weight, bias)
 
@@ -236,9 +275,9 @@ def _resampled(way: Callable[[torch.Tensor, float], torch.Tensor], batch: int, c
     return make
 
 
-def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int) -> Make:
+def _pooled(batch: int, channels: int, side: int, dtype: torch.dtype, overlaps: int, last: bool = False) -> Make:
     def make(new: Maker) -> Stages:
-        x = new(batch, channels, side, side, dtype=dtype, grad=True)
+        x = formed(new(batch, channels, side, side, dtype=dtype), last).requires_grad_()
         return lambda _: F.max_pool2d(x, 2 + overlaps, 2, overlaps), gradients(x)
 
     return make

@@ -170,19 +170,20 @@ def _product(op: _Op) -> Callable[[Maker], Stages]:
 def _convolution(op: _Op) -> Callable[[Maker], Stages]:
     a, dtype = op.attributes, op.first.dtype
     form = torch.channels_last if a["channels_last"] else torch.contiguous_format
+    dilation = [a.get("dilation", 1) if a[kernel] > 1 else 1 for kernel in ("kernel_h", "kernel_w")]
 
     def make(new: Maker) -> Stages:
         stride, padding = [], []
-        for side, kernel in (("height", "kernel_h"), ("width", "kernel_w")):
+        for side, kernel, step in (("height", "kernel_h", dilation[0]), ("width", "kernel_w", dilation[1])):
             less, more = sorted((a[f"in_{side}"], a[f"out_{side}"]))
             stride.append(max(round(more / less), 1))
-            padding.append(max(-(-((less - 1) * stride[-1] + a[kernel] - more) // 2), 0))
+            padding.append(max(-(-((less - 1) * stride[-1] + (a[kernel] - 1) * step + 1 - more) // 2), 0))
         x, y = (new(a["batch"], *(a[f"{side}_{extent}"] for extent in ("channels", "height", "width")),
                     dtype=dtype).contiguous(memory_format=form) for side in ("in", "out"))
         sizes = (a["in_channels"], a["out_channels"]) if a["transposed"] else (a["out_channels"], a["in_channels"])
         weight = new(sizes[0], sizes[1] // a["groups"], a["kernel_h"], a["kernel_w"], dtype=dtype)
         weight = weight.contiguous(memory_format=form)
-        rest = stride, padding, [1, 1], bool(a["transposed"]), [0, 0], a["groups"]
+        rest = stride, padding, dilation, bool(a["transposed"]), [0, 0], a["groups"]
         if "needs_dx" in a:
             mask = [bool(a["needs_dx"]), bool(a["needs_dw"]), bool(a["bias"])]
             biases = [a["out_channels"]] if a["bias"] else None

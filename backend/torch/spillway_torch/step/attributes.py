@@ -72,6 +72,8 @@ def _convolution(named: Named, inputs: Tensors, outputs: Tensors) -> dict[str, i
     # Operators of transposed convolutions alone have no argument `transposed`, but one for the padding of their output.
     found |= {"groups": named.get("groups", 1), "channels_last": int(last),
               "transposed": int(named.get("transposed", "output_padding" in named))}
+    if (dilation := max(named.get("dilation") or (1,))) > 1:
+        found["dilation"] = dilation
     if "output_mask" in named:
         return found | dict(zip(("needs_dx", "needs_dw", "bias"), map(int, named["output_mask"])))
     return found | {"bias": int(named.get("bias") is not None)}

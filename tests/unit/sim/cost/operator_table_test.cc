@@ -95,7 +95,6 @@ TEST_F(OperatorTableTest, OthersLieBetweenTheirNeighbours) {
   EXPECT_GT(far, 1.0);
 }
 
-// Equal ops are looked up once; another table does not know them.
 // The mean of the six nearest would be 1.98 and 0.22. The trend reaches further, up to the most and
 // the least that was measured.
 TEST_F(OperatorTableTest, TheTrendCountsOutsideTheTable) {
@@ -107,6 +106,7 @@ TEST_F(OperatorTableTest, TheTrendCountsOutsideTheTable) {
   EXPECT_LT(std::log(SlowerOf(table, OpOf({std::exp2(6 - 2)}))), 0.1);
 }
 
+// Equal ops are looked up once; another table does not know them.
 TEST_F(OperatorTableTest, TwoTablesDoNotShare) {
   const OperatorTable one = TableOf({{1024, 2.0}}), other = TableOf({{1024, 3.0}});
   for (int i = 0; i < 2; ++i) {
@@ -152,6 +152,31 @@ TEST_F(OperatorTableTest, ChannelsThatDivideAlike) {
   };
   EXPECT_GT(asked(60), 1.6);
   EXPECT_LT(asked(96), 1.2);
+}
+
+// Windows with gaps are far from those without, which traces do not mention.
+TEST_F(OperatorTableTest, Dilation) {
+  const auto convolution = [&](double channels, double dilation, double slower) {
+    Op op = OpOf({1024});
+    op.attributes = {{"in_channels", channels}, {"out_channels", channels}, {"groups", 1}};
+    if (dilation > 1) op.attributes.push_back({"dilation", dilation});
+    op.recorded->time =
+        Duration::Picoseconds(std::llround(1e12 * slower * RooflineOf(op, device_)));
+    return op;
+  };
+  std::vector<Op> ops;
+  for (const double channels : {32.0, 64.0, 256.0, 512.0}) {
+    ops.push_back(convolution(channels, 12, 5));
+    ops.push_back(convolution(2 * channels, 1, 1));
+  }
+  const OperatorTable table(TraceOf(ops, device_.gpus[0]), device_);
+  const auto asked = [&](double dilation) {
+    Op op = convolution(128, dilation, 1);
+    op.recorded->time = Duration();
+    return SlowerOf(table, op);
+  };
+  EXPECT_GT(asked(18), 3.5);
+  EXPECT_LT(asked(1), 1.3);
 }
 
 // If the table has ops with the types of the operands, others do not count.
