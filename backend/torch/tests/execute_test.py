@@ -23,7 +23,8 @@ from spillway_torch.plan.planner import assemble, learn_host_speed, make_plan, p
 from spillway_torch.run.executor import EXECUTORS, Executor, executor_of, step
 from spillway_torch.step.recorder import tensors_in
 from spillway_torch.tape.costs import HostCosts
-from spillway_torch.tape.tape_recorder import TapeRecorder, record_tape
+from spillway_torch.tape.measured import smooth
+from spillway_torch.tape.tape_recorder import record_tape
 from stepping import MODELS, QUICK, Stepping, candidates, different, random_plan
 
 PLANS = 8
@@ -85,9 +86,9 @@ class EqualityTest(unittest.TestCase):
                 return self.dry
 
         def times():
-            with mock.patch("spillway_torch.tape.tape_recorder.CudaDevice", CpuDevice), mock.patch("torch.cuda.synchronize"), \
-                    mock.patch("spillway_torch.tape.tape_recorder.Timer", Stalled), \
-                    mock.patch.dict("spillway_torch.tape.tape_recorder.HOST_PIECE", cuda=1 << 20):
+            with mock.patch("spillway_torch.tape.measured.CudaDevice", CpuDevice), mock.patch("torch.cuda.synchronize"), \
+                    mock.patch("spillway_torch.tape.measured.Timer", Stalled), \
+                    mock.patch("spillway_torch.tape.host_pieces.CudaDevice", CpuDevice):
                 return [(op.name, op.time_ns) for op in Stepping(MODELS["resnet"]).record().ops]
 
         usual = times()
@@ -399,14 +400,12 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(set(dataclasses.asdict(host_costs("cpu")).values()), {0.0})
 
     def test_times_in_which_the_host_was_held_up_are_replaced(self):
-        recorder = TapeRecorder("cpu")
-        recorder.tape = self.tape
         for op in self.tape.ops:
             op.host, op.seconds, op.entries = 1.0, 1.0, 1
         equal = [op for op in self.tape.ops if op.name == "aten::gelu"]
         equal[0].host = equal[0].seconds = 100.0
         self.tape.ops[0].host = 100.0
-        recorder._smooth()
+        smooth(self.tape)
         self.assertEqual({op.seconds for op in self.tape.ops}, {1.0})
         self.assertEqual({op.host for op in self.tape.ops if op.name != self.tape.ops[0].name}, {1.0})
         self.assertLessEqual(self.tape.ops[0].host, 3)

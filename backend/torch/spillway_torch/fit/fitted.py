@@ -568,7 +568,7 @@ class Fitted:
     def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
         refuse_kinds(self._model, early=self._early)
         gc.collect()  # otherwise plans count what later steps do not have
-        recorder = TapeRecorder(self._device, self._model)
+        recorder = TapeRecorder(self._device)
         counts = self._taken.guards = recorder.device.in_use() >= 0
         states = weakref.WeakKeyDictionary({of: self._recorded_state(of) for of in (*self._states.given, *self._optimizers)})
         self._states.find(recorder.device, self._optimizers)
@@ -579,7 +579,7 @@ class Fitted:
         self._states.record(recorder)
         recorder.mix = steps_library().mix
         try:
-            recorder.begin(stay)
+            recorder.begin(self._model, stay)
         except BaseException:
             self._weights.end_recording()
             self._states.record(None)
@@ -694,7 +694,7 @@ class Fitted:
         tape.captured = bool(self._captured) and state.recorder.device.has_graphs
         self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
-        self._taken.most = max(self._taken.most, state.recorder.most)
+        self._taken.most = max(self._taken.most, state.recorder.memory.most)
         state.recorder.device.memory()
         self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients, state.states,
                                state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,

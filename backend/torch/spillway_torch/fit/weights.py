@@ -66,7 +66,7 @@ class Weights:
             self._hosted.find()
         coming = device.in_use() + gradients
         self._hosted.begin(self._hosted.some(coming - self._budget // 2) if coming > self._budget else self._hosted.names)
-        self._hosted.apart, recorder.absent = recorder.apart, self._hosted.absent
+        self._hosted.apart, recorder.memory.absent = recorder.apart, self._hosted.absent
 
     def end_recording(self) -> None:
         """Notes that a recording has ended."""

@@ -461,7 +461,7 @@ class HostedState:
         self._show()
 
     def _begin_timing(self) -> None:
-        mark = self._recorder.busy_mark if self._recorder is not None else self._device.mark
+        mark = self._recorder.times.busy_mark if self._recorder is not None else self._device.mark
         self._began = (mark(), time.perf_counter()) if self._timed is not None else None
 
     def _end_timing(self, targets: Sequence[torch.Tensor]) -> None:

@@ -162,6 +162,15 @@ class Tape(Step):
         self.staying = ""  # for messages: the optimizer's state that has to be on the device
         self.block: Callable[[int], int] = lambda size: size  # bytes that the device takes for a storage
 
+    def note_writes(self, storages: Iterable[int], at: int) -> tuple[Value, ...]:
+        """Notes that the operator `at` writes these storages; returns their values afterwards."""
+        written = []
+        for storage in dict.fromkeys(storages):
+            self.version[storage] += 1
+            self.writes.setdefault(storage, []).append(at)
+            written.append((storage, self.version[storage]))
+        return tuple(written)
+
     def lives(self) -> list[Storage]:
         # By storage: operators that have run when backward has read it.
         ends: dict[int, int] = dict.fromkeys(self.waiting, len(self.ops))
