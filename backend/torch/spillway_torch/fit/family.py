@@ -10,10 +10,7 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable
-
-import torch
 
 from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
@@ -24,7 +21,7 @@ from ..run.executor import Executor, HostMemory
 from ..tape.scaled import name_of, scaled
 from ..tape.tape import Shapes, Tape, Update
 from .host import host_costs
-from .states import UNPLANNED
+from .states import UNPLANNED, Bytes
 
 log = logging.getLogger("spillway_torch")
 
@@ -33,8 +30,6 @@ FAR = 1.3  # a step gets a plan of its own if those that there are are for more 
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
-
-Bytes = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]  # of the state of optimizers
 
 
 @dataclasses.dataclass(eq=False)

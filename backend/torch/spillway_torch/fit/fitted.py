@@ -19,16 +19,15 @@ from ..plan.planner import learn_host_speed
 from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
-from ..run.updates import GivenUp, can_host
-from ..step.distributed import is_taken_apart, local_bytes
+from ..step.distributed import local_bytes
 from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes, Tape
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
 from .capture import Captured, Part
-from .family import CHECKED, Bytes, Family, Rung, text_of
+from .family import CHECKED, Family, Rung, text_of
 from .report import Taken
-from .states import States
+from .states import Bytes, Optimizers, States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 from .weights import Weights
 
@@ -40,7 +39,6 @@ SHORT = 0.01, 0.02, 0.04  # of the budget, by which plans are made for less, one
 AGAIN = 20  # one step of so many is compared with the budget, too: what exists besides may grow
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
-UPDATES = 2  # after so many updates of the model, the optimizer has its state
 
 
 @dataclasses.dataclass
@@ -133,13 +131,11 @@ class Fitted:
         self._structures = Structures()
         self._taken = Taken(budget)
         self._report_every, self._verify = report_every, verify
-        self._accumulated = 0  # most bytes of gradients before a forward
         self._told = budget  # the most bytes that a line about the budget has named
         self._recorder: weakref.ref[TapeRecorder] | None = None  # the last one
         self._unseen = 0  # updates of the model before its forward was called
-        self._optimizers: Bytes = weakref.WeakKeyDictionary()  # those of their state that was recorded before they were known
-        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._states = States(optimizers, budget, early_updates)
+        self._optimizers = Optimizers(self._model, device, self._states, self._taken)
         self._weights = Weights(self._model, budget, self._states)
         self._allowed = allowed
         self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
@@ -282,6 +278,7 @@ class Fitted:
         self._structures.close()
         self._states.close()
         self._weights.close()
+        self._optimizers.close()
         self._calls.clear()  # they hold the models, and this
         self._models.clear()
         self._model = torch.nn.ModuleDict()
@@ -329,7 +326,7 @@ class Fitted:
                 return None
             self._end_recording()  # no optimizer ran: gradients add up
             if isinstance(self._state, Recorded):
-                self._make_plan(self._state, self._more_bytes(self._state))
+                self._make_plan(self._state, self._optimizers.more_bytes(self._state.states, self._state.gradients))
             state = self._state
         if isinstance(state, Planned):
             self._check(state)
@@ -388,7 +385,7 @@ class Fitted:
         if inside and known or not concerns and not known:
             return
         if not known:
-            self._optimizers[optimizer] = self._recorded_state(optimizer)
+            self._optimizers.note(optimizer)
         if inside:
             return
         part = self._part()
@@ -403,8 +400,7 @@ class Fitted:
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
         if isinstance(self._state, Planned):
-            first = self._updates.get(optimizer, 0) < UPDATES
-            self._state.updating = (first or self._state.checking) and not self._state.waits()
+            self._state.updating = (not self._optimizers.has_state(optimizer) or self._state.checking) and not self._state.waits()
             self._check(self._state)
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
@@ -491,8 +487,8 @@ class Fitted:
     def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
         """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
         if not family.complete and not state.waits():
-            family.complete = bool(self._optimizers) and all(self._updates.get(optimizer, 0) >= UPDATES for optimizer in self._optimizers)
-            more = self._more_bytes(family)
+            family.complete = self._optimizers.are_complete()
+            more = self._optimizers.more_bytes(family.states, family.gradients)
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
@@ -570,11 +566,11 @@ class Fitted:
         gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device)
         counts = self._taken.guards = recorder.device.in_use() >= 0
-        states = weakref.WeakKeyDictionary({of: self._recorded_state(of) for of in (*self._states.given, *self._optimizers)})
+        states = self._optimizers.recorded()
         self._states.find(recorder.device, self._optimizers)
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
-        self._weights.record(recorder, 0 if self._early or not counts else trained - self._gradient_bytes())
-        self._states.foresee(recorder.device.in_use(), self._gradient_bytes(), trained)
+        self._weights.record(recorder, 0 if self._early or not counts else trained - self._optimizers.gradient_bytes())
+        self._states.foresee(recorder.device.in_use(), self._optimizers.gradient_bytes(), trained)
         self._states.begin()
         self._states.record(recorder)
         recorder.mix = steps_library().mix
@@ -586,24 +582,10 @@ class Fitted:
             raise
         last = self._recorder() if self._recorder is not None else None
         outside = self._states.all_outside() + (last.waiting_bytes() if last is not None else 0) if counts else 0
-        self._state = Recording(recorder, self._gradient_bytes() if counts else 0, outside, states, kind, shapes)
+        self._state = Recording(recorder, self._optimizers.gradient_bytes() if counts else 0, outside, states, kind, shapes)
         self._recorder = weakref.ref(recorder)
         self._structures.recordings += 1
         self._taken.record()
-
-    def _staying(self) -> str:
-        """Returns a part of a message: which optimizers have to have their state on the device."""
-        staying = {_described(o): self._state_bytes(o) for o in self._optimizers if not can_host(o) and self._state_bytes(o)}
-        return "".join(f", of which {size:,} are state of {kind}, which stays on the device (the state of SGD, Adam and AdamW can leave it)"
-                       for kind, size in staying.items())
-
-    def _idle(self, recorder: TapeRecorder) -> set[int]:
-        """Returns the storages of gradients that a recorded step made for parameters that no optimizer updates, if all optimizers are
-        known."""
-        updated = {id(p) for o in (*self._states.given, *self._optimizers) for group in o.param_groups for p in group["params"]}
-        made = [recorder.ledger.find(p.grad) for p in self._model.parameters()
-                if p.grad is not None and id(p) not in updated and not is_taken_apart(type(p.grad))]
-        return {storage.number for storage in made if storage.born >= 0} if self._states.given else set()
 
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
@@ -645,36 +627,8 @@ class Fitted:
 
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an update by the optimizer matters: it has parameters of the model, and not all is known of its state."""
-        if isinstance(self._state, Planned) and self._updates.get(optimizer, 0) >= UPDATES and not self._state.checking:
-            return False
-        ours = {id(p) for p in self._model.parameters()}
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-            return True
-        self._updates[optimizer] = UPDATES  # all is known of it
-        return False
-
-    def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
-        """Returns the bytes that the optimizer's state takes if all of it is on the device."""
-        there = self._states.outside(optimizer) if self._device == "cuda" else 0
-        leaves = torch.utils._pytree.tree_leaves([slots for slots in optimizer.state.values() if isinstance(slots, dict)])
-        return there + sum(local_bytes(v) for v in leaves if isinstance(v, torch.Tensor) and v.device.type == self._device)
-
-    def _recorded_state(self, optimizer: torch.optim.Optimizer) -> int:
-        """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
-        return self._state_bytes(optimizer) if self._taken.guards else 0
-
-    def _gradient_bytes(self) -> int:
-        """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
-        gradients = (p.grad for p in self._model.parameters() if p.is_leaf and p.grad is not None and not isinstance(p.grad, GivenUp))
-        return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
-
-    def _new_state(self, recorded: Recorded | Family) -> int:
-        return sum(self._state_bytes(optimizer) - recorded.states.get(optimizer, known) for optimizer, known in self._optimizers.items())
-
-    def _more_bytes(self, recorded: Recorded | Family) -> tuple[int, int]:
-        """Returns how many bytes of state and of gradients exist before a forward that did not exist before the recorded one."""
-        self._accumulated = max(self._accumulated, self._gradient_bytes())
-        return self._new_state(recorded), max(0, self._accumulated - recorded.gradients)
+        settled = isinstance(self._state, Planned) and self._optimizers.has_state(optimizer) and not self._state.checking
+        return not settled and self._optimizers.concerns(optimizer)
 
     def _end_recording(self) -> None:
         state = self._state
@@ -690,7 +644,7 @@ class Fitted:
             if self._structures.recordings >= MOST_RECORDINGS and not self._structures.all():
                 raise
             return
-        tape.allowed, tape.idle = self._allowed, self._idle(state.recorder)
+        tape.allowed, tape.idle = self._allowed, self._optimizers.idle(state.recorder)
         tape.captured = bool(self._captured) and state.recorder.device.has_graphs
         self._weights.note(state.recorder, tape)
         most = max(op.used for op in tape.ops)
@@ -736,14 +690,14 @@ class Fitted:
                 early = "" if state.gradients or are_reduced(self._model) or self._states.early_gradients is None else (
                     ", and so does early_updates=True, if the program neither clips gradients nor adds them up")
                 raise SpillwayError(f"a budget of {self._budget:,} bytes is below the {update:,} bytes that the step of "
-                                    f"{type(optimizer).__name__} takes{self._staying()}; another optimizer, or its option foreach=False, "
-                                    f"lowers it{early}")
-            state = self._make_plan(state, (self._new_state(state), 0))
+                                    f"{type(optimizer).__name__} takes{self._optimizers.staying()}; another optimizer, or its option "
+                                    f"foreach=False, lowers it{early}")
+            state = self._make_plan(state, (self._optimizers.new_state(state.states), 0))
         if isinstance(state, Planned):
             if state.updating:
                 self._move_state(state.device.peak_bytes())
             state.updating = False
-            self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+            self._optimizers.note_update(optimizer)
 
     def _make_plan(self, recorded: Recorded, more: tuple[int, int]) -> Planned:
         """Plans a recorded step, with more bytes of state, and of gradients before it. Raises `SpillwayError` if they do not fit."""
@@ -752,7 +706,7 @@ class Fitted:
                         self._policy, recorded.hosts)
         family.more, family.later = more, recorded.later
         self._states.find(recorded.device, self._optimizers)
-        recorded.tape.staying = self._staying()
+        recorded.tape.staying = self._optimizers.staying()
         recorded.tape.early = None if recorded.gradients or more[1] or are_reduced(self._model) else self._states.early_gradients
         family.updates = self._states.updates()
         self._weights.note_updates(recorded.tape, family.updates)
@@ -766,12 +720,6 @@ class Fitted:
             family.plan_for(recorded.shapes, f"recorded {len(recorded.tape.ops)} operators")
         planned = self._state = Planned(recorded.device, known)
         return planned
-
-
-def _described(optimizer: torch.optim.Optimizer) -> str:
-    """Returns the kind of an optimizer whose state stays on the device, and why it does if other ones of its kind need not."""
-    sharded = any(is_taken_apart(type(p)) for group in optimizer.param_groups for p in group["params"])
-    return f"{type(optimizer).__name__}{' (DTensor)' if sharded else ''}"
 
 
 def _remove(handles: list[Any], hooks: list[Hooks]) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ..base.device import Device
 from ..run.buckets import STAGES
-from ..run.updates import HostedState, can_host
+from ..run.updates import GivenUp, HostedState, can_host
 from ..run.weights import HostedWeights
+from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
+from .report import Taken
 
+Bytes = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]  # of the state of optimizers
+
+UPDATES = 2  # after so many updates of the model, the optimizer has its state
 MARGIN = 1.02  # of the state that leaves before a first update: what that takes is an estimate
 UNPLANNED = 0.99  # of the budget, which steps without a plan may take: sizes that follow from data are not known before
 
@@ -145,3 +150,92 @@ class States:
         """Takes all state back to the device."""
         for hosted in self._hosted.values():
             hosted.close()
+
+
+class Optimizers:
+    """The optimizers that update a model. Their state, and gradients that add up, may come later than a step that was recorded."""
+
+    def __init__(self, model: torch.nn.Module, device: str, states: States, taken: Taken) -> None:
+        self._model, self._device, self._states, self._taken = model, device, states, taken
+        self._known: Bytes = weakref.WeakKeyDictionary()  # the bytes of their state that was recorded before they were known
+        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._accumulated = 0  # most bytes of gradients before a forward
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        """Yields those that are known, because they have updated the model."""
+        return iter(list(self._known))
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notes that an optimizer will update the model for the first time."""
+        self._known[optimizer] = self._recorded(optimizer)
+
+    def note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+
+    def has_state(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an optimizer has made all of its state, or will make none for the model."""
+        return self._updates.get(optimizer, 0) >= UPDATES
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an optimizer has parameters of the model."""
+        ours = {id(p) for p in self._model.parameters()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return True
+        self._updates[optimizer] = UPDATES  # all is known of it
+        return False
+
+    def are_complete(self) -> bool:
+        """Returns whether no more state comes."""
+        return bool(self._known) and all(map(self.has_state, self._known))
+
+    def recorded(self) -> Bytes:
+        """Returns the bytes of all state that a recording counts, which begins now."""
+        return weakref.WeakKeyDictionary({of: self._recorded(of) for of in (*self._states.given, *self._known)})
+
+    def staying(self) -> str:
+        """Returns a part of a message: which optimizers have to have their state on the device."""
+        staying = {_described(o): self._state_bytes(o) for o in self._known if not can_host(o) and self._state_bytes(o)}
+        return "".join(f", of which {size:,} are state of {kind}, which stays on the device (the state of SGD, Adam and AdamW can leave it)"
+                       for kind, size in staying.items())
+
+    def idle(self, recorder: TapeRecorder) -> set[int]:
+        """Returns the storages of gradients that a recorded step made for parameters that no optimizer updates, if all optimizers are
+        known."""
+        updated = {id(p) for o in (*self._states.given, *self._known) for group in o.param_groups for p in group["params"]}
+        made = [recorder.ledger.find(p.grad) for p in self._model.parameters()
+                if p.grad is not None and id(p) not in updated and not is_taken_apart(type(p.grad))]
+        return {storage.number for storage in made if storage.born >= 0} if self._states.given else set()
+
+    def gradient_bytes(self) -> int:
+        """Returns the bytes of gradients that have memory of their own, as views of a bucket of DistributedDataParallel have not."""
+        gradients = (p.grad for p in self._model.parameters() if p.is_leaf and p.grad is not None and not isinstance(p.grad, GivenUp))
+        return sum(local_bytes(gradient) for gradient in gradients if is_taken_apart(type(gradient)) or not gradient._is_view())
+
+    def new_state(self, states: Bytes) -> int:
+        """Returns the bytes of state that did not exist before the recorded step, when there were those of `states`."""
+        return sum(self._state_bytes(optimizer) - states.get(optimizer, known) for optimizer, known in self._known.items())
+
+    def more_bytes(self, states: Bytes, gradients: int) -> tuple[int, int]:
+        """Returns the bytes of state and of gradients that exist before a forward, and did not before the recorded one."""
+        self._accumulated = max(self._accumulated, self.gradient_bytes())
+        return self.new_state(states), max(0, self._accumulated - gradients)
+
+    def close(self) -> None:
+        """Lets go of the model."""
+        self._model = torch.nn.ModuleDict()
+
+    def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes that the optimizer's state takes if all of it is on the device."""
+        there = self._states.outside(optimizer) if self._device == "cuda" else 0
+        leaves = torch.utils._pytree.tree_leaves([slots for slots in optimizer.state.values() if isinstance(slots, dict)])
+        return there + sum(local_bytes(v) for v in leaves if isinstance(v, torch.Tensor) and v.device.type == self._device)
+
+    def _recorded(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
+        return self._state_bytes(optimizer) if self._taken.guards else 0
+
+
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    """Returns the kind of an optimizer whose state stays on the device, and why it does if other ones of its kind need not."""
+    sharded = any(is_taken_apart(type(p)) for group in optimizer.param_groups for p in group["params"])
+    return f"{type(optimizer).__name__}{' (DTensor)' if sharded else ''}"
