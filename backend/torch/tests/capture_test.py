@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from guard_test import Guarded, counted
 from spillway_torch import SpillwayError, fit
 from spillway_torch.fit.capture import MOST_DROPS, MOST_GRAPHS
-from spillway_torch.fit.fitted import Removed
+from spillway_torch.fit.progress import Removed
 from spillway_torch.tape.chains import saved_storages
 
 

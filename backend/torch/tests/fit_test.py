@@ -383,7 +383,7 @@ class FitTest(unittest.TestCase):
             plan.tape.host_share *= 0.5
             return plan.tape.host_share > 0.3
 
-        with mock.patch("spillway_torch.fit.fitted.learn_host_speed", faster), self.assertLogs("spillway_torch", logging.INFO) as logs:
+        with mock.patch("spillway_torch.fit.family.learn_host_speed", faster), self.assertLogs("spillway_torch", logging.INFO) as logs:
             plan, peaks = self.on(Counting(), budget, steps=6)
         self.assertEqual(plan.tape.host_share, 0.25)
         self.assertLessEqual(max(peaks[1:]), budget)

@@ -247,8 +247,8 @@ class WholeStepTest(unittest.TestCase):
         got = loop.run(6, rows=rows.__getitem__, fitted=fitted)
         self.assertEqual(different(Loop([loss]).run(6, rows=rows.__getitem__), got), [])
         self.assertEqual([run.recomputed > 0 for run in loop.runs[1:]], [False, False, True, True, True])
-        self.assertEqual(fitted._state.rung.shapes[0], (8, 16))
-        self.assertGreaterEqual(fitted._state.rung.shapes[1], (80, 16))
+        self.assertEqual(fitted._state.last.rung.shapes[0], (8, 16))
+        self.assertGreaterEqual(fitted._state.last.rung.shapes[1], (80, 16))
         fitted.remove()
 
     def test_what_waits_for_a_later_backward_counts(self):
@@ -405,7 +405,7 @@ class WholeStepTest(unittest.TestCase):
         fitted = fit(loop.model, loop.optimizer, 1 << 40)
         loop.run(3)
         y = loop.model(x)
-        run = fitted._part()
+        run = fitted._part().run
         with torch.autograd.graph.save_on_cpu():
             y.sum().backward(retain_graph=True)
         self.assertIsNotNone(active())
@@ -424,13 +424,13 @@ class WholeStepTest(unittest.TestCase):
         thread = threading.Thread(target=lambda: left.append(loop.model(torch.randn(40, 16))))
         thread.start()
         thread.join()
-        run = fitted._part()
+        part = fitted._part()
         plain(loop.model, torch.randn(40, 16), 0).backward()  # it is not planned
-        self.assertIs(fitted._part(), run)
-        self.assertEqual(fitted._state.later, ())
+        self.assertIs(fitted._part(), part)
+        self.assertEqual(part.later, ())
         left.clear()
         plain(loop.model, torch.randn(40, 16), 0).backward()
-        self.assertIsNot(fitted.last, run)
+        self.assertIsNot(fitted.last, part.run)
         self.assertIsNone(fitted.last.deviation)
         fitted.remove()
 

@@ -16,11 +16,12 @@ from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
 from ..base.ranks import local_ranks
 from ..plan.plan import Plan, in_unit, useful_moves
-from ..plan.planner import make_ladder, make_plan
-from ..run.executor import Executor, HostMemory
+from ..plan.planner import learn_host_speed, make_ladder, make_plan
+from ..run.executor import Executor, HostMemory, _Run
 from ..tape.scaled import name_of, scaled
 from ..tape.tape import Shapes, Tape, Update
 from .host import host_costs
+from .report import TOLD
 from .states import UNPLANNED, Bytes
 
 log = logging.getLogger("spillway_torch")
@@ -29,6 +30,8 @@ GRID = 1.12  # a plan is made for sizes that are up to so many times as large as
 FAR = 1.3  # a step gets a plan of its own if those that there are are for more than so many times its size
 FITS = 0.98  # a step whose peak is at most this share of the budget runs as it is
 MOST_RUNGS = 12
+MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted; more of them follow where they grow
+SHORT = 0.01, 0.02, 0.04  # of the budget, by which plans are made for less, one after the other, if the guard moves tensors in planned steps
 CHECKED = 2  # the first steps of a plan, whose memory is compared with the budget; memory settles in them
 
 
@@ -62,8 +65,8 @@ class Family:
         self.complete = False  # no more of them will come
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show
         self.unguarded = 0  # bytes of steps without a plan that the guard does not know of
-        self.corrections = 0
-        self.shortages = 0  # plans that were made for less, because memory was short
+        self._corrections = 0
+        self._shortages = 0  # plans that were made for less, because memory was short
         self.corrected = 0  # bytes of the last step that was over the budget, for which a plan was made
         self.deviated = False  # the last step under a plan of it had other operators
         self.settled = False  # another recording had the same operators: a further one would, too
@@ -107,6 +110,64 @@ class Family:
         self.unguarded += over
         self._guards.clear()
         log.info("spillway: a step without a plan took %s over the budget, which are left out now", in_unit(over, self._budget))
+
+    def add_update(self, seconds: float) -> None:
+        """Notes how long the update takes."""
+        self.update_seconds = seconds
+        for rung in self.rungs:
+            rung.plan.add_update(seconds)
+        if self.rungs:
+            log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", seconds * 1e3,
+                     self.rungs[0].plan.seconds * 1e3)
+
+    def correct(self, rung: Rung, run: _Run, most: int) -> bool:
+        """Plans again where that helps a step that was carried out as planned; returns False if that was done often enough.
+
+        most: bytes that it took.
+        """
+        if self._corrections >= MOST_CORRECTIONS and most <= TOLD * self.corrected:
+            return False
+        before, over = self.unforeseen, most - self._budget
+        if over > 0:
+            self.corrected = most
+            self.unforeseen += most - rung.plan.peak
+            why = f"a step took {most:,} bytes, {over:,} over the budget, which are left out now"
+        elif rung.checks == CHECKED and learn_host_speed(rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
+            self.tape.host_share = rung.plan.tape.host_share
+            why = f"the host takes {self.tape.host_share:.0%} of its recorded time"
+        elif rung.checks == CHECKED and run.guarded and (short := min(run.guarded, self._next_shortage())):
+            self._shortages += 1
+            self.unforeseen += short
+            why = f"{short:,} bytes are left out, because memory was short in planned steps"
+        else:
+            return True
+        self._corrections += 1
+        try:
+            self.plan_for(rung.shapes, why, renew=self.unforeseen > before)
+        except SpillwayError as error:
+            self.unforeseen = before
+            if over > 0:
+                log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{most:,}",
+                            f"{over:,}", error)
+        return True
+
+    def plan_for_less(self, rung: Rung) -> bool:
+        """Makes other plans, because memory was short in a graph; returns whether there are some, or may be."""
+        short = self._next_shortage()
+        if not short:
+            return False
+        self._shortages += 1
+        self.unforeseen += short
+        try:
+            self.plan_for(rung.shapes, f"{short:,} bytes are left out, because memory was short in a graph", renew=True)
+        except SpillwayError:
+            self.unforeseen -= short
+            return False
+        return True
+
+    def _next_shortage(self) -> int:
+        """Returns the bytes by which the next plan is made for less if memory is short; 0 if that was done often enough."""
+        return int(SHORT[self._shortages] * self._budget) if self._shortages < len(SHORT) else 0
 
     def plan_for(self, shapes: Shapes, why: str, renew: bool = False) -> None:
         """Makes a plan, which replaces the one for the same shapes, or all if it should `renew` them.

@@ -2,111 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..base.device import Device, Host
+from ..base.device import Device
 from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.plan import Plan
-from ..plan.planner import learn_host_speed
 from ..run.chunked_loss import FORWARD, ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..step.distributed import local_bytes
 from ..tape.hooks import Hooks, in_backward
-from ..tape.tape import Shapes, Tape
+from ..tape.tape import Shapes
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
 from .capture import Captured, Part
-from .family import CHECKED, Family, Rung, text_of
+from .family import CHECKED, Family, text_of
+from .progress import WITHOUT, Planned, PlannedPart, Recorded, Recording, Removed, Waiting
 from .report import Taken
-from .states import Bytes, Optimizers, States
+from .states import Optimizers, States
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 from .weights import Weights
 
 log = logging.getLogger("spillway_torch")
 
-MOST_CORRECTIONS = 2  # plans for less, where steps took more than predicted; more of them follow where they grow
-TOLD = 1.1  # times the bytes that a line has named, or for which a plan was made, for another one
-SHORT = 0.01, 0.02, 0.04  # of the budget, by which plans are made for less, one after the other, if the guard moves tensors in planned steps
 AGAIN = 20  # one step of so many is compared with the budget, too: what exists besides may grow
 UNSEEN = 2  # after so many updates without a forward, a line says that nothing is planned
 SLOW = 10  # after so many steps without a plan, a line says why
-
-
-@dataclasses.dataclass
-class Waiting:
-    """No step runs under a plan yet; the next one is recorded."""
-
-
-@dataclasses.dataclass
-class Recording:
-    """A step is recorded."""
-
-    recorder: TapeRecorder
-    gradients: int  # bytes of them before the step
-    outside: int  # bytes that were on the host before it, of state and of what a recorded step saved for a later backward
-    states: Bytes  # those of all state before it
-    kind: Kind
-    shapes: Shapes
-    later: Shapes = ()  # those of the inputs of calls after the first one
-
-    @property
-    def ended(self) -> bool:
-        """Returns whether the part of the step has ended whose saved tensors are recorded."""
-        return self.recorder.hooks.left
-
-
-@dataclasses.dataclass
-class Recorded:
-    """A step was recorded, and its plan follows the next update."""
-
-    tape: Tape
-    used: list[int]  # bytes during each operator
-    most: int  # bytes that the step took
-    gradients: int  # bytes of them before the step
-    states: Bytes
-    device: Device
-    kind: Kind
-    shapes: Shapes
-    later: Shapes
-    hosts: list[Host]  # memory of the host that the recording took
-
-
-@dataclasses.dataclass
-class Planned:
-    """Steps run under plans."""
-
-    device: Device
-    family: Family  # of the last step
-    rung: Optional[Rung] = None  # its plan; None if there was none for it
-    kind: Kind = ()
-    open: Optional[_Run] = None
-    later: Shapes = ()
-    last: Optional[_Run] = None  # the last part that has ended
-    counted: bool = False  # what it did
-    checking: bool = False
-    updating: bool = False  # an update runs whose memory is compared with the budget
-    update_began: float | None = None
-
-    def waits(self) -> bool:
-        """Returns whether the backward of the last part has not run yet."""
-        return self.last is not None and self.last.waits()
-
-
-@dataclasses.dataclass
-class Removed:
-    """Steps are ordinary ones for good."""
-
-
-WITHOUT = {Waiting: "no step was recorded yet", Recording: "a step is being recorded", Recorded: "the plan follows the next update"}
 
 
 class Fitted:
@@ -127,13 +55,11 @@ class Fitted:
         self._policy = policy
         self._device = device
         self._early = early_updates
-        self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting()
+        self._state: Waiting | Recording | Recorded | Planned | Removed = Waiting(unseen=0)
         self._structures = Structures()
         self._taken = Taken(budget)
         self._report_every, self._verify = report_every, verify
-        self._told = budget  # the most bytes that a line about the budget has named
         self._recorder: weakref.ref[TapeRecorder] | None = None  # the last one
-        self._unseen = 0  # updates of the model before its forward was called
         self._states = States(optimizers, budget, early_updates)
         self._optimizers = Optimizers(self._model, device, self._states, self._taken)
         self._weights = Weights(self._model, budget, self._states)
@@ -189,8 +115,9 @@ class Fitted:
                 raise
             finally:
                 hooks.calls -= 1
-            if not hooks.calls:
-                self._end_forward()
+            part = self._part()
+            if not hooks.calls and part is not None:
+                part.end_call()
             return result
 
         setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
@@ -223,7 +150,7 @@ class Fitted:
     def last(self) -> _Run | None:
         """The last part of a step under a plan."""
         self._settle()
-        return self._state.last if isinstance(self._state, Planned) else None
+        return self._state.last.run if isinstance(self._state, Planned) and self._state.last is not None else None
 
     def report(self) -> str:
         """Returns what steps took so far: how many ran under a plan, under the guard alone, or were recorded, what moved, and the plans."""
@@ -306,7 +233,8 @@ class Fitted:
             if isinstance(self._state, Planned) and self._state.last is None and self._state.open is None:
                 self._states.begin(self.plan.state if self.plan is not None else None)  # as the first step under the plan will
             return None
-        self._unseen = UNSEEN
+        if isinstance(self._state, Waiting):
+            self._state.unseen = None
         self._settle()
         state, part = self._state, self._part()
         kind, shapes = kind_of(first, self._models[first], inputs, self._parameters, self._device)
@@ -314,7 +242,7 @@ class Fitted:
             if not part.hooks.are_here():
                 return None
             if not part.hooks.calls:
-                state.later += shapes  # type: ignore[union-attr]
+                part.later += shapes
                 part.hooks.transforms = isinstance(state, Planned)
             return part.hooks
         if part is not None:
@@ -340,20 +268,12 @@ class Fitted:
         self._open[:] = [part.hooks] if part is not None else []
         return part.hooks if part is not None else None
 
-    def _part(self) -> _Run | TapeRecorder | None:
+    def _part(self) -> PlannedPart | Recording | None:
         """Returns what runs, or records, the part of a step that is open; None if there is none."""
         state = self._state
         if isinstance(state, Planned):
             return state.open
-        return state.recorder if isinstance(state, Recording) and not state.ended else None
-
-    def _end_forward(self) -> None:
-        """Notes that a model's call has returned, and was in no other one."""
-        part = self._part()
-        if isinstance(part, _Run):
-            part.end_forward()
-        elif part is not None:
-            part.hooks.transforms = True
+        return state if isinstance(state, Recording) and not state.ended else None
 
     def _settle(self) -> None:
         """Ends a part whose hooks a backward has left."""
@@ -367,14 +287,14 @@ class Fitted:
         """
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
-            run = state.last = state.open
-            state.open, state.counted = None, False
+            part, run = state.open, state.open.run
+            state.last, state.open = part, None
             run.end(complete or run.read)
             if complete or run.read:
-                self._structures.note(state.kind, run.signature, state.family, run.deviation is not None)
-                state.family.add_later(state.later)
+                self._structures.note(part.kind, run.signature, part.family, run.deviation is not None)
+                part.family.add_later(part.later)
             if self._parts is not None:
-                self._parts.append(Part(state.family, state.rung, state.kind, run))
+                self._parts.append(Part(part.family, part.rung, part.kind, run))
         elif isinstance(state, Recording) and not in_backward():
             state.recorder.end_forward()
 
@@ -434,18 +354,8 @@ class Fitted:
 
     def plan_for_less(self, parts: list[Part]) -> bool:
         """Makes other plans if these were short of memory while they were captured; returns whether there are some, or may be."""
-        made = False
-        for family, rung, _, run in parts:
-            if rung is not None and run.guarded and family.shortages < len(SHORT):
-                short = int(SHORT[family.shortages] * self._budget)
-                family.shortages += 1
-                family.unforeseen += short
-                try:
-                    family.plan_for(rung.shapes, f"{short:,} bytes are left out, because memory was short in a graph", renew=True)
-                    made = True
-                except SpillwayError:
-                    family.unforeseen -= short
-        return made
+        made = [part.family.plan_for_less(part.rung) for part in parts if part.rung is not None and part.run.guarded]
+        return any(made)
 
     def may_replay(self, size: int) -> bool:
         """Returns whether a graph fits that takes so many bytes."""
@@ -493,71 +403,50 @@ class Fitted:
                 came, family.more = sum(more) - sum(family.more), more
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
         self._report()
-        self._tell(state.device.peak_bytes(), state.device)
-        state.family, state.kind, state.later = family, kind, ()
-        state.rung, executor = family.run_for((*shapes, *family.later))
-        self._states.begin(state.rung.plan.state if state.rung is not None else None)
-        self._weights.begin(executor.plan, state.rung is not None)
-        checked = state.rung is None or state.rung.checks < CHECKED or self._taken.steps % AGAIN == 0
-        state.checking = checked and state.device.memory() is not None
-        self._taken.begin(state.rung.plan if state.rung is not None else None)
+        self._taken.tell(state.device.peak_bytes(), state.device)
+        state.family = family
+        rung, executor = family.run_for((*shapes, *family.later))
+        self._states.begin(rung.plan.state if rung is not None else None)
+        self._weights.begin(executor.plan, rung is not None)
+        checked = rung is None or rung.checks < CHECKED or self._taken.steps % AGAIN == 0
+        checking = checked and state.device.memory() is not None
+        self._taken.begin(rung.plan if rung is not None else None)
         if self._taken.guards and self._taken.guarded == SLOW and not self._taken.planned:
             log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
-        state.open = executor.begin(stay, bool(self._verify) and self._taken.steps % self._verify == 0)
+        run = executor.begin(stay, bool(self._verify) and self._taken.steps % self._verify == 0)
+        state.open = PlannedPart(family, rung, kind, run, checking)
 
     def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
-        if not state.checking or state.waits():
+        part = state.last
+        if part is None or not part.checking or state.waits():
             return
-        state.checking = False
-        family, rung, memory = state.family, state.rung, state.device.memory()
-        self._taken.most = max(self._taken.most, memory.most if memory is not None else 0)
-        if memory is None or state.last is None:
+        part.checking = False
+        family, rung, memory = part.family, part.rung, state.device.memory()
+        if memory is None:
             return
-        if rung is None and memory.most > self._budget:
-            self._told = max(self._told, memory.most)
-            family.leave_out(memory.most - self._budget)
-        if rung is None or state.last.deviation is not None:
-            self._tell(memory.most, state.device)
+        most, taken = memory.most, self._taken
+        taken.most = max(taken.most, most)
+        if rung is None and most > self._budget:
+            family.leave_out(most - self._budget)
+            taken.told = max(taken.told, most)
+        if rung is None or part.run.deviation is not None:
+            taken.tell(most, state.device)
             return
         rung.checks += 1
-        if 0 < family.corrected <= memory.most:  # what plans move did not help
-            self._move_state(memory.most)
-        if family.corrections >= MOST_CORRECTIONS and memory.most <= TOLD * family.corrected:
-            self._tell(memory.most, state.device)
-            return
-        before, over = family.unforeseen, memory.most - self._budget
-        if over > 0:
-            self._told = max(self._told, memory.most)
-            family.corrected = memory.most
-            family.unforeseen += memory.most - rung.plan.peak
-            why = f"a step took {memory.most:,} bytes, {over:,} over the budget, which are left out now"
-        elif rung.checks == CHECKED and learn_host_speed(
-                rung.plan, rung.executor.forward_seconds, rung.executor.host_was_ahead()):
-            family.tape.host_share = rung.plan.tape.host_share
-            why = f"the host takes {family.tape.host_share:.0%} of its recorded time"
-        elif rung.checks == CHECKED and state.last.guarded and family.shortages < len(SHORT):
-            short = min(state.last.guarded, int(SHORT[family.shortages] * self._budget))
-            family.shortages += 1
-            family.unforeseen += short
-            why = f"{short:,} bytes are left out, because memory was short in planned steps"
-        else:
-            return
-        family.corrections += 1
-        try:
-            family.plan_for(rung.shapes, why, renew=family.unforeseen > before)
-        except SpillwayError as error:
-            family.unforeseen = before
-            if over > 0:
-                log.warning("spillway: a step took %s bytes, %s over the budget, and no other plan takes less: %s", f"{memory.most:,}",
-                            f"{over:,}", error)
+        if 0 < family.corrected <= most:  # what plans move did not help
+            self._move_state(most)
+        if not family.correct(rung, part.run, most):
+            taken.tell(most, state.device)
+        elif most > self._budget:
+            taken.told = max(taken.told, most)
 
     def _fail(self) -> None:
         """Ends what `begin` started, because the forward failed."""
         self._cancel()
         state = self._state
         if isinstance(state, Planned) and state.open is not None:
-            state.open.deviation = "its forward failed"
+            state.open.run.deviation = "its forward failed"
             self._end()
             state.last = None
 
@@ -590,24 +479,13 @@ class Fitted:
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
         self._settle()
-        state = self._state
-        if isinstance(state, Planned):
-            self._taken.most = max(self._taken.most, state.device.peak_bytes())
-            if state.last is not None and not state.last.waits() and not state.counted:
-                self._taken.end(state.last)
-                state.counted = True
+        if isinstance(self._state, Planned):
+            self._state.count(self._taken)
 
     def _move_state(self, most: int) -> None:
         """Has more of the optimizer's state on the host if tensors took more than the budget where autograd's saved ones do not help."""
         if most > self._budget and not self._early:
             self._states.take_less(most)
-
-    def _tell(self, most: int, device: Device) -> None:
-        """Says that tensors took more than the budget, unless a line has named about as many bytes."""
-        if most > (self._told if self._told == self._budget else TOLD * self._told):
-            self._told = most
-            log.warning("spillway: tensors took %s bytes, %s over the budget, in a step or since the one before; %s of them exist now, "
-                        "before the next one", f"{most:,}", f"{most - self._budget:,}", f"{device.in_use():,}")
 
     def _cancel(self) -> None:
         """Ends a recording without a result."""
@@ -647,32 +525,23 @@ class Fitted:
         tape.allowed, tape.idle = self._allowed, self._optimizers.idle(state.recorder)
         tape.captured = bool(self._captured) and state.recorder.device.has_graphs
         self._weights.note(state.recorder, tape)
-        most = max(op.used for op in tape.ops)
         self._taken.most = max(self._taken.most, state.recorder.memory.most)
         state.recorder.device.memory()
-        self._state = Recorded(tape, [used + state.outside for used in tape.used], state.outside + most, state.gradients, state.states,
-                               state.recorder.device, state.kind, (*state.shapes, *state.later), state.later,
-                               state.recorder.hosts())
+        self._state = state.recorded(tape)
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Plans once the optimizer has its state. Raises `SpillwayError` if the budget is too small."""
         if in_backward() or not self._concerns(optimizer):
             return
         state = self._state
-        if isinstance(state, Waiting):
-            self._unseen += 1
-            if self._unseen == UNSEEN:
+        if isinstance(state, Waiting) and state.unseen is not None:
+            state.unseen += 1
+            if state.unseen == UNSEEN:
                 log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called with "
                             "gradients, outside of torch.func: give the budget to the module that the step calls, and compile before", UNSEEN)
         if isinstance(state, Planned) and state.update_began is not None:
-            family = state.family
-            family.update_seconds = (state.device.now() or state.update_began) - state.update_began
-            for rung in family.rungs:
-                rung.plan.add_update(family.update_seconds)
+            state.family.add_update((state.device.now() or state.update_began) - state.update_began)
             state.update_began = None
-            if family.rungs:
-                log.info("spillway: the update takes %.1f ms; with it, a step is predicted to take %.1f ms", family.update_seconds * 1e3,
-                         family.rungs[0].plan.seconds * 1e3)
         if isinstance(state, Recording) and state.ended:  # the optimizer ran the step in a closure, and then its update
             self._end_recording()
             state = self._state

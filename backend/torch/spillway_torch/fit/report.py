@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import statistics
 import time
 from typing import NamedTuple
 
+from ..base.device import Device
 from ..plan.plan import OFFLOAD, Plan, in_unit
 from ..run.executor import _Run
 
 LAST = 20  # steps whose time counts
+TOLD = 1.1  # times the bytes that a line has named, or for which a plan was made, for another one
+
+log = logging.getLogger("spillway_torch")
 
 
 class Ran(NamedTuple):
@@ -41,6 +46,7 @@ class Taken:
     verified: int = 0  # storages
     plan: Plan | None = None  # of the last step, if it had one
     guards: bool = True  # whether the device counts its memory, so that steps without a plan are guarded
+    told: int = 0  # the most bytes that a line about the budget has named, or for which other plans were made
     _began: float | None = None
     _seconds: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=LAST))
 
@@ -71,6 +77,13 @@ class Taken:
         self.verified += run.verified
         if run.deviation is None:
             self.offloaded += sum(run.plan.tape.storages[s].size for s, action in run.plan.actions.items() if action == OFFLOAD)
+
+    def tell(self, most: int, device: Device) -> None:
+        """Says that tensors took more than the budget, unless a line has named about as many bytes."""
+        if most > (TOLD * self.told if self.told else self.budget):
+            self.told = most
+            log.warning("spillway: tensors took %s bytes, %s over the budget, in a step or since the one before; %s of them exist now, "
+                        "before the next one", f"{most:,}", f"{most - self.budget:,}", f"{device.in_use():,}")
 
     def numbers(self) -> dict[str, float]:
         """Returns the counts by name. Times are ms; `step_ms` is a median, and `predicted_ms` stands beside it on a GPU."""
