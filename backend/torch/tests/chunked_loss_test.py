@@ -534,7 +534,7 @@ class ChunkedLossTest(unittest.TestCase):
             optimizer.step()
             ordinary = Model(dtype=torch.float64)
             self.close(gradients(ordinary, lambda: flat(ordinary, tokens)), got)  # noqa: B023 pylint: disable=cell-var-from-loop
-        self.assertEqual(fitted._recordings, 1)
+        self.assertEqual(fitted._structures.recordings, 1)
 
 
 if __name__ == "__main__":

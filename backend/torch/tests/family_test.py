@@ -162,7 +162,7 @@ class FamilyTest(unittest.TestCase):
         with self.assertLogs("spillway_torch", logging.INFO) as logs:
             got, fitted, runs = train(sizes, budget)
         self.assertEqual(different(want, got), [])
-        self.assertEqual(fitted._recordings, 1)
+        self.assertEqual(fitted._structures.recordings, 1)
         self.assertEqual([run.deviation for run in runs[1:]], [None] * 7)
         self.assertTrue(all(runs[at].recomputed for at in (2, 6, 7)))  # the larger ones
         self.assertFalse(any(runs[at].recomputed for at in (4, 5)))
@@ -199,7 +199,7 @@ class FamilyTest(unittest.TestCase):
         with self.assertLogs("spillway_torch", logging.INFO):
             got, fitted, runs = train(sizes, budget, left_out)
         self.assertEqual(different(want, got), [])
-        self.assertEqual(fitted._recordings, 3)  # the second one was of the first one's structure
+        self.assertEqual(fitted._structures.recordings, 3)  # the second one was of the first one's structure
         self.assertEqual([run.deviation for run in runs[5:]], [None] * 5)
         self.assertTrue(all(run.recomputed for run in runs[6::2]))
         fitted.remove()

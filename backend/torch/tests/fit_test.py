@@ -114,7 +114,7 @@ class FitTest(unittest.TestCase):
         fitted = fit(script.model, None, budget)
         with self.assertNoLogs("spillway_torch", logging.WARNING):
             self.assertEqual(different(want, script.run(6, batch)), [])
-        self.assertEqual(fitted._recordings, 1)
+        self.assertEqual(fitted._structures.recordings, 1)
         fitted.remove()
 
     def test_a_model_that_is_called_twice_in_each_step(self):

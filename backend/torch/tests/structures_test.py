@@ -104,7 +104,7 @@ class StructuresTest(Quiet):
                 want = train(choice, 50)[0]
                 got, runs, fitted = train(choice, 50, budget)
                 self.assertEqual(different(want, got), [])
-                self.assertLessEqual(fitted._recordings, most_recordings)
+                self.assertLessEqual(fitted._structures.recordings, most_recordings)
                 self.assertLessEqual(sum(run is None or run.deviation is not None for run in runs[20:]), unplanned)
                 self.assertTrue(any(run is not None and run.recomputed for run in runs))
                 self.assertLessEqual(len(fitted._structures.all()), structures.MOST_STRUCTURES)
@@ -161,7 +161,7 @@ class StructuresTest(Quiet):
                 got, peaks, fitted = self.toggled(change, budget)
                 self.assertEqual(different(want, got), [])
                 self.assertLessEqual(max(peaks), budget)
-                self.assertEqual(fitted._recordings, recordings)
+                self.assertEqual(fitted._structures.recordings, recordings)
                 fitted.remove()
 
 

@@ -220,7 +220,7 @@ class WholeStepTest(unittest.TestCase):
             loop = Loop([preferences])
             got, fitted = self.planned(loop, Loop([preferences]).budget(share))
             self.assertEqual(different(Loop([preferences]).run(), got), [])
-            self.assertEqual(fitted._recordings, 1)
+            self.assertEqual(fitted._structures.recordings, 1)
             self.assertEqual(counts(fitted), (4, 0, 1))
 
     def test_a_backward_in_the_forward_ends_no_step(self):

@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import torch
 from torch import fx
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..base.device import device_of
@@ -25,9 +24,9 @@ from ..compiled.rates import rates_of
 from ..plan.files import CompiledPlan, GraphPlan
 from ..plan.plan import in_unit
 from ..run.buckets import STAGES, is_dense
-from .accepted import BUDGET, replicas
+from .accepted import replicas
 from .compiled_graph import Call, Compiled, Cut, Graph, Sized, SizedStep, Sizes, at_most, moments, most
-from .states import States
+from .states import States, hook_updates
 
 log = logging.getLogger("spillway_torch")
 
@@ -78,13 +77,7 @@ class CompiledFitted:
         self._end = pytorch.take_graphs(take)
         weakref.finalize(self, self._end)
 
-        def after_update(of: torch.optim.Optimizer, *_: Any) -> None:
-            fitted = this()
-            if fitted is not None:
-                fitted._after_update(of)
-        setattr(after_update, BUDGET, this)
-        self._handles = [optimizer.register_step_post_hook(after_update) for optimizer in optimizers] or [
-            register_optimizer_step_post_hook(after_update)]
+        self._handles = hook_updates(self, optimizers, type(self)._after_update)
         torch.compiler.reset()  # what was compiled before is not planned
         for block in self._blocks:
             block.compile()

@@ -9,24 +9,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..base.device import Device
 from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.plan import Plan
-from ..run.chunked_loss import FORWARD, ChunkedLosses
+from ..run.chunked_loss import ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..step.distributed import local_bytes
 from ..tape.hooks import Hooks, in_backward
 from ..tape.tape import Shapes
 from ..tape.tape_recorder import TapeRecorder
-from .accepted import BUDGET, CALL, STATE, are_reduced, refuse_kinds, refuse_running
+from .accepted import are_reduced, refuse_kinds, refuse_running
+from .calls import Calls, state_of
 from .capture import Captured, Part
 from .family import CHECKED, Family, text_of
 from .progress import WITHOUT, Planned, PlannedPart, Recorded, Recording, Removed, Waiting
 from .report import Taken
-from .states import Optimizers, States
+from .states import Optimizers, States, hook_updates
 from .structures import MOST_RECORDINGS, Kind, Structures, kind_of
 from .weights import Weights
 
@@ -65,63 +65,17 @@ class Fitted:
         self._weights = Weights(self._model, budget, self._states)
         self._allowed = allowed
         self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
-        self._handles: list[Any] = []
-        self._calls: list[Callable[..., Any]] = []
         self._open: list[Hooks] = []  # those of the part that is open
         self._captured: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._parts: list[Part] | None = None  # those of a call of a captured function that runs
-        for at, model in enumerate(self._models if hook_forward else ()):
-            self._calls.append(self._call_of(at, model))
-            vars(model).update({CALL: self._calls[-1], STATE: lambda model=model: self._state_of(model)})
-        this = weakref.ref(self)  # the hooks of all optimizers outlive the model
-
-        def before_update(of: torch.optim.Optimizer, *_: Any) -> None:
-            fitted = this()
-            if fitted is not None:
-                fitted.before_update(of)
-
-        def after_update(of: torch.optim.Optimizer, *_: Any) -> None:
-            fitted = this()
-            if fitted is not None:
-                fitted._after_update(of)
-
-        setattr(before_update, BUDGET, this)
-        if optimizers:
-            for optimizer in optimizers:
-                self._handles += optimizer.register_step_pre_hook(before_update), optimizer.register_step_post_hook(after_update)
-        else:
-            self._handles += register_optimizer_step_pre_hook(before_update), register_optimizer_step_post_hook(after_update)
+        self._calls = Calls(self._models, self._begin, self._end_call, self._fail, self._state_of) if hook_forward else None
+        self._handles = hook_updates(self, optimizers, type(self)._after_update, type(self).before_update)
         weakref.finalize(self, _remove, self._handles, self._open)
 
     def _state_of(self, model: torch.nn.Module) -> dict[str, Any]:
         """Returns the model's state for copies and files, whose weights are on the device."""
         self._weights.show()
-        return _state_of_model(model)
-
-    def _call_of(self, at: int, model: torch.nn.Module) -> Callable[..., Any]:
-        """Returns what stands in the place of the model's `_call_impl`."""
-        def call(*given: Any, **named: Any) -> Any:
-            if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
-                raise SpillwayError("the model runs under torch.compile, which has a budget with fit(..., compiled=True)")
-            hooks = self._begin(at, (given, named))
-            if hooks is None:
-                return type(model)._call_impl(model, *given, **named)
-            hooks.calls += 1
-            try:
-                result = type(model)._call_impl(model, *given, **named)
-            except BaseException:  # also where the user interrupts it
-                if hooks.calls == 1:
-                    self._fail()
-                raise
-            finally:
-                hooks.calls -= 1
-            part = self._part()
-            if not hooks.calls and part is not None:
-                part.end_call()
-            return result
-
-        setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
-        return call
+        return state_of(model)
 
     def bring(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Moves the models, and the state of optimizers, from the CPU to the device. Raises `SpillwayError` if the host has no room."""
@@ -141,10 +95,6 @@ class Fitted:
             return None
         family = self._state.family
         return next((rung.plan for rung in family.rungs if rung.shapes == family.shapes), family.rungs[0].plan if family.rungs else None)
-
-    @property
-    def _recordings(self) -> int:
-        return self._structures.recordings
 
     @property
     def last(self) -> _Run | None:
@@ -180,7 +130,7 @@ class Fitted:
         """
         if not isinstance(self._state, Waiting) or self._structures.recordings:
             raise SpillwayError("capture follows steps that were recorded, or remove: call it before the first step")
-        if self._early or self._verify or not self._calls or are_reduced(self._model):
+        if self._early or self._verify or self._calls is None or are_reduced(self._model):
             raise SpillwayError("capture takes no early_updates, no verify, no hook_forward=False, and no model that several processes train: "
                                 "leave them out, or do not capture")
         captured = Captured(self, function)
@@ -193,10 +143,8 @@ class Fitted:
         for captured in self._captured:
             captured.close()
         _remove(self._handles, self._open)
-        for model, call in zip(self._models, self._calls):
-            if vars(model).get(CALL) is call:
-                del vars(model)[CALL]
-                vars(model).pop(STATE)
+        if self._calls is not None:
+            self._calls.close()
         if self._losses is not None:
             self._losses.close()
         self._cancel()
@@ -206,7 +154,6 @@ class Fitted:
         self._states.close()
         self._weights.close()
         self._optimizers.close()
-        self._calls.clear()  # they hold the models, and this
         self._models.clear()
         self._model = torch.nn.ModuleDict()
 
@@ -274,6 +221,12 @@ class Fitted:
         if isinstance(state, Planned):
             return state.open
         return state if isinstance(state, Recording) and not state.ended else None
+
+    def _end_call(self) -> None:
+        """Notes that a model's call has returned, and was in no other one."""
+        part = self._part()
+        if part is not None:
+            part.end_call()
 
     def _settle(self) -> None:
         """Ends a part whose hooks a backward has left."""
@@ -596,11 +549,3 @@ def _remove(handles: list[Any], hooks: list[Hooks]) -> None:
         handle.remove()
     for open_ in hooks:
         open_.leave()
-
-
-def _state_of_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Returns the model's state for copies and files, in the place of its `__getstate__`: they have no plan."""
-    own = getattr(type(model), STATE, None)
-    state = dict(own(model) if own is not None else vars(model))
-    return {name: value for name, value in state.items() if name not in (CALL, STATE) and not (
-        name == FORWARD and getattr(value, "of_spillway", False))}

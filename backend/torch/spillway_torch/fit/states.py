@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..base.device import Device
 from ..run.buckets import STAGES
@@ -15,6 +17,7 @@ from ..run.weights import HostedWeights
 from ..step.distributed import is_taken_apart, local_bytes
 from ..tape.tape import Update
 from ..tape.tape_recorder import TapeRecorder
+from .accepted import BUDGET
 from .report import Taken
 
 Bytes = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]  # of the state of optimizers
@@ -233,6 +236,28 @@ class Optimizers:
     def _recorded(self, optimizer: torch.optim.Optimizer) -> int:
         """Returns the bytes of state that a recording counts: it measures a GPU's memory, and sees tensors that are used on a CPU."""
         return self._state_bytes(optimizer) if self._taken.guards else 0
+
+
+def hook_updates(fitted: Any, optimizers: Sequence[torch.optim.Optimizer], after: Callable[[Any, torch.optim.Optimizer], None],
+                 before: Callable[[Any, torch.optim.Optimizer], None] | None = None) -> list[Any]:
+    """Has methods of a budget called before and after each update of some optimizers, or of all if none is given.
+
+    Returns the handles of the hooks. They do not keep the budget: those of all optimizers outlive its models.
+    """
+    this = weakref.ref(fitted)
+
+    def hook(method: Callable[[Any, torch.optim.Optimizer], None]) -> Callable[..., None]:
+        def call(of: torch.optim.Optimizer, *_: Any) -> None:
+            budget = this()
+            if budget is not None:
+                method(budget, of)
+        setattr(call, BUDGET, this)
+        return call
+
+    handles = [of.register_step_post_hook(hook(after)) for of in optimizers] or [register_optimizer_step_post_hook(hook(after))]
+    if before is not None:
+        handles += [of.register_step_pre_hook(hook(before)) for of in optimizers] or [register_optimizer_step_pre_hook(hook(before))]
+    return handles
 
 
 def _described(optimizer: torch.optim.Optimizer) -> str:
