@@ -32,6 +32,7 @@ def using(device):
     """Within it, `fit` uses a device."""
     with mock.patch("spillway_torch.tape.tape_recorder.device_of", lambda _: device), \
             mock.patch("spillway_torch.run.executor.device_of", lambda _: device), \
+            mock.patch("spillway_torch.fit.fitted.device_of", lambda _: device), \
             mock.patch("spillway_torch.fit.weights.device_of", lambda _: device):
         yield
 

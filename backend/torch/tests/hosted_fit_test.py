@@ -68,6 +68,41 @@ class FitTest(unittest.TestCase):
                 fitted.remove()
                 self.assertEqual(hosted.existing()[1], 0)
 
+    def test_state_makes_room_for_evaluations(self):
+        """Calls without gradients take more than steps; the first ones come before there is state, which then has to leave for them."""
+        parameters = sum(p.nbytes for p in Wide().parameters())
+
+        def train(budget=None):
+            device, peaks = Guarded(), []
+            torch.manual_seed(0)
+            with counted(device):
+                model = Wide()
+                optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+                fitted = fit(model, optimizer, budget) if budget is not None else None
+                for step in range(7):
+                    if step in (0, 4, 5):
+                        device.peak = device.allocated
+                        with torch.no_grad():
+                            values = [model(torch.randn(1000, 64)).square().mean().item() for _ in range(3)]
+                        peaks.append(device.peak)
+                    model(torch.randn(128, 64)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if fitted is not None:
+                    self.assertGreaterEqual(fitted.stats()["most_bytes"], max(peaks))
+                    self.assertEqual(fitted.stats()["planned"], 6)
+                    fitted.remove()
+            state = [value for p in model.parameters() for _, value in sorted(optimizer.state[p].items())]
+            return [v.clone() for v in (*model.parameters(), *state)], values, peaks
+
+        want, values, peaks = train()
+        budget = int(peaks[0] + 0.5 * parameters)  # evaluations fit without the state, which takes twice the parameters
+        self.assertGreater(peaks[1], budget)
+        got, same_values, peaks = train(budget)
+        self.assertTrue(same(want, got))
+        self.assertEqual(values, same_values)
+        self.assertLessEqual(max(peaks), budget)
+
     def test_what_is_on_the_host_is_predicted(self):
         """On a device that counts, the first step already keeps a budget in which the state does not fit."""
         parameters = sum(p.nbytes for p in Wide().parameters())

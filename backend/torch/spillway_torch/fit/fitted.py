@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..base.device import Device
+from ..base.device import Device, device_of
 from ..base.errors import NotRecordableError, SpillwayError
 from ..plan.plan import Plan
 from ..run.chunked_loss import ChunkedLosses
@@ -23,6 +23,7 @@ from ..tape.tape_recorder import TapeRecorder
 from .accepted import are_reduced, refuse_kinds, refuse_running
 from .calls import Calls, state_of
 from .capture import Captured, Part
+from .evaluation import Evaluation
 from .family import CHECKED, Family, text_of
 from .progress import WITHOUT, Planned, PlannedPart, Recorded, Recording, Removed, Waiting
 from .report import Taken
@@ -63,6 +64,7 @@ class Fitted:
         self._states = States(optimizers, budget, early_updates)
         self._optimizers = Optimizers(self._model, device, self._states, self._taken)
         self._weights = Weights(self._model, budget, self._states)
+        self._evaluation = Evaluation(budget, self._states, self._taken)
         self._allowed = allowed
         self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
         self._open: list[Hooks] = []  # those of the part that is open
@@ -177,12 +179,12 @@ class Fitted:
             return None  # transforms of torch.func allow no hooks
         if not torch.is_grad_enabled():
             self._states.refuse_call(self._models[first])
-            if isinstance(self._state, Planned) and self._state.last is None and self._state.open is None:
-                self._states.begin(self.plan.state if self.plan is not None else None)  # as the first step under the plan will
+            self._evaluate()
             return None
         if isinstance(self._state, Waiting):
             self._state.unseen = None
         self._settle()
+        self._evaluation.end()
         state, part = self._state, self._part()
         kind, shapes = kind_of(first, self._models[first], inputs, self._parameters, self._device)
         if part is not None and not part.hooks.are_useless():
@@ -214,6 +216,19 @@ class Fitted:
         part = self._part()
         self._open[:] = [part.hooks] if part is not None else []
         return part.hooks if part is not None else None
+
+    def _evaluate(self) -> None:
+        """Makes room for a model's call without gradients, unless it is in a part of a step, or in a recording."""
+        self._settle()
+        state = self._state
+        if isinstance(state, Planned) and state.open is None and not state.waits():
+            self._check(state)
+            planned = self.plan.state if self.plan is not None else None
+            if state.last is None:
+                self._states.begin(planned)  # as the first step under the plan will
+            self._evaluation.begin(state.device, planned)
+        elif isinstance(state, Waiting):
+            self._evaluation.begin(device_of(self._device), None)
 
     def _part(self) -> PlannedPart | Recording | None:
         """Returns what runs, or records, the part of a step that is open; None if there is none."""
@@ -432,6 +447,7 @@ class Fitted:
     def _look(self) -> None:
         """Counts what the last step did, unless its backward has not run yet, and the most memory that steps took."""
         self._settle()
+        self._evaluation.end()
         if isinstance(self._state, Planned):
             self._state.count(self._taken)
 

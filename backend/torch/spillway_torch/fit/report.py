@@ -78,6 +78,11 @@ class Taken:
         if run.deviation is None:
             self.offloaded += sum(run.plan.tape.storages[s].size for s, action in run.plan.actions.items() if action == OFFLOAD)
 
+    def note(self, most: int, device: Device) -> None:
+        """Counts the most bytes of what ran since the device's peak was asked for."""
+        self.most = max(self.most, most)
+        self.tell(most, device)
+
     def tell(self, most: int, device: Device) -> None:
         """Says that tensors took more than the budget, unless a line has named about as many bytes."""
         if most > (TOLD * self.told if self.told else self.budget):
