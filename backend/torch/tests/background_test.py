@@ -96,6 +96,35 @@ class BackgroundTest(unittest.TestCase):
         self.assertEqual(len(steps.fitted.report().splitlines()), 2)
         steps.fitted.remove()
 
+    def test_gradients_that_add_up_make_state_leave(self):
+        """Without a plan, the backward of a second batch has gradients beside what the recorded one took, and later ones state."""
+        def train(budget=None):
+            device, peaks = Guarded(), []
+            torch.manual_seed(0)
+            with counted(device):
+                model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 3000))
+                optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+                fitted = fit(model, optimizer, memory=budget) if budget is not None else None
+                for _ in range(4):
+                    device.peak = device.allocated
+                    for _ in range(2):
+                        F.cross_entropy(model(torch.randn(400, 64)), torch.randint(3000, (400,))).backward()
+                    peaks.append(device.peak)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return peaks, [p.detach().clone() for p in model.parameters()], fitted
+
+        peaks, want, _ = train()
+        state = 2 * sum(p.nbytes for p in want)
+        with background(), self.planning(0):
+            budget = int(peaks[-1] - 0.6 * state)
+            peaks, got, fitted = train(budget)
+            self.assertEqual(fitted.stats()["planned"], 0)
+            self.released.set()
+            fitted.remove()
+        self.assertLessEqual(max(peaks), budget)
+        self.assertEqual(different(want, got), [])
+
     def test_plans_leave_out_what_the_guard_had_to_move(self):
         """Where more exists besides than while the step was recorded, the guard keeps the budget in a planned step, and then a plan does."""
         most, want = self.eager([23] * 9)

@@ -61,6 +61,7 @@ class Family:
         else:
             tape.costs = host_costs(device.type)
         self.updates: list[Update] = []  # those of the optimizer whose state can be on the host
+        self.most = 0  # bytes of the recorded step, in which all that was saved went to the host
         self.more = (0, 0)  # bytes of state and of gradients before a forward that plans add to the recorded ones
         self.complete = False  # no more of them will come
         self.unforeseen = 0  # bytes that planned steps took and that the recording does not show

@@ -369,6 +369,7 @@ class Fitted:
             more = self._optimizers.more_bytes(family.states, family.gradients)
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more
+                self._states.foresee_backward(family.most + sum(more))
                 family.plan_for(family.shapes, f"{came:,} bytes of gradients or of the optimizer's state came", renew=True)
         self._report()
         self._taken.tell(state.device.peak_bytes(), state.device)
@@ -550,8 +551,9 @@ class Fitted:
         self._weights.note_updates(recorded.tape, family.updates)
         family.unforeseen = self._states.unforeseen + max((captured.given for captured in self._captured), default=0)
         family.unguarded = self._states.unguarded
-        self._states.foresee_backward(recorded.most + more[0])
-        self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
+        family.most = recorded.most
+        self._states.foresee_backward(recorded.most + sum(more))
+        self._weights.foresee(recorded.tape, recorded.most + sum(more) + family.unguarded - sum(self._states.parts))
         family.unguarded += self._weights.unguarded(recorded.tape)
         known = self._structures.add(recorded.kind, family)
         if known is family:
