@@ -1,5 +1,6 @@
 """Compiled models whose sizes vary from step to step, in a budget."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -217,14 +218,15 @@ class FitTest(ByOperators):
                          [[True, True, False, False], [False, False, True, False]])
         self.assertEqual(len(graph.step.cuts), 2)
 
-    def test_cuda_graphs_are_for_fixed_sizes(self):
+    def test_there_are_no_cuda_graphs(self):
         training = Training(lambda: Layers(Block(WIDTH)), rows=20)
         training.model.compile(mode="reduce-overhead")
         fitted = fit(training.model, training.optimizer, "1GiB")
         self.addCleanup(fitted.remove)
-        for training.rows in 20, 30:
+        with self.assertLogs("spillway_torch", logging.INFO) as logs:
             training.step(0)
-        self.assertEqual([graph.settings["triton.cudagraphs"] for graph in fitted._graphs], [True, False])
+        self.assertEqual([graph.settings["triton.cudagraphs"] for graph in fitted._graphs], [False])
+        self.assertEqual(sum("compiled without CUDA graphs" in line for line in logs.output), 1)
 
     def test_numbers_that_are_no_sizes(self):
         class Scaled(nn.Module):

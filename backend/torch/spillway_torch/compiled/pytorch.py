@@ -30,7 +30,7 @@ from ..base.errors import SpillwayError
 Inputs = Sequence[Any]
 Halves = tuple[fx.GraphModule, fx.GraphModule]
 _TYPES = partitioners.get_default_op_list()
-NO_CUDA_GRAPHS = {"triton.cudagraphs": False}
+CUDA_GRAPHS = "triton.cudagraphs"  # a setting of the compiler
 LEAST_SIZE = 2  # the compiler takes a size that varies to be at least this
 
 

@@ -157,7 +157,10 @@ class CompiledFitted:
                     return plain(*given)
             return guarded
         places = pytorch.sizes_that_vary(module)
-        settings = {**settings, **(pytorch.NO_CUDA_GRAPHS if places else {})}  # there would be one for each size, with its memory
+        if settings.get(pytorch.CUDA_GRAPHS) and not self._graphs:
+            log.info("spillway: the model is compiled without CUDA graphs, which keep memory beside what steps take: use another mode of "
+                     "torch.compile, or no budget")
+        settings = {**settings, pytorch.CUDA_GRAPHS: False}
         self._graphs.append(Graph(weakref.ref(self), module, settings, self._device, places=places))
         return self._graphs[-1]
 
