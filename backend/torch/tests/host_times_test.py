@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -80,6 +81,8 @@ class HostTest(unittest.TestCase):
                 json.dump(older, file)
             self.assertEqual(read_host(path).plain, 7e-6)
         self.assertRegex(out.getvalue(), r"forward +\d+\.\d us")
+        self.assertRegex(out.getvalue(), r'update = "[\d.]+GB/s"')
+        self.assertLess(float(re.search(r'"([\d.]+)GB/s"', out.getvalue())[1]), 2000)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from .recording import record_plainly
 FORMAT = "spillway-host"
 _ROUNDS = 20  # steps; the median counts, after a quarter of them
 _BLOCKS = (2, 8)  # of the models that are measured
+_UPDATED = 1 << 24  # numbers of the parameter that an optimizer updates on the host, which no cache holds with its state
+_TRAFFIC = 28  # bytes for each of them: parameter, gradient and two moments are read, and all but the gradient written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,21 @@ def _plain() -> float:
         model(x)
         took.append(time.perf_counter() - began)
     return min(took) / (2 * layers)
+
+
+def update_rate() -> float:
+    """Returns the bytes per second that an update by PyTorch's fused AdamW in float32 moves on this host's cores.
+
+    It is `update` in the section [host] of a device file, by which `spillway fit` knows how long an optimizer on the host takes.
+    """
+    parameter = nn.Parameter(torch.zeros(_UPDATED))
+    parameter.grad = torch.ones(_UPDATED)
+    optimizer, took = torch.optim.AdamW([parameter], fused=True), []
+    for _ in range(6):
+        began = time.perf_counter()
+        optimizer.step()
+        took.append(time.perf_counter() - began)
+    return _TRAFFIC * _UPDATED / min(took)
 
 
 class _Block(nn.Module):
@@ -188,7 +205,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m spillway_torch calibrate-host",
         description="Measures how long this machine's host takes for operators of each kind, in a few seconds. "
-                    "record(..., host=FILE), and --host FILE of `python3 -m spillway_torch`, take the file.")
+                    "record(..., host=FILE), and --host FILE of `python3 -m spillway_torch`, take the file. Prints the rate of an "
+                    "optimizer's update on the host, too, which is a line of a device file for `spillway fit`.")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file, for example host.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the GPU, if PyTorch can use one")
     options = parser.parse_args(arguments)
@@ -201,4 +219,5 @@ def main(arguments: list[str]) -> int:
         parser.exit(3, f"calibrate-host: {error}\n")
     for field in dataclasses.fields(times)[:-1]:
         print(f"{field.name:15s}{1e6 * getattr(times, field.name):8.1f} us")
+    print(f'In the section [host] of a device file: update = "{update_rate() / 1e9:.3g}GB/s", which AdamW moves on this host')
     return 0
