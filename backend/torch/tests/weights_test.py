@@ -21,12 +21,16 @@ from adversary import Adversary
 from guard_test import Guarded, counted
 from spillway_torch import fit, pretend, read_plan, record, write_plan
 from spillway_torch.base.device import CpuDevice, Queue
-from spillway_torch.base.errors import SpillwayError
+from spillway_torch.base.errors import NoPlanError, SpillwayError
+from spillway_torch.base.program import rows_of
 from spillway_torch.fit.family import Family
 from spillway_torch.fit.host import host_costs
+from spillway_torch.plan.plan import Plan
 from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import predict
+from spillway_torch.plan.weights import fastest
 from spillway_torch.run.weights import HostedWeights
+from spillway_torch.tape.tape import Tape
 from spillway_torch.tape.weights import RecordedWeight, chosen, visits
 from stepping import SCHEMAS
 
@@ -648,6 +652,43 @@ class ChosenTest(unittest.TestCase):
         self.assertEqual(found[:4], [(0, -1, [0]), (1, -1, [1]), (2, 0, [2]), (3, 1, [3])])
         self.assertEqual(found[13:18], [(13, 11, [13]), (14, 12, [14, 17]), (15, 13, [15, 16]), (13, 16, [18]), (12, 17, [19])])
         self.assertEqual(len(found), 30)
+
+    def test_the_fastest_of_three_plans(self):
+        """There is a plan with 40 of 160 bytes on the host; 100 and 160 are tried, too, unless the first plan is fast."""
+        tape = Tape("cpu")
+        tape.weights = [RecordedWeight(str(at), at, 10, (at, 31 - at)) for at in range(16)]
+
+        def plan(seconds, weights):
+            return Plan(1000, {}, {}, {}, {}, 900, 1100, seconds, 1.0, None, tape, weights=tuple(weight.name for weight in weights))
+
+        for seconds, want in (({4: 1.5, 10: 1.6, 16: 1.2}, 16), ({4: 1.5, 10: 1.3, 16: 1.4}, 10), ({4: 1.5, 10: 1.6, 16: 1.7}, 4),
+                              ({4: 1.01}, 4), ({4: 1.5, 16: 1.4}, 16)):
+            def plan_with(weights, seconds=seconds):
+                return plan(seconds[len(weights)], weights) if len(weights) in seconds else NoPlanError("no plan", 1020)
+
+            with self.subTest(want, seconds=seconds):
+                self.assertEqual(len(fastest(tape, 1000, plan_with).weights), want)
+
+    def test_all_frozen_weights_leave_where_that_is_faster(self):
+        """The program's own choice for `spillway fit`: in 250 MiB, half of them take longer than all of them in 240."""
+        with pretend("cuda:sm_90"), tempfile.TemporaryDirectory() as folder:
+            blocks = [torch.nn.Sequential(torch.nn.LayerNorm(1024), Adapted(1024, 4096, 8), torch.nn.GELU(), Adapted(4096, 1024, 8))
+                      for _ in range(6)]
+            model = torch.nn.ModuleList(blocks).to("cuda", torch.bfloat16)
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(".linear." not in name)
+
+            def step():
+                x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+                for block in model:
+                    x = x + block(x)
+                x.float().square().mean().backward()
+
+            record(step, "cuda:sm_90", model=model, batch=8).write(path := f"{folder}/step.json")
+            times = [next(row["iteration_ms"] for row in rows_of(
+                "fit", path, "--memory", f"{mib}MiB", "--device", "h200", "--outside", "0B", "--policy", "as-recorded")
+                if row["change"] == "spillway" and "frozen" in row["remedy"]) for mib in (240, 250)]
+        self.assertLessEqual(times[1], times[0])
 
 
 if __name__ == "__main__":

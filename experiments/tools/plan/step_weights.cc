@@ -49,14 +49,18 @@ StepWithWeights PlanWithWeights(const Case& asked, const Trace& trace, Bytes mem
     share = std::min(kShares, share + std::max<int64_t>(1, static_cast<int64_t>(more)));
     found = plan_with(bytes_of(share));
   }
-  const Duration step = found.planned.prediction.step;
-  if (!found.planned.fits() || bytes_of(share) >= frozen ||
-      step * kSlower <= in_core * (kSlower + 1)) {
+  const Bytes least = bytes_of(share);
+  if (!found.planned.fits() || least >= frozen ||
+      found.planned.prediction.step * kSlower <= in_core * (kSlower + 1)) {
     return found;
   }
-  StepWithWeights other = plan_with(Bytes((bytes_of(share) + frozen).count() / 2));
-  const bool faster = other.planned.fits() && other.planned.prediction.step < step;
-  return faster ? std::move(other) : std::move(found);
+  for (const Bytes leave : {Bytes((least + frozen).count() / 2), frozen}) {
+    StepWithWeights other = plan_with(leave);
+    if (other.planned.fits() && other.planned.prediction.step < found.planned.prediction.step) {
+      found = std::move(other);
+    }
+  }
+  return found;
 }
 
 }  // namespace spillway::lab

@@ -20,9 +20,9 @@ struct StepWithWeights {
 };
 
 // Plans the step within `memory` bytes, as `StepPlanner::In` does, with no more weights on the host
-// than it takes to have a plan, or with half of the other frozen ones there, too, if that is
-// faster. If there is no plan, the result is that of all of them on the host. `all_state` is that
-// of `StepPlanner`. REQUIRES: the trace has hooks, and its ops have recorded times.
+// than it takes to have a plan, or with half or all of the other frozen ones there, too, whichever
+// is fastest. If there is no plan, the result is that of all of them on the host. `all_state` is
+// that of `StepPlanner`. REQUIRES: the trace has hooks, and its ops have recorded times.
 StepWithWeights PlanWithWeights(const Case& asked, const Trace& trace, Bytes memory,
                                 bool all_state);
 

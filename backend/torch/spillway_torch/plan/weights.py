@@ -15,8 +15,8 @@ SLOWER = 1.02  # times as slow as a step without a plan
 
 def fastest(tape: Tape, budget: int,
             plan_with: Callable[[Sequence[RecordedWeight]], Plan | FloorError | NoPlanError]) -> Plan | FloorError | NoPlanError:
-    """Returns a plan with no more weights on the host than it takes to have one, or with half of the other frozen ones there, too, if that
-    is faster.
+    """Returns the fastest of three plans: with no more weights on the host than it takes to have one, and with half, or all, of the other
+    frozen ones there, too.
 
     Nothing is compared with a plan that is hardly slower than a step without a plan. Where there is no plan, it returns why.
 
@@ -33,5 +33,7 @@ def fastest(tape: Tape, budget: int,
     there, frozen = size * share // SHARES, sum(weight.bytes for weight in tape.weights if not weight.trained)
     if not isinstance(found, Plan) or there >= frozen or found.seconds <= SLOWER * found.eager_seconds:
         return found
-    more = plan_with(chosen(tape.weights, (there + frozen) // 2))  # it has more room for what autograd saves
-    return more if isinstance(more, Plan) and more.seconds < found.seconds else found
+    for leave in (there + frozen) // 2, frozen:
+        other = plan_with(chosen(tape.weights, leave))  # it has more room for what autograd saves
+        found = min(found, other, key=lambda plan: plan.seconds) if isinstance(other, Plan) else found
+    return found
