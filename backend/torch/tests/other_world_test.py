@@ -172,7 +172,7 @@ class StepTest(unittest.TestCase):
         path = self.folder / f"{name}{size}.json"
         with world(size, rank):
             model, step = make(size)
-            record(step, GPU, model=model, warm_up=3).write(path)
+            record(step, GPU, model=model, warm_up=2).write(path)
         return path
 
     def run_step(self, workload):

@@ -163,10 +163,10 @@ class WholeTest(unittest.TestCase):
         # (GPipe, section 2.3). Of the products of a stage, a third is forward.
         for kind, processes in ("ScheduleGPipe", 2), ("Schedule1F1B", 3):
             with self.subTest(kind):
-                steps = self.steps(kind, processes, 8)
+                steps = self.steps(kind, processes, 4)
                 whole = simulate_pipeline(steps, "h200")
                 last = whole.stages[-1]
-                one = last.alone_ms / 8
+                one = last.alone_ms / 4
                 self.assertAlmostEqual(last.iteration_ms - last.alone_ms, (processes - 1) * one / 3, delta=0.15 * processes * one)
                 self.assertAlmostEqual(whole.iteration_ms - last.alone_ms, (processes - 1) * one, delta=0.3 * processes * one)
                 self.assertEqual(whole.iteration_ms, whole.stages[0].iteration_ms)
