@@ -133,7 +133,7 @@ class FitTest(CommandTest):
 
     def test_spillway_moves_activations_and_state_together(self):
         times = []
-        for memory in ("2GiB", "3500MiB"):
+        for memory in ("3GiB", "3500MiB"):
             rows = self.rows(GPT2, "--memory", memory, *QUICK[:2], code=1)
             row = next(row for row in rows if row["change"] == "spillway")
             if row["status"] != "fits":
@@ -279,8 +279,8 @@ class FitTest(CommandTest):
             self.assertNotIn("by block", page)
 
     def test_checkpoints_of_batch_normalization_are_explained(self):
-        for workload, said in ((RESNET50, True), (GPT2, False)):
-            page = self.ok("fit", workload, "--memory", "2GiB", "--device", "h200", code=1)
+        for workload, memory, said in ((RESNET50, "2GiB", True), (GPT2, "3500MiB", False)):
+            page = self.ok("fit", workload, "--memory", memory, "--device", "h200", code=1)
             self.assertEqual("run batch normalization twice" in " ".join(page.split()), said)
 
     def test_sums_at_the_peak_are_complete(self):
