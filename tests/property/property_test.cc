@@ -63,7 +63,7 @@ void showValue(const RandomCase& random_case, std::ostream& out) { out << Descri
 namespace {
 
 constexpr int kShards = 4;
-constexpr int kCases = 10'000;  // in all shards together
+constexpr int kCases = 7'000;  // in all shards together
 
 // Returns SPILLWAY_PROPERTY_CASES, or the default. Throws `UsageError` if it is not a positive
 // number.

@@ -447,9 +447,9 @@ TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
   for (const double percent : {20, 40, 60}) {
     const Bytes memory = Memory(trace, percent);
     Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
-    const std::string other = PolicyOf(Run(trace, memory, "joint:effort=1000").plan);
+    const std::string other = PolicyOf(Run(trace, memory, "joint:effort=300").plan);
     setup.arena = "stitched:page=4KiB";
-    own += testing::Simulate(setup, *registry_.Make("joint:effort=1000")).report.metrics.iteration;
+    own += testing::Simulate(setup, *registry_.Make("joint:effort=300")).report.metrics.iteration;
     foreign += testing::Simulate(setup, *registry_.Make(other)).report.metrics.iteration;
   }
   EXPECT_LE(own * 1000, foreign * 1005);
