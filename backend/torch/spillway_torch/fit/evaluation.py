@@ -20,12 +20,11 @@ class Evaluation:
 
         planned: the bytes of state that the step before has on the host; None if it has no plan.
         """
-        self._note()
         memory = device.memory()
         if memory is None:
             return
+        self._note(memory.most, device)  # of steps, or of the call before
         if self._before is None:
-            self._taken.note(memory.most, device)  # of steps
             self._before = device, memory.allocated
         lacking = self._before[1] + self._more - self._budget
         if lacking > 0:
@@ -36,13 +35,12 @@ class Evaluation:
 
     def end(self) -> None:
         """Ends what calls took: a step begins, or somebody asks for numbers."""
-        self._note()
-        self._before = None
+        if self._before is not None:
+            device, _ = self._before
+            self._note(device.peak_bytes(), device)
+            self._before = None
 
-    def _note(self) -> None:
-        if self._before is None:
-            return
-        device, before = self._before
-        most = device.peak_bytes()
-        self._more = max(self._more, most - before)
+    def _note(self, most: int, device: Device) -> None:
+        if self._before is not None:
+            self._more = max(self._more, most - self._before[1])
         self._taken.note(most, device)

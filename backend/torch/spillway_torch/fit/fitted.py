@@ -65,6 +65,7 @@ class Fitted:
         self._optimizers = Optimizers(self._model, device, self._states, self._taken)
         self._weights = Weights(self._model, budget, self._states)
         self._evaluation = Evaluation(budget, self._states, self._taken)
+        self._unplanned: Device | None = None  # the device, for calls before a step was recorded
         self._allowed = allowed
         self._losses = ChunkedLosses(models, self._state_of) if "chunked_loss" in allowed else None
         self._open: list[Hooks] = []  # those of the part that is open
@@ -228,7 +229,8 @@ class Fitted:
                 self._states.begin(planned)  # as the first step under the plan will
             self._evaluation.begin(state.device, planned)
         elif isinstance(state, Waiting):
-            self._evaluation.begin(device_of(self._device), None)
+            self._unplanned = self._unplanned or device_of(self._device)
+            self._evaluation.begin(self._unplanned, None)
 
     def _part(self) -> PlannedPart | Recording | None:
         """Returns what runs, or records, the part of a step that is open; None if there is none."""
