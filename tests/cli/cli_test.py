@@ -310,7 +310,7 @@ class CliTest(unittest.TestCase):
 
     def test_bits_do_not_depend_on_policy_budget_or_order(self):
         def execute(*args, allocator="best-fit"):
-            stdout = self.ok("run", "alexnet:1", "--backend", "cpu", "--iterations", "2", "--check",
+            stdout = self.ok("run", "googlenet:1", "--backend", "cpu", "--iterations", "2", "--check",
                              "--allocator", allocator, "--format", "json", *args)
             (row,) = json.loads(stdout)["rows"]
             self.assertEqual(row["backend"], "cpu")
@@ -322,14 +322,14 @@ class CliTest(unittest.TestCase):
         self.assertEqual(execute("--policy", "vdnn-all", "--drain-seed", "3", allocator="first-fit"), reference)
         self.assertEqual(execute("--policy", "vdnn-conv:algo=memory", "--memory", "60%"), reference)
         self.assertNotEqual(execute("--seed", "2"), reference)
-        against = ("run", "alexnet:1", "--backend", "cpu", "--policy", "vdnn-conv:algo=memory",
+        against = ("run", "googlenet:1", "--backend", "cpu", "--policy", "vdnn-conv:algo=memory",
                    "--memory", "60%", "--against", "liveness")
         self.assertIn("same bits as liveness\n", self.ok(*against))
         (row,) = json.loads(self.ok(*against, "--format", "json"))["rows"]
         self.assertEqual((row["against"], row["same_bits"]), ("liveness", True))
         self.assertIn("nothing to compare: vdnn-conv:algo=memory does not fit",
                       self.ok(*against[:-4], "--memory", "1MiB", "--against", "liveness", code=1))
-        self.fails(2, "only with --backend cpu or cuda", "run", "alexnet:1", "--against", "liveness")
+        self.fails(2, "only with --backend cpu or cuda", "run", "googlenet:1", "--against", "liveness")
 
     def test_a_check_says_what_it_checked(self):
         checked = "found no violation: live blocks lie apart; every op found its operands"
