@@ -554,8 +554,8 @@ class Fitted:
         family.unforeseen = self._states.unforeseen + max((captured.given for captured in self._captured), default=0)
         family.unguarded = self._states.unguarded
         family.most = recorded.most
-        self._states.foresee_backward(recorded.most + sum(more))
-        self._weights.foresee(recorded.tape, recorded.most + sum(more) + family.unguarded - sum(self._states.parts))
+        self._states.foresee_backward(recorded.most + more[0])
+        self._weights.foresee(recorded.tape, recorded.most + more[0] + family.unguarded - sum(self._states.parts))
         family.unguarded += self._weights.unguarded(recorded.tape)
         known = self._structures.add(recorded.kind, family)
         if known is family:
