@@ -236,6 +236,11 @@ class StuckTest(unittest.TestCase):
         model, tokens = self.Net(frozen), torch.randint(10, (1024,))
         return record_tape(lambda: model(tokens).backward(), "cpu")
 
+    def test_modules_share_a_reason(self):
+        model, x = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Dropout(0.1)))), torch.ones(256, 64)
+        (group,) = stuck(record_tape(lambda: model(x).sum().backward(), "cpu"))
+        self.assertEqual((group.bytes, group.operator), (3 * 256 * 64 * 4, "aten::empty_like in module '5'"))
+
     def test_bytes_and_reasons(self):
         trained, frozen = self.recorded(False), self.recorded(True)
         self.assertEqual(stuck(trained), [])

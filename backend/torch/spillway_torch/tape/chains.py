@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,7 +59,10 @@ def saved_storages(tape: Tape) -> dict[int, Saved]:
 
 @dataclasses.dataclass
 class Stuck:
-    """Bytes that autograd saves in the step and that no plan recomputes for one reason, and the operator that made the most of them."""
+    """Bytes that autograd saves in the step and that no plan recomputes for one reason.
+
+    Reasons that differ in the module alone are one. The operator, and the module of the reason, are those of the largest storage.
+    """
 
     bytes: int
     operator: str
@@ -68,15 +72,15 @@ class Stuck:
 def stuck(tape: Tape) -> list[Stuck]:
     """Returns all that autograd saves and that cannot be recomputed, the most bytes first."""
     movable = saved_storages(tape)
-    sizes: dict[str, list[tuple[int, str]]] = {}
+    groups: dict[str, list[tuple[int, str, str]]] = {}
     for storage in dict.fromkeys(pack.value[0] for pack in tape.packs if not pack.leaf and pack.value[0] not in tape.parameters):
         saved, of = movable.get(storage), tape.storages[storage]
         if of.born < 0 or saved is not None and saved.dies is not None and saved.chain is not None:
             continue
         reason = ("it is saved with several values, or written to until backward has read it" if saved is None else
                   saved.reason or "the program holds it until backward reads it")
-        sizes.setdefault(reason, []).append((of.size, tape.ops[of.born].place))
-    found = [Stuck(sum(size for size, _ in held), max(held)[1], reason) for reason, held in sizes.items()]
+        groups.setdefault(re.sub(r" in module '[^']*'", "", reason), []).append((of.size, tape.ops[of.born].place, reason))
+    found = [Stuck(sum(size for size, *_ in held), *max(held)[1:]) for held in groups.values()]
     return sorted(found, key=lambda group: -group.bytes)
 
 
