@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from adversary import Adversary
+from counting import Counting
 from spillway_torch.base.device import CpuDevice, Queue
 from spillway_torch.base.errors import SpillwayError
 from spillway_torch.run.updates import HostedState, can_host
@@ -312,6 +313,22 @@ class UpdatesTest(unittest.TestCase):
                 self.assertAlmostEqual(sum(update.seconds for update in updates), want, delta=0.05 * want)
                 self.assertGreater(min(update.host for update in updates), 0)
                 self.assertEqual({update.seconds for update in hosted.updates()}, {0.0})  # they are not those of the recorded step
+
+    def test_temporary_tensors_of_an_update_are_foreseen(self):
+        makers = [*KINDS.values(), *(lambda p, of=of, rest=rest: of(p, 0.1, foreach=False, **rest) for of, rest in itertools.product(
+            (torch.optim.Adam, torch.optim.AdamW), ({"weight_decay": 0.1}, {"weight_decay": 0}, {"weight_decay": 0, "maximize": True})))]
+        for make, parameters in itertools.product(makers, (1, 4)):
+            with Counting() as device:
+                trained = [torch.nn.Parameter(torch.ones(1 << 10)) for _ in range(parameters)]
+                optimizer = make(trained)
+                for _ in range(2):
+                    for p in trained:
+                        p.grad = torch.ones_like(p)
+                    before = device.peak = device.allocated
+                    optimizer.step()
+                foreseen = HostedState(optimizer, device).temporaries()[1]
+            with self.subTest(optimizer, parameters=parameters):
+                self.assertEqual(device.peak - before, foreseen)
 
     def test_state_dicts_are_those_of_the_optimizer(self):
         for name in ("adamw", "sgd"):

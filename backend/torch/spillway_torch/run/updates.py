@@ -177,8 +177,21 @@ class HostedState:
 
     def _temporary(self, bucket: Bucket) -> int:
         """Returns about the bytes of temporary tensors in the update of a bucket."""
-        group, bytes_ = self._optimizer.param_groups[bucket.units[0].of.group], [unit.bytes for unit in bucket.units]
-        return 0 if group.get("fused") else sum(bytes_) if self._is_foreach(group) else 2 * max(bytes_)
+        return self._needed(self._optimizer.param_groups[bucket.units[0].of.group], [unit.bytes for unit in bucket.units])
+
+    def _needed(self, group: dict[str, Any], sizes: list[int]) -> int:
+        """Returns about the bytes of temporary tensors in one update of parameters of these sizes.
+
+        One after another, Adam makes a root and a quotient of each, beside the quotient of the one before. Another gradient may come first.
+        """
+        if group.get("fused") or not sizes:
+            return 0
+        if self._is_foreach(group):
+            return sum(sizes)
+        if isinstance(self._optimizer, torch.optim.SGD):
+            return 2 * max(sizes)
+        changed = group["maximize"] or group["weight_decay"] and not group["decoupled_weight_decay"]
+        return (2 + (len(sizes) > 1) + bool(changed)) * max(sizes)
 
     @staticmethod
     def _is_foreach(group: dict[str, Any]) -> bool:
@@ -217,13 +230,9 @@ class HostedState:
         return sum(unit.room * len(unit.of.names) for unit in bucket.units if not state or unit.of.tensor in state)
 
     def temporaries(self) -> tuple[int, int]:
-        """Returns about the bytes that an ordinary update takes besides the state: of any parameter, and of all together."""
-        one = all_ = 0
-        for group in self._optimizer.param_groups:
-            sizes = [p.nbytes for p in group["params"] if p.requires_grad]
-            if not group.get("fused"):
-                one, all_ = max(one, 2 * max(sizes, default=0)), max(all_, sum(sizes) if self._is_foreach(group) else 0)
-        return one, max(one, all_)
+        """Returns about the bytes that an update takes besides the state: of a part of it that is on the host, and an ordinary one."""
+        ordinary = [self._needed(group, [p.nbytes for p in group["params"] if p.requires_grad]) for group in self._optimizer.param_groups]
+        return max(map(self._temporary, self._buckets), default=0), max(ordinary, default=0)
 
     def existing(self) -> tuple[int, int]:
         """Returns the bytes of state that exist on the device, and on the host."""
