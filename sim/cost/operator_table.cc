@@ -38,7 +38,8 @@ constexpr std::array kWeights =
                                                         {"dilation", 3},
                                                         {"head_dim", 3},
                                                         {"groups", 2},
-                                                        {"row", 2}});
+                                                        {"row", 2},
+                                                        {"window", 2}});
 
 // Workspaces below this share of the traffic count as none. Others are multiples of each other,
 // since they depend on the algorithm that a library chooses.

@@ -85,6 +85,18 @@ class AttributesTest(unittest.TestCase):
             convolution="batch=1 in_channels=4 out_channels=5 in_height=6 in_width=4 out_height=12 out_width=5 "
             "kernel_h=4 kernel_w=2 groups=1 channels_last=0 transposed=1 bias=0")
 
+    def test_planes_in_parts_of_others(self):
+        for form, part, last in ((torch.channels_last, lambda x: x[:, 2:6], 1), (torch.channels_last, lambda x: x[:1], 1),
+                                 (torch.channels_last, lambda x: x[:, :, 1:], 0), (torch.contiguous_format, lambda x: x[:, 2:6], 0)):
+            made = attributes(lambda form=form, part=part: F.interpolate(part(ones(2, 8, 5, 7).to(memory_format=form)), (10, 9)))
+            self.assertEqual((made["upsample_nearest2d"]["channels_last"], made["upsample_nearest2d"]["plane"]), (last, 90))
+
+    def test_means_over_windows(self):
+        for pool, row, window in ((lambda x: F.avg_pool2d(x, (3, 2), 1), 1, 6), (lambda x: F.avg_pool2d(x, 2), 4, 4),
+                                  (lambda x: F.adaptive_avg_pool2d(x, 3), 6, None)):
+            made = attributes(lambda pool=pool: pool(ones(2, 4, 9, 6, requires_grad=True)).sum().backward())
+            self.assertEqual([(a["row"], a.get("window")) for name, a in made.items() if "avg_pool" in name], [(row, window)] * 2)
+
     def test_attention(self):
         def step(masked=False, **options):
             options["attn_mask"] = ones(2, 1, 5, 7, dtype=torch.bool) if masked else None
@@ -429,11 +441,11 @@ class TableTest(unittest.TestCase):
             self.assertEqual(made, (0, f"{path}: {len(table['ops'])} operators\n"))
             more = path.with_name("more.json")
             count = len(table["ops"])
-            self.assertEqual(run("-o", more, "--family", "reductions", "--family", "image_losses", "--small", "--add-to", path)[0], 0)
+            self.assertEqual(run("-o", more, "--family", "reductions", "--family", "planes", "--small", "--add-to", path)[0], 0)
             both = json.loads(more.read_text())
             self.assertEqual(both["ops"][:count], table["ops"])
-            self.assertEqual({op["name"].rpartition(".")[0] for op in both["ops"][count:]} & {"nll_loss2d_forward", "sum"},
-                             {"nll_loss2d_forward"})
+            self.assertEqual({op["name"].rpartition(".")[0] for op in both["ops"][count:]} & {"nll_loss2d_forward", "add_", "sum"},
+                             {"nll_loss2d_forward", "add_"})
             self.assertEqual([op["name"].rpartition(".")[2] for op in both["ops"]], [*map(str, range(len(both["ops"])))])
             subprocess.run([os.environ["SPILLWAY"], "trace", "validate", more], stdout=subprocess.PIPE, check=True)
             said = io.StringIO()

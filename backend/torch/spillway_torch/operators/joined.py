@@ -39,7 +39,10 @@ def joined(path: str | os.PathLike[str], more: dict[str, Any]) -> dict[str, Any]
             return new + name.removeprefix(old)
 
         sides = {side: [renamed(name) for name in op[side]] for side in ("inputs", "outputs")}
-        table["tensors"] += [tensors[name] | {"name": renamed(name)} for name in dict.fromkeys((*op["inputs"], *op["outputs"]))]
+        used = [*op["inputs"], *op["outputs"]]
+        for name in dict.fromkeys((*(tensors[name].get("alias_of", name) for name in used), *used)):
+            tensor = tensors[name]
+            table["tensors"].append(tensor | {key: renamed(tensor[key]) for key in ("name", "alias_of") if key in tensor})
         table["layers"].append(layer | {"name": new})
         table["ops"].append(op | {"name": new, "layer": new} | sides)
     return dict(table)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class _Convolution:
     groups: int = 1
     transposed: bool = False
     dilation: int = 1
+    across: int = 0  # the kernel's width; 0: it is a square
 
     @property
     def values(self) -> int:
@@ -108,15 +110,15 @@ class _Convolution:
     def flops(self) -> int:
         """The operations for one image."""
         side = self.side if self.transposed else self.side // self.stride
-        return 2 * self.wide * self.out // self.groups * (self.kernel * side) ** 2
+        return 2 * self.wide * self.out // self.groups * self.kernel * (self.across or self.kernel) * side ** 2
 
 
 def _convolutions(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
     """Yields batches and convolutions with and without bias, of sizes as in networks for images."""
     sides = (7, 14, 28, 56, 112, 224, 8, 16, 32, 64, 128)
     batches = (6, 12, 24, 48, 96, 192)
-    for kernel, count, ratios, strides in ((3, 112, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
-                                           (1, 96, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
+    for kernel, count, ratios, strides in ((3, 160, (1, 1, 2, 0.5), (1, 1, 1, 2)), (2, 8, (2, 1), (2,)),
+                                           (1, 144, (4, 0.25, 1, 2, 0.5), (1, 1, 2))):
         for batch, bias, breadth, side, ratio, stride in grid.pick(
                 count // (1 + few), batches, (False, True), _BREADTHS, sides, ratios, strides):
             wide = _nearest(breadth / side)
@@ -143,7 +145,7 @@ def _grouped(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
     """Yields convolutions in groups of several channels, and those of a plane's means that weigh its channels."""
     batches, sides = (16, 32, 64, 96, 128, 192, 256), (7, 14, 28, 56, 112, 8, 16, 32, 64)
     for batch, breadth, side, channels, stride in grid.pick(
-            160 // (1 + few), batches, _BREADTHS, sides, (4, 8, 16, 24, 32, 48, 56, 64, 112), (1, 1, 2)):
+            240 // (1 + few), batches, _BREADTHS, sides, (4, 8, 16, 24, 32, 48, 56, 64, 112), (1, 1, 2)):
         groups = max(round(breadth / side / channels), 2)
         yield batch, False, _Convolution(groups * channels, groups * channels, side * stride, 3, stride, groups)
     for batch, wide, ratio, bias in grid.pick(24 // (1 + few), batches, (64, 96, 144, 224, 448, 672, 896, 1152, 2016),
@@ -179,6 +181,20 @@ def _large(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
         yield values // shape.values, bias, shape
 
 
+def _narrow(grid: Grid, few: bool) -> Iterator[tuple[int, bool, _Convolution]]:
+    """Yields convolutions that change the number of channels much, or whose windows are large or no squares."""
+    for batch, breadth, side, ratio, (kernel, across), stride in grid.pick(
+            160 // (1 + few), (16, 32, 64, 128, 192), _BREADTHS, (7, 14, 17, 28, 35, 56, 71, 112),
+            (0.25, 4, 1, 6, 1), ((3, 0), (3, 0), (5, 0), (1, 7), (7, 1), (3, 1), (1, 3)), (1, 1, 1, 2)):
+        wide = max(round(breadth / side / 8) * 8, 16)
+        yield batch, False, _Convolution(wide, max(round(wide * ratio / 8) * 8, 16), side, kernel, 1 if across else stride, across=across)
+
+
+def narrow_convolutions(grid: Grid) -> Iterator[Entry]:
+    """Convolutions that change the number of channels much, or whose windows are large or no squares, forward and backward."""
+    return _convolved_by_kind(grid, _narrow)
+
+
 def dilated_convolutions(grid: Grid) -> Iterator[Entry]:
     """Convolutions with gaps between the values of a window, forward and backward."""
     return _convolved_by_kind(grid, _dilated)
@@ -193,6 +209,62 @@ def large_planes(grid: Grid) -> Iterator[Entry]:
                 batch = 2 if grid.small else values // channels // side ** 2
                 yield Entry(f"batch_norm ({short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
                 yield Entry(f"max_pool2d ({short(dtype)})", _pooled(batch, channels, side, dtype, batch % 2, last))
+
+
+def planes(grid: Grid) -> Iterator[Entry]:
+    """Planes as networks for images normalize, pool, resample, join and add them, beyond the sizes of other families."""
+    for dtype, last in itertools.product((FP32, BF16), (False, True)):
+        def entry(name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], lasts: Sequence[bool] = (), trained: bool = True,
+                  dtype: torch.dtype = dtype, last: bool = last) -> Entry:
+            return Entry(f"{name} ({short(dtype)})", _called(call, shapes, dtype, lasts or [last] * len(shapes), trained))
+
+        for channels, values, side in (*grid.draw(40, (8, 2048, 8), (1 << 20, 3 << 26, 1), (7, 224, 1)),
+                                       *grid.draw(32, (8, 64, 8), (1 << 23, 3 << 26, 1), (28, 224, 1))):
+            batch = 2 if grid.small else max(values // channels // side ** 2, 2)
+            yield Entry(f"batch_norm ({short(dtype)})", _plane_norm(batch, channels, side, dtype, last, 0))
+        for values, channels, side, window, stride in grid.pick(
+                20, (1 << 20, 1 << 24, 1 << 26), (32, 192, 288, 768, 2048), (8, 17, 35, 71, 14, 28, 56), (3, 3, 2, 5, 3), (1, 1, 2)):
+            batch = 2 if grid.small else max(values // channels // side ** 2, 1)
+            yield entry("avg_pool2d", lambda x, window=window, stride=stride: F.avg_pool2d(x, window, stride, window // 2),
+                        (batch, channels, side, side))
+        for batch, channels, side, part in grid.pick(20, (8, 32, 64), (21, 64, 128, 256, 512), (16, 20, 32, 64, 128), (1, 0, 2)):
+            batch = 2 if grid.small else max(min(batch, (1 << 27) // channels // side ** 2), 1)
+            yield entry("upsample_bilinear2d", lambda x, side=side: F.interpolate(x, (side, side), mode="bilinear"),
+                        (batch, channels, *2 * [side // part if part else 1]))
+        for values, channels, side, ratio in grid.pick(6, (1 << 29, 3 << 28, 1 << 30), (21, 64, 150, 256), (64, 96, 128), (4, 8)):
+            size = 2 if grid.small else side * ratio
+            batch = 2 if grid.small else max(values // channels // size ** 2, 1)
+            yield entry("upsample_bilinear2d", lambda x, size=size: F.interpolate(x, (size, size), mode="bilinear"),
+                        (batch, channels, size // ratio + 1, size // ratio + 1))
+        for batch, classes, side in grid.draw(8, (2, 64, 1), (2, 200, 1), (128, 1024, 1)) if last and dtype == FP32 else ():
+            batch = 2 if grid.small else max(min(batch, (1 << 29) // classes // side ** 2), 1)
+            yield entry("cross_entropy of images", lambda x: F.cross_entropy(x, x.new_zeros((len(x), *x.shape[2:]), dtype=torch.long)),
+                        (batch, classes, side, side))
+        for batch, channels, side, least in grid.pick(
+                16, (32, 96, 192, 512), (64, 96, 128, 192, 288, 512), (147, 111, 71, 55, 35, 112, 56, 28), (0, 1)):
+            batch = 2 if grid.small else max(min(batch, (1 << 28) // channels // side ** 2), 1)
+            yield entry("max_pool2d", lambda x, least=least: F.max_pool2d(x, 3, 2, least), (batch, channels, side, side))
+        for batch, channels, side, joined in grid.pick(16, (32, 64, 96, 128), (64, 128, 256, 512), (56, 28, 14, 7), (1, 3, 10, 30)):
+            batch = 2 if grid.small else batch
+            yield entry("cat of planes", lambda *all_: torch.cat(all_, 1), (batch, channels, side, side),
+                        *[(batch, 32, side, side)] * joined, trained=False)
+            yield entry("add_ to a part", lambda x, y: x[:, :32].add_(y), (batch, channels, side, side), (batch, 32, side, side),
+                        trained=False)
+        for batch, channels, side in grid.pick(10, (32, 96, 128, 192), (96, 144, 448, 720, 960), (56, 28, 14, 7)):
+            shape = 2 if grid.small else batch, channels, side, side
+            yield entry("mean of planes", lambda x: x.mean((2, 3), keepdim=True), shape)  # its gradient is a repeated quotient
+            yield entry("add_ of two layouts", lambda x, y: x.add_(y), shape, shape, lasts=(last, not last), trained=False)
+    for dtype, (rows, width) in itertools.product((FP32, BF16), grid.draw(8, (1 << 15, 1 << 21, 1), (16, 128, 16))):
+        yield Entry(f"layer_norm ({short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
+
+
+def _called(call: Callable[..., torch.Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, lasts: Sequence[bool],
+            trained: bool) -> Make:
+    def make(new: Maker) -> Stages:
+        made = [formed(new(*shape, dtype=dtype), last).requires_grad_(trained) for shape, last in zip(shapes, lasts)]
+        return (lambda _: call(*made), *([gradients(*made)] if trained else []))
+
+    return make
 
 
 def depthwise_convolutions(grid: Grid) -> Iterator[Entry]:
@@ -233,13 +305,14 @@ def _convolved(batch: int, shape: _Convolution, dtype: torch.dtype, last: bool, 
     def make(new: Maker) -> Stages:
         x = formed(new(batch, shape.wide, shape.side, shape.side, dtype=dtype), last).requires_grad_(shape.wide > 3)
         sizes = (shape.wide, shape.out) if shape.transposed else (shape.out, shape.wide // shape.groups)
-        weight = formed(new(*sizes, shape.kernel, shape.kernel, dtype=dtype), last).requires_grad_()
+        kernel = shape.kernel, shape.across or shape.kernel
+        weight = formed(new(*sizes, *kernel, dtype=dtype), last).requires_grad_()
         bias = new(shape.out, dtype=dtype, grad=True) if biased else None
 
         def forward(_: Any) -> torch.Tensor:
             if shape.transposed:
                 return F.conv_transpose2d(x, weight, bias, stride=shape.stride, padding=shape.kernel // 2 - 1)
-            padding = shape.dilation * (shape.kernel // 2) if shape.kernel % 2 else 0
+            padding = [shape.dilation * (side // 2) if side % 2 else 0 for side in kernel]
             return F.conv2d(x, weight, bias, stride=shape.stride, padding=padding, dilation=shape.dilation, groups=shape.groups)
 
         return forward, gradients(x if shape.wide > 3 else None, weight, bias)

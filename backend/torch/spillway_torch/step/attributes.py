@@ -80,8 +80,12 @@ def _convolution(named: Named, inputs: Tensors, outputs: Tensors) -> dict[str, i
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
-    return (tensor.dim() == 4 and not tensor.is_contiguous()
-            and tensor.is_contiguous(memory_format=torch.channels_last))
+    """Returns whether the channels of a pixel lie side by side, also in a part of the channels of a larger tensor."""
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return False
+    _, channels, height, width = tensor.shape
+    image, channel, row, pixel = tensor.stride()
+    return channel == 1 and pixel >= channels and row == width * pixel and image == height * row
 
 
 def grouped_flops(packet: str, attributes: Mapping[str, int]) -> int | None:
@@ -146,6 +150,11 @@ def _other(packet: str, named: Named, lists: Sequence[Tensors], inputs: Tensors,
         found["indices"] = max(whole)
     if any(word in packet for word in ("batch_norm", "group_norm", "layer_norm", "pool", "upsample")):
         found["channels_last"] = int(bool(inputs) and _channels_last(inputs[0]))
+    if "upsample" in packet and inputs and outputs:
+        found["plane"] = max(math.prod(t.shape[2:]) for t in (inputs[0], outputs[0]))
+    if "avg_pool2d" in packet and "kernel_size" in named:
+        sides = named["kernel_size"]
+        found["window"] = math.prod(sides) ** (2 // len(sides))
     if "accumulate" in named:
         found["accumulate"] = int(bool(named["accumulate"]))
     return found
