@@ -329,7 +329,8 @@ class JointPolicy final : public PlannedPolicy {
     return sets[static_cast<size_t>(std::ranges::min_element(times) - times.begin())];
   }
 
-  // Tries all other policies, with each algorithm and with parameters inside and outside.
+  // Tries all other policies, with each algorithm and with parameters inside and outside. One whose
+  // default arguments do not suit the network does not count.
   void TryOthers(const std::vector<Bytes>& memories, const TrialRun& trial, JointPlan& best,
                  std::optional<Duration>& shortest) const {
     PolicyRegistry registry;
@@ -348,11 +349,14 @@ class JointPolicy final : public PlannedPolicy {
     }
     std::vector<std::optional<Duration>> times(memories.size() * others.size());
     InParallel(times.size(), [&](size_t i) {
-      const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
-        return trial(*registry.Make(others[i % others.size()]), memories[i / others.size()],
-                     options);
-      });
-      if (judged) times[i] = judged->time;
+      try {
+        const auto judged = Judge(options_, {}, [&](const TrialOptions& options) {
+          return trial(*registry.Make(others[i % others.size()]), memories[i / others.size()],
+                       options);
+        });
+        if (judged) times[i] = judged->time;
+      } catch (const UsageError&) {
+      }
     });
     for (size_t i = 0; i < times.size(); ++i) {
       if (!times[i] || (shortest && *times[i] >= *shortest)) continue;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "policies/plan/search.h"
 #include "policies/registry.h"
 #include "sim/core/check.h"
+#include "sim/core/cost_model.h"
 #include "sim/cost/roofline.h"
 #include "tests/testing/files.h"
 #include "tests/testing/fixtures.h"
@@ -331,6 +333,32 @@ TEST_F(JointTest, DoesOnlyWhatItMay) {
   // A narrower search may find slightly better plans because it goes deeper.
   EXPECT_LE(Run(trace, memory, "joint:effort=3000").metrics.iteration * 1000,
             std::min(copies.metrics.iteration, recomputes.metrics.iteration) * 1001);
+}
+
+// Gives each slot one kernel, whose workspace is larger than `ucudnn` allows.
+class LargeWorkspaces final : public CostModel {
+ public:
+  std::vector<int64_t> Batches(const Op& op, size_t) const override { return {op.batch}; }
+  std::span<const Kernel> Kernels(const Op&, size_t, int64_t) const override { return kernels_; }
+  Duration CopyTime(Direction, Bytes) const override { return Duration::Microseconds(1); }
+  std::string Provenance() const override { return "made up"; }
+
+ private:
+  const std::vector<Kernel> kernels_{{"only", Duration::Microseconds(50), Bytes::MiB(65)}};
+};
+
+TEST_F(JointTest, APolicyThatRefusesTheNetworkDoesNotCount) {
+  const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
+  const LargeWorkspaces cost;
+  const auto run = [&](const std::string& policy, Bytes memory) {
+    return testing::Simulate({Borrow(trace), device_, Borrow(cost), memory}, *registry_.Make(policy))
+        .report;
+  };
+  const Bytes peak = run("liveness", Bytes::Unlimited()).metrics.peak_reserved;
+  const Bytes memory = MemoryAt(40, LayerBound(trace, device_.alignment) + Bytes::MiB(65), peak,
+                                device_.alignment);
+  EXPECT_THROW(run("ucudnn", memory), UsageError);
+  EXPECT_TRUE(run("joint:effort=30", memory).fits());
 }
 
 TEST_F(JointTest, StaysInCoreWhereThereIsRoom) {
