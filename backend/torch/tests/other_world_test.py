@@ -340,6 +340,8 @@ class OtherShardingTest(StepTest):
             exec(row["python"].split("os.environ")[0], {"model": model, "FSDPModule": FSDPModule})  # pylint: disable=exec-used
             self.assertTrue(all(block._get_fsdp_state()._fsdp_param_group._reshard_after_forward for block in model))
         self.assertNotIn("reshard", self.changes(self.recorded(sharded(1024), 4), "200MiB"))
+        together = self.changes(self.recorded(sharded(512, count=8, **self.KEPT), 4), "110MiB")["combination"]["remedy"].split(" + ")
+        self.assertIn("reshard after forward", together)
 
 
 if __name__ == "__main__":

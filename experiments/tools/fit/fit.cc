@@ -151,8 +151,8 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 }
 
 // Returns the results of combinations of changes with which it fits: of the numbers, of the
-// optimizer, of the loss, and of checkpoints around all or as few blocks as make it fit, or of the
-// numbers and of what Spillway does. Of the combinations that keep the numerics, and of all, only
+// optimizer, of the loss, of when shards are freed, and of checkpoints around all or as few blocks
+// as make it fit, or of the numbers and of what Spillway does. Of the combinations that keep the numerics, and of all, only
 // the cheapest is returned.
 std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
                              const std::vector<std::string>& blocks) {
@@ -161,9 +161,11 @@ std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
     std::vector<StepChange> parts;
   };
   std::vector<Made> all{{one, {}}};
+  std::vector<StepChange> sharding = ChangesOfSharding();
+  std::erase_if(sharding, [](const StepChange& change) { return !change.exact; });
   size_t with_numbers = 0;  // the first of them have no change of another kind
   for (const auto& changes :
-       {ChangesOfNumbers(), ChangesOfOptimizer(one.device()), ChangesOfLoss()}) {
+       {ChangesOfNumbers(), ChangesOfOptimizer(one.device()), ChangesOfLoss(), sharding}) {
     const size_t before = all.size();
     for (size_t i = 0; i < before; ++i) {
       for (const StepChange& change : changes) {
