@@ -6,13 +6,15 @@ give it (`assume`); otherwise the recording is refused.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import logging
 import os
 import re
 import sys
+import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
 import torch
@@ -37,10 +39,11 @@ def _frame(*others: str) -> Optional[types.FrameType]:
 def line_of_program() -> str:
     """Returns the line that runs, "train.py:31", outside PyTorch, with the path in the library if it is one; empty if it is not known."""
     frame = _frame(_TORCH)
-    if frame is None:
-        return ""
-    path = frame.f_code.co_filename
-    return f"{_LIBRARIES.sub('', path) if _LIBRARIES.match(path) else os.path.basename(path)}:{frame.f_lineno}"
+    return "" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _line(path: str, number: int) -> str:
+    return f"{_LIBRARIES.sub('', path) if _LIBRARIES.match(path) else os.path.basename(path)}:{number}"
 
 
 def compared_by_choice() -> bool:
@@ -74,12 +77,12 @@ class Numbers:
                 return value() if callable(value) else value
         return None
 
-    def plain(self, what: str, value: Any) -> Any:
-        """Returns the number for a call that has to give one of Python's own types, and notes that it is not the true one."""
+    def plain(self, what: str, value: Any, described: str = "") -> Any:
+        """Returns the number, or the list of numbers, for a call that has to give one, and notes that it is not the true one."""
         given = self.given()
         if given is not None:
             return type(value)(given)
-        self._plain.setdefault(line_of_program(), f"{what} gave {value}")
+        self._plain.setdefault(line_of_program(), f"{what} gave {described or value}")
         return value
 
     def report(self) -> None:
@@ -92,11 +95,25 @@ class Numbers:
                         ", ".join(f"{what} at {line}" for line, what in self._plain.items()), next(iter(self._plain)))
 
 
-def needs(what: str, place: str) -> NotRecordableError:
-    """Returns the error for a result or decision that depends on data. place: see `Recorder.place`."""
-    line = line_of_program()
+def needs(what: str, place: str, line: str = "") -> NotRecordableError:
+    """Returns the error for a result or decision that depends on data. place: see `Recorder.place`. line: by default, the one that runs."""
+    line = line or line_of_program()
     return NotRecordableError(f"{what}{place} depends on data, which a recording without data does not have" + (
         f"; record(..., assume={{'{line}': VALUE}}) gives it" if line else ""))
+
+
+@contextlib.contextmanager
+def sizes_named() -> Iterator[None]:
+    """Within it, an error of PyTorch about a size that depends on data becomes one that says where the program asks for it."""
+    try:
+        yield
+    except TypeError as error:
+        if NoValue.__name__ not in str(error):
+            raise
+        lines = [_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
+                 if not frame.filename.startswith((_PACKAGE, _TORCH, "<frozen"))]
+        line = lines[-1] if lines else ""
+        raise needs(f"a size that {str(error).partition('(')[0]}() takes", f" ({line})", line) from error
 
 
 class NoValue(float):

@@ -177,6 +177,8 @@ class Names(TorchFunctionMode):
         named = self.named.get(func)
         if named is not None:
             return named(*args, **(kwargs or {}))
+        if func is torch.arange and any(isinstance(value, NoValue) for value in (*args, *(kwargs or {}).values())):
+            raise needs("a size that arange() takes", self.recorder.place())
         without_memory = False  # the program makes it under `torch.device("meta")`
         if kwargs and kwargs.get("device") is not None:
             given = kwargs["device"]

@@ -18,6 +18,7 @@ from ..base.ranks import rank
 from ..base.target import Target
 from .meter import meter_of
 from .modules import Modules
+from .numbers import sizes_named
 from .pretended import active, pretend
 from .data import Measured, Operator
 from .distributed import sharded
@@ -35,6 +36,7 @@ def record_plainly(step: Callable[[], Any], wanted: Target, model: torch.nn.Modu
     measured = Measured(meter.name) if meter is not None else Measured()
     with contextlib.ExitStack() as stack:
         stack.enter_context(refuse_compiled())
+        stack.enter_context(sizes_named())
         if meter is not None and warm_up > 0:
             measured = meter.steps(step)
         if wanted.real:
