@@ -152,8 +152,8 @@ std::vector<FitRow> WithPolicy(const Question& one, const PolicyChoice& policy) 
 
 // Returns the results of combinations of changes with which it fits: of the numbers, of the
 // optimizer, of the loss, of when shards are freed, and of checkpoints around all or as few blocks
-// as make it fit, or of the numbers and of what Spillway does. Of the combinations that keep the numerics, and of all, only
-// the cheapest is returned.
+// as make it fit, or of the numbers and of what Spillway does. Of the combinations that keep the
+// numerics, and of all, only the cheapest is returned.
 std::vector<FitRow> Combined(const Question& one, const FitRow& as_it_is,
                              const std::vector<std::string>& blocks) {
   struct Made {

@@ -351,12 +351,13 @@ TEST_F(JointTest, APolicyThatRefusesTheNetworkDoesNotCount) {
   const Trace trace = LowerNetwork(testing::Residual(), {8, "torch", true});
   const LargeWorkspaces cost;
   const auto run = [&](const std::string& policy, Bytes memory) {
-    return testing::Simulate({Borrow(trace), device_, Borrow(cost), memory}, *registry_.Make(policy))
+    return testing::Simulate({Borrow(trace), device_, Borrow(cost), memory},
+                             *registry_.Make(policy))
         .report;
   };
   const Bytes peak = run("liveness", Bytes::Unlimited()).metrics.peak_reserved;
-  const Bytes memory = MemoryAt(40, LayerBound(trace, device_.alignment) + Bytes::MiB(65), peak,
-                                device_.alignment);
+  const Bytes memory =
+      MemoryAt(40, LayerBound(trace, device_.alignment) + Bytes::MiB(65), peak, device_.alignment);
   EXPECT_THROW(run("ucudnn", memory), UsageError);
   EXPECT_TRUE(run("joint:effort=30", memory).fits());
 }
