@@ -23,11 +23,9 @@ class RemediedContext final : public ForwardingPolicyContext {
   RemediedContext(PolicyContext& context, bool fences, std::optional<TensorId> kept)
       : ForwardingPolicyContext(context), fences_(fences), kept_(kept) {}
 
-  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
-    return !IsKept(tensor) && ForwardingPolicyContext::Offload(tensor, pool);
-  }
-  bool Evict(TensorId tensor) override {
-    return !IsKept(tensor) && ForwardingPolicyContext::Evict(tensor);
+  bool Do(const VerbCall& call) override {
+    const bool leaves = call.verb == Verb::kOffload || call.verb == Verb::kEvict;
+    return !(leaves && IsKept(call.tensor)) && ForwardingPolicyContext::Do(call);
   }
   void Fence() override {
     if (fences_) ForwardingPolicyContext::Fence();

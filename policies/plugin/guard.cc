@@ -23,12 +23,10 @@ class GuardedContext final : public ForwardingPolicyContext {
     return unwinding_ != nullptr && unwinding_ == std::current_exception();
   }
 
-  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
-    return Base::Offload(Known(tensor, "Offload"), pool);
+  bool Do(const VerbCall& call) override {
+    Known(call.tensor, Name(call.verb));
+    return Base::Do(call);
   }
-  bool Release(TensorId tensor) override { return Base::Release(Known(tensor, "Release")); }
-  bool Prefetch(TensorId tensor) override { return Base::Prefetch(Known(tensor, "Prefetch")); }
-  bool Evict(TensorId tensor) override { return Base::Evict(Known(tensor, "Evict")); }
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
     for (const TensorId tensor : tensors) Known(tensor, "Reserve");
     return Remembering([&] { return Base::Reserve(tensors, at_least); });
@@ -59,7 +57,7 @@ class GuardedContext final : public ForwardingPolicyContext {
  private:
   using Base = ForwardingPolicyContext;
 
-  TensorId Known(TensorId tensor, const char* verb) const {
+  TensorId Known(TensorId tensor, std::string_view verb) const {
     const size_t count = trace().tensors.size();
     if (Index(tensor) >= count) {
       throw PolicyError(

@@ -32,7 +32,7 @@ class PolicyRegistry;
 
 // The number of incompatible changes so far to the headers that a plugin compiles against:
 // `Policy`, `PolicyContext`, `Params`, `PolicyRegistry` and everything that these include.
-inline constexpr uint32_t kPluginApiVersion = 29;
+inline constexpr uint32_t kPluginApiVersion = 30;
 
 #define SPILLWAY_TEXT_OF_VALUE(value) #value
 #define SPILLWAY_TEXT_OF(macro) SPILLWAY_TEXT_OF_VALUE(macro)

@@ -13,12 +13,7 @@ class ForwardingPolicyContext : public PolicyContext {
   // REQUIRES: `context` outlives the wrapper.
   explicit ForwardingPolicyContext(PolicyContext& context) : context_(context) {}
 
-  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
-    return context_.Offload(tensor, pool);
-  }
-  bool Release(TensorId tensor) override { return context_.Release(tensor); }
-  bool Prefetch(TensorId tensor) override { return context_.Prefetch(tensor); }
-  bool Evict(TensorId tensor) override { return context_.Evict(tensor); }
+  bool Do(const VerbCall& call) override { return context_.Do(call); }
   void Fence() override { context_.Fence(); }
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
     return context_.Reserve(tensors, at_least);

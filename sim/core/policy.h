@@ -35,13 +35,13 @@
 #include "sim/core/backend.h"
 #include "sim/core/cost_model.h"
 #include "sim/core/device.h"
+#include "sim/core/report.h"
 #include "traces/base/units.h"
 #include "traces/liveness.h"
 #include "traces/trace.h"
 
 namespace spillway::sim {
 
-struct Report;
 class Policy;
 
 // The options of a trial run.
@@ -99,6 +99,13 @@ enum class Residency : uint8_t {
 // runs each slot with its fastest kernel on the whole batch.
 using KernelPlan = std::vector<KernelRun>;
 
+// A verb on a storage: to offload, release, prefetch or evict it.
+struct VerbCall {
+  Verb verb{};
+  TensorId tensor{};
+  std::optional<PoolId> pool = std::nullopt;  // for kOffload
+};
+
 // The verbs by which a policy acts, and the facts that it may read. A tensor argument stands for
 // its whole storage, the root of `alias_of`. A verb that returns false has changed nothing.
 //
@@ -122,21 +129,26 @@ class PolicyContext {
   // Starts a copy out of the device; the device copy stays. The copy goes to `pool`, or without one
   // to the fastest pool that has room. Returns true also if a copy outside exists already. Returns
   // false if the storage is not on the device, or if the pool is full or does not exist.
-  virtual bool Offload(TensorId tensor, std::optional<PoolId> pool = std::nullopt) = 0;
+  bool Offload(TensorId tensor, std::optional<PoolId> pool = std::nullopt) {
+    return Do({Verb::kOffload, tensor, pool});
+  }
 
   // Gives the device block back at once. The block's next owner waits, on the device, until the
   // copy has landed and every reader is done. Returns false if the storage is not on the device or
   // has no copy outside; a copy in flight is enough.
-  virtual bool Release(TensorId tensor) = 0;
+  bool Release(TensorId tensor) { return Do({Verb::kRelease, tensor}); }
 
   // Takes a device block and starts the copy from outside. Returns false if the storage is not
   // `kOutside` or no block is free; `OnAllocFailure` is not called.
-  virtual bool Prefetch(TensorId tensor) = 0;
+  bool Prefetch(TensorId tensor) { return Do({Verb::kPrefetch, tensor}); }
 
   // Drops the storage, on the device and outside; the runtime recomputes it at its next use.
   // Returns false if the storage has no next use or cannot be recomputed then: an op that writes it
   // is not recomputable, or an input of such an op will be gone or overwritten.
-  virtual bool Evict(TensorId tensor) = 0;
+  bool Evict(TensorId tensor) { return Do({Verb::kEvict, tensor}); }
+
+  // Carries out one of the verbs above. Throws `PolicyError` for others.
+  virtual bool Do(const VerbCall& call) = 0;
 
   // Makes the compute stream wait, before the next op, for every copy issued so far.
   virtual void Fence() = 0;

@@ -69,75 +69,23 @@ class Runtime final : public PolicyContext {
 
   // --- PolicyContext: verbs ---------------------------------------------------------------------
 
-  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
-    const TensorId id = liveness_.Root(tensor);
-    Storage& storage = At(id);
+  bool Do(const VerbCall& call) override {
+    const TensorId id = liveness_.Root(call.tensor);
     const auto attempt = [&] {
-      if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
-      if (hooks_ != nullptr && !hooks_->offload) return Refusal::kUnknown;
-      if (storage.residency == Residency::kBoth) return Refusal::kNone;
-      if (arriving_ || storage.residency != Residency::kDevice) return Refusal::kUnknown;
-      if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return Refusal::kFull;
-      CopyOut(id);
-      return Refusal::kNone;
-    };
-    return Log(Verb::kOffload, id, attempt());
-  }
-
-  bool Release(TensorId tensor) override {
-    const TensorId id = liveness_.Root(tensor);
-    const auto attempt = [&] {
-      Storage& storage = At(id);
-      if (storage.pins > 0 || storage.held) return Refusal::kPinned;
-      if (storage.residency != Residency::kBoth) return Refusal::kUnknown;
-      if (hooks_ != nullptr && making_room_ && op_ < hook_table_.FreeFrom(id)) {
-        return Refusal::kPinned;
+      switch (call.verb) {
+        case Verb::kOffload:
+          return TryOffload(id, call.pool);
+        case Verb::kRelease:
+          return TryRelease(id);
+        case Verb::kPrefetch:
+          return TryPrefetch(id);
+        case Verb::kEvict:
+          return TryEvict(id);
+        default:
+          throw PolicyError(fmt::format("'{}' is no verb on a storage", Name(call.verb)));
       }
-      // The program's allocator reuses the memory in the order of its ops alone.
-      if (hooks_ != nullptr) commands_.Fence(storage.outside_hazards.ForRead());
-      memory_.GiveDeviceBlock(id);
-      storage.residency = Residency::kOutside;
-      return Refusal::kNone;
     };
-    return Log(Verb::kRelease, id, attempt());
-  }
-
-  bool Prefetch(TensorId tensor) override {
-    const TensorId id = liveness_.Root(tensor);
-    const auto attempt = [&] {
-      Storage& storage = At(id);
-      if (storage.pins > 0) return Refusal::kPinned;
-      if (arriving_ || storage.residency != Residency::kOutside) return Refusal::kUnknown;
-      if (!memory_.TryPlaceOnDevice(id)) return Refusal::kFull;
-      CopyToDevice(id);
-      return Refusal::kNone;
-    };
-    return Log(Verb::kPrefetch, id, attempt());
-  }
-
-  bool Evict(TensorId tensor) override {
-    const TensorId id = liveness_.Root(tensor);
-    const auto attempt = [&] {
-      Storage& storage = At(id);
-      const std::optional<OpId> next = NextUse(id);
-      if (storage.pins > 0 || storage.held || !trace_.tensor(id).movable) return Refusal::kPinned;
-      if (hooks_ != nullptr && !hooks_->evict) return Refusal::kUnknown;
-      if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
-      if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
-      // With this check, storages that were evicted earlier and are used sooner stay recomputable
-      // without this one.
-      if (!CanRecompute(id, *next)) return Refusal::kUnknown;
-      // In forward, the program compares what it needs to run the ops again.
-      if (hooks_ != nullptr && trace_.op(op_).phase == Phase::kForward) {
-        parts_.backend->OnHostWork(*hooks_->evict);
-      }
-      evictions_.Note(id, *next);
-      memory_.DropOutsideCopy(id);
-      memory_.GiveDeviceBlock(id);
-      storage.residency = Residency::kEvicted;
-      return Refusal::kNone;
-    };
-    return Log(Verb::kEvict, id, attempt());
+    return Log(call.verb, id, attempt());
   }
 
   void Fence() override {
@@ -216,6 +164,63 @@ class Runtime final : public PolicyContext {
     const bool done = refusal == Refusal::kNone;
     decisions_.Append({op_, verb, done, tensor, refusal, {}});
     return done;
+  }
+
+  // --- The verbs on storages --------------------------------------------------------------------
+
+  Refusal TryOffload(TensorId id, std::optional<PoolId> pool) {
+    const Storage& storage = At(id);
+    if (storage.pins > 0 || !trace_.tensor(id).movable) return Refusal::kPinned;
+    if (hooks_ != nullptr && !hooks_->offload) return Refusal::kUnknown;
+    if (storage.residency == Residency::kBoth) return Refusal::kNone;
+    if (arriving_ || storage.residency != Residency::kDevice) return Refusal::kUnknown;
+    if (!storage.holds_outside && !memory_.TakeOutsideBlock(id, pool)) return Refusal::kFull;
+    CopyOut(id);
+    return Refusal::kNone;
+  }
+
+  Refusal TryRelease(TensorId id) {
+    Storage& storage = At(id);
+    if (storage.pins > 0 || storage.held) return Refusal::kPinned;
+    if (storage.residency != Residency::kBoth) return Refusal::kUnknown;
+    if (hooks_ != nullptr && making_room_ && op_ < hook_table_.FreeFrom(id)) {
+      return Refusal::kPinned;
+    }
+    // The program's allocator reuses the memory in the order of its ops alone.
+    if (hooks_ != nullptr) commands_.Fence(storage.outside_hazards.ForRead());
+    memory_.GiveDeviceBlock(id);
+    storage.residency = Residency::kOutside;
+    return Refusal::kNone;
+  }
+
+  Refusal TryPrefetch(TensorId id) {
+    const Storage& storage = At(id);
+    if (storage.pins > 0) return Refusal::kPinned;
+    if (arriving_ || storage.residency != Residency::kOutside) return Refusal::kUnknown;
+    if (!memory_.TryPlaceOnDevice(id)) return Refusal::kFull;
+    CopyToDevice(id);
+    return Refusal::kNone;
+  }
+
+  Refusal TryEvict(TensorId id) {
+    Storage& storage = At(id);
+    const std::optional<OpId> next = NextUse(id);
+    if (storage.pins > 0 || storage.held || !trace_.tensor(id).movable) return Refusal::kPinned;
+    if (hooks_ != nullptr && !hooks_->evict) return Refusal::kUnknown;
+    if (storage.persistent || !OnDevice(storage.residency) || !next) return Refusal::kUnknown;
+    if (placer_.overwrites() && *next == op_) return Refusal::kPinned;
+    // With this check, storages that were evicted earlier and are used sooner stay recomputable
+    // without this one.
+    if (!CanRecompute(id, *next)) return Refusal::kUnknown;
+    // In forward, the program compares what it needs to run the ops again.
+    if (hooks_ != nullptr && trace_.op(op_).phase == Phase::kForward) {
+      parts_.backend->OnHostWork(*hooks_->evict);
+    }
+    evictions_.Note(id, *next);
+    memory_.DropOutsideCopy(id);
+    memory_.GiveDeviceBlock(id);
+    storage.residency = Residency::kEvicted;
+    return Refusal::kNone;
   }
 
   // --- The run ----------------------------------------------------------------------------------

@@ -386,7 +386,7 @@ class OutOfTreeTest(unittest.TestCase):
             self.assertIn("time", result.stderr)
 
     def test_broken_rules_end_the_run_and_a_misfit_does_not(self):
-        self.fails(4, "Offload: tensor", "./throws.so:lies:how=tensor")
+        self.fails(4, "offload: tensor", "./throws.so:lies:how=tensor")
         self.fails(4, "ReserveWorkspaceFor: op", "./throws.so:lies:how=op")
         self.fails(4, "policy './throws.so:lies:how=late': Reserve was called outside Plan",
                    "./throws.so:lies:how=late")

@@ -135,7 +135,7 @@ TEST(GuardTest, SpillwaysOwnErrorsKeepTheirKind) {
 }
 
 TEST(GuardTest, TensorsThatDoNotExistAreCaught) {
-  EXPECT_THAT(PolicyErrorOf(Faulty::Fault::kTensor), HasSubstr("Evict: tensor 4711"));
+  EXPECT_THAT(PolicyErrorOf(Faulty::Fault::kTensor), HasSubstr("evict: tensor 4711"));
 }
 
 TEST(GuardTest, ARunThatDoesNotFitIsNoError) {

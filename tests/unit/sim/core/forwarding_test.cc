@@ -216,12 +216,10 @@ TEST_P(BackendWrappers, PassEveryMethodOn) {
 
 class NotingContext final : public PolicyContext {
  public:
-  bool Offload(TensorId tensor, std::optional<PoolId> pool) override {
-    return pool == PoolId::kHost && Note("Offload", tensor);
+  bool Do(const VerbCall& call) override {
+    const bool offloads = call.verb == Verb::kOffload;
+    return offloads == (call.pool == PoolId::kHost) && Note("Do", call.tensor);
   }
-  bool Release(TensorId tensor) override { return Note("Release", tensor); }
-  bool Prefetch(TensorId tensor) override { return Note("Prefetch", tensor); }
-  bool Evict(TensorId tensor) override { return Note("Evict", tensor); }
   void Fence() override { Note("Fence"); }
   bool Reserve(std::span<const TensorId> tensors, Bytes at_least) override {
     return at_least == Bytes(3) && Note("Reserve", tensors.front());
