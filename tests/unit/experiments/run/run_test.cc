@@ -106,6 +106,16 @@ TEST_F(AssemblerTest, ATrialMakesAsManyIterationsAsItIsAskedFor) {
   }
 }
 
+TEST_F(AssemblerTest, ATrialIsOnTheAllocatorOfTheRun) {
+  for (const char* allocator : {"best-fit", "pytorch"}) {
+    SCOPED_TRACE(allocator);
+    setup_.arena = allocator;
+    Widening other(Bytes::MiB(4)), policy(Bytes::MiB(4), &other);
+    const Report report = testing::Simulate(setup_, policy).report;
+    EXPECT_EQ(policy.tried->placements, report.placements);
+  }
+}
+
 TEST_F(AssemblerTest, PoliciesPrepareForTheMemoryOfTheRun) {
   Widening other(Bytes::MiB(1)), policy(Bytes::MiB(1), &other);
   testing::Simulate(setup_, policy);

@@ -468,22 +468,6 @@ TEST_F(JointTest, WhatLivesOutsideIsPlannedWithAllElse) {
   }
 }
 
-// Compares plans found on the allocator of the run with plans found on another allocator.
-TEST_P(JointTest, SearchesOnTheAllocatorOfTheRun) {
-  const Trace trace = LowerNetwork(GetParam()(), {256, "torch", true});
-  device_.page_map.fixed = Duration::Milliseconds(5);
-  Duration own, foreign;
-  for (const double percent : {20, 40, 60}) {
-    const Bytes memory = Memory(trace, percent);
-    Draft setup{Borrow(trace), device_, Borrow(cost_), memory};
-    const std::string other = PolicyOf(Run(trace, memory, "joint:effort=300").plan);
-    setup.arena = "stitched:page=4KiB";
-    own += testing::Simulate(setup, *registry_.Make("joint:effort=300")).report.metrics.iteration;
-    foreign += testing::Simulate(setup, *registry_.Make(other)).report.metrics.iteration;
-  }
-  EXPECT_LE(own * 1000, foreign * 1005);
-}
-
 // The plan keeps everything in too little memory. Storages that are given up return before the op
 // that uses them.
 TEST_F(JointTest, WhatIsGivenUpComesBackEarly) {
