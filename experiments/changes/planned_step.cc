@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "experiments/changes/changed_op.h"
-#include "policies/plan/facts.h"
 #include "traces/liveness.h"
 
 namespace spillway::lab {
@@ -297,9 +296,10 @@ HostableWeights WeightsIn(const Trace& trace) {
     const Tensor& tensor = trace.tensors[i];
     const auto writers = liveness.Writers(id);
     if (tensor.alias_of || !tensor.movable || liveness.Uses(id).empty()) continue;
-    if (policies::IsFrozen(tensor, writers)) found.frozen.push_back(id);
-    if (policies::IsFrozen(tensor, {}) && !writers.empty() &&
-        std::ranges::all_of(writers, is_part)) {
+    if (tensor.kind != TensorKind::kParameter || tensor.size < kSmallest) continue;
+    if (writers.empty()) {
+      found.frozen.push_back(id);
+    } else if (std::ranges::all_of(writers, is_part)) {
       found.trained.push_back(id);
     }
   }

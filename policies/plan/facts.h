@@ -8,7 +8,6 @@
 #include <compare>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "policies/plan/copies.h"
@@ -23,12 +22,6 @@ namespace spillway::policies {
 // are outside but while an op uses them.
 inline bool StaysOnDevice(TensorKind kind) {
   return kind == TensorKind::kParameter || kind == TensorKind::kOptimizerState;
-}
-// Returns true iff the tensor is a parameter that no op of a step writes, of at least 1 MiB, which
-// are those that `spillway_torch.fit` can have on the host. `writers` are the ops that write its
-// storage.
-inline bool IsFrozen(const Tensor& tensor, std::span<const OpId> writers) {
-  return tensor.kind == TensorKind::kParameter && writers.empty() && tensor.size >= Bytes::MiB(1);
 }
 // Returns true iff a plan may move the tensor.
 inline bool MayMove(const Tensor& tensor) { return tensor.movable && !StaysOnDevice(tensor.kind); }

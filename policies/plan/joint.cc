@@ -117,21 +117,20 @@ constexpr int kLevels = 10;
 // tried outside. The best of each, by a trial that plans nothing else, is searched.
 constexpr size_t kOutsideShares = 8;
 // None is, if a plan with all of them inside takes at most one part in so many longer than the
-// iteration in core, or, without state or frozen parameters to leave, than the bound if it is more.
+// iteration in core, or, without state to leave, than the bound if it is more.
 constexpr int64_t kNearBound = 50;
 
 // Which parameters and states may live outside between their uses.
-enum class Outside : uint8_t { kNone, kState, kWholeState, kFrozen, kAll };
+enum class Outside : uint8_t { kNone, kState, kWholeState, kAll };
 
-// Returns the storages of a kind, or only those of them that no op writes, in the order of their
-// uses, or of a recorded program in the order in which `spillway_torch.fit` lets them leave;
-// nothing if one op uses more than half of their bytes, so that they have to be there at once.
-std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind, bool frozen = false) {
+// Returns the storages of a kind, in the order of their uses, or of a recorded program in the order
+// in which `spillway_torch.fit` lets them leave; nothing if one op uses more than half of their
+// bytes, so that they have to be there at once.
+std::vector<TensorId> Streamable(const JointFacts& facts, TensorKind kind) {
   const Trace& trace = facts.trace();
   const auto is_one = [&](TensorId id) {
     const Tensor& tensor = trace.tensor(id);
-    const bool asked = !frozen || IsFrozen(tensor, facts.liveness().Writers(id));
-    return tensor.kind == kind && tensor.movable && asked;
+    return tensor.kind == kind && tensor.movable;
   };
   std::vector<TensorId> found;
   std::vector<bool> seen(trace.tensors.size());
@@ -226,8 +225,7 @@ class JointPolicy final : public PlannedPolicy {
     // A recorded program has moves of its own, and can carry out only the decisions of another
     // policy's run. The bound holds for runs with all parameters and state inside.
     const auto near = [&] {
-      const bool leaves = outside_ == Outside::kFrozen ||
-                          !Streamable(*probe.facts, TensorKind::kOptimizerState).empty();
+      const bool leaves = !Streamable(*probe.facts, TensorKind::kOptimizerState).empty();
       const Duration bound =
           leaves ? in_core
                  : std::max(in_core, JointBound(probe.facts->trace(), cost, device.memory));
@@ -292,8 +290,7 @@ class JointPolicy final : public PlannedPolicy {
     std::vector<std::vector<TensorId>> chosen{
         FastestOutside(SharesOf(state, {}, spread), memory, facts, trial)};
     if (outside_ != Outside::kState) {
-      const std::vector<TensorId> parameters =
-          Streamable(*facts, TensorKind::kParameter, outside_ == Outside::kFrozen);
+      const std::vector<TensorId> parameters = Streamable(*facts, TensorKind::kParameter);
       chosen.push_back(FastestOutside(SharesOf(parameters, state, spread), memory, facts, trial));
     }
     chosen.push_back(state);  // the trials know little of what is searched next
@@ -445,10 +442,9 @@ std::unique_ptr<Policy> MakeJointPolicy(Params& params) {
       {{"none", Outside::kNone},
        {"state", Outside::kState},
        {"whole-state", Outside::kWholeState},
-       {"frozen", Outside::kFrozen},
        {"all", Outside::kAll}},
       "what may live outside between the ops that use it: nothing, a share of the optimizer state, "
-      "this state and no less, state and frozen parameters, or state and parameters");
+      "this state and no less, or state and parameters");
   return std::make_unique<JointPolicy>(options, effort, early_updates, outside);
 }
 
