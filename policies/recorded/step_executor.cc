@@ -36,15 +36,19 @@ StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_
   for (const StepPlan::Storage& storage : plan.storages) {
     while (times->storage != storage.storage) ++times;  // both are in the order of packing
     const auto at = [&](size_t op) -> Moves& { return moves_[std::min(op, ops - 1)]; };
-    if (storage.fate == StepPlan::Fate::kOffload) {
+    if (storage.fate == StepFate::kOffload) {
       // The op behind the hook may use the storage, which would then be pinned.
       at(Index(times->packed) - 1).copied.push_back(storage.storage);
-      if (storage.release) at(*storage.release).released.push_back(storage.storage);
-      for (const size_t op : storage.prefetches) at(op).prefetched.push_back(storage.storage);
+      for (const size_t op : storage.At(StepMove::kRelease)) {
+        at(op).released.push_back(storage.storage);
+      }
+      for (const size_t op : storage.At(StepMove::kPrefetch)) {
+        at(op).prefetched.push_back({Verb::kPrefetch, storage.storage});
+      }
     } else {
       at(Index(times->left)).evicted.push_back(storage.storage);
     }
-    for (const size_t drop : storage.drops) {
+    for (const size_t drop : storage.At(StepMove::kDrop)) {
       const auto read =
           std::ranges::find(times->reads, static_cast<OpId>(drop), &StepPlaces::Read::taken);
       if (read == times->reads.end()) {
@@ -52,7 +56,7 @@ StepExecutor::StepExecutor(const StepPlan& plan, const StepPlaces& places, size_
         continue;
       }
       auto& moves = at(Index(read->last));
-      (storage.fate == StepPlan::Fate::kOffload ? moves.dropped : moves.evicted)
+      (storage.fate == StepFate::kOffload ? moves.dropped : moves.evicted)
           .push_back(storage.storage);
     }
   }
@@ -79,8 +83,8 @@ void StepExecutor::BeforeOp(PolicyContext& context, OpId op) {
   for (const TensorId id : moves.released) context.Release(id);
   late_.insert(late_.end(), moves.prefetched.begin(), moves.prefetched.end());
   if (!moves.hook) return;
-  std::erase_if(late_, [&](TensorId id) {
-    return context.Where(id) != Residency::kOutside || context.Prefetch(id);
+  std::erase_if(late_, [&](const VerbCall& call) {
+    return context.Where(call.tensor) != Residency::kOutside || context.Do(call);
   });
 }
 

@@ -33,7 +33,8 @@ class StepExecutor final : public Policy {
   // The moves before an op and after it.
   struct Moves {
     bool hook = false;                               // a hook runs before the op
-    std::vector<TensorId> released, prefetched;      // before
+    std::vector<TensorId> released;                  // before
+    std::vector<VerbCall> prefetched;                // before
     std::vector<TensorId> dropped, evicted, copied;  // after
     // These are given up as soon as the storages recomputed for the op have read them.
     std::vector<TensorId> read;
@@ -43,7 +44,7 @@ class StepExecutor final : public Policy {
 
   std::vector<Moves> moves_;
   const std::vector<TensorId> state_;  // on the host
-  std::vector<TensorId> late_;         // prefetches for which there was no room
+  std::vector<VerbCall> late_;         // prefetches for which there was no room
 };
 
 // Returns a policy that makes a trial run of `policy` and carries its decisions out. A

@@ -18,7 +18,6 @@
 
 namespace spillway::policies {
 
-enum class StepFate : uint8_t { kKeep, kOffload, kEvict };
 using StepFates = std::vector<StepFate>;   // by index in `StepMemory::movables`
 using StepProfile = std::vector<int64_t>;  // bytes by moment
 

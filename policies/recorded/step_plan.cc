@@ -16,9 +16,7 @@ namespace {
 constexpr std::string_view kFormat = "spillway-step-plan";
 constexpr int64_t kVersion = 1;
 
-std::string_view Name(StepPlan::Fate fate) {
-  return fate == StepPlan::Fate::kOffload ? "offload" : "evict";
-}
+std::string_view Name(StepFate fate) { return fate == StepFate::kOffload ? "offload" : "evict"; }
 
 double Seconds(Duration time) { return static_cast<double>(time.picoseconds()) * 1e-12; }
 
@@ -145,6 +143,9 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
     const auto found = called.find(times.storage);
     if (found == called.end()) continue;
     StepPlan::Storage storage{times.storage};
+    auto& releases = storage.At(StepMove::kRelease);
+    auto& prefetches = storage.At(StepMove::kPrefetch);
+    auto& drops = storage.At(StepMove::kDrop);
     // The verb by which the storage leaves first decides how it comes back, always.
     const auto leaves = [](const Called& call) {
       return call.verb == Verb::kRelease || call.verb == Verb::kEvict;
@@ -153,20 +154,20 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
     if (first == found->second.end()) continue;
     const bool offloads = first->verb == Verb::kRelease;
     const size_t released = first->before;
-    storage.fate = offloads ? StepPlan::Fate::kOffload : StepPlan::Fate::kEvict;
+    storage.fate = offloads ? StepFate::kOffload : StepFate::kEvict;
     const size_t taken = Index(times.reads.front().taken);
     if (offloads) {
       const auto free = places.FirstFrom(Index(times.left) + 1);
       const auto wanted = places.LastBefore(released);
       if (free && wanted && std::max(*free, *wanted) < taken) {
-        storage.release = std::max(*free, *wanted);
+        releases = {std::max(*free, *wanted)};
       }
     }
     for (const Called& call : found->second) {
       if (call.verb != Verb::kPrefetch || !offloads) continue;
       const auto place = place_of(call.before, places.SizeOf(times.storage));
-      if (place && (storage.prefetches.empty() || *place > storage.prefetches.back())) {
-        storage.prefetches.push_back(*place);
+      if (place && (prefetches.empty() || *place > prefetches.back())) {
+        prefetches.push_back(*place);
       }
     }
     bool absent = false;  // it has left once
@@ -179,14 +180,12 @@ StepPlan PlanFrom(const Report& report, const StepPlaces& places, Bytes memory) 
       if (next == times.reads.end()) continue;  // its last use ends it
       const auto place = next == times.reads.begin() ? places.LastBefore(call.before)
                                                      : std::optional(Index(std::prev(next)->taken));
-      if (place && (storage.drops.empty() || storage.drops.back() < *place)) {
-        storage.drops.push_back(*place);
-      }
+      if (place && (drops.empty() || drops.back() < *place)) drops.push_back(*place);
     }
-    if (offloads && !storage.release && storage.drops.empty()) continue;
+    if (offloads && releases.empty() && drops.empty()) continue;
     // A tensor recomputed from the storage would hold it in the program beyond its last read.
     const size_t last = Index(times.reads.back().taken);
-    if (storage.drops.empty() || storage.drops.back() < last) storage.drops.push_back(last);
+    if (drops.empty() || drops.back() < last) drops.push_back(last);
     plan.storages.push_back(std::move(storage));
   }
   return plan;
@@ -211,17 +210,18 @@ std::string FormatStepPlan(const StepPlan& plan, const Trace& trace, const StepP
   for (const StepPlan::Storage& storage : plan.storages) {
     json.BeginObject().Put("tensor", trace.tensor(storage.storage).name);
     json.Put("fate", Name(storage.fate));
-    if (storage.release) json.Put("release", places.PositionAt(*storage.release));
-    if (storage.fate == StepPlan::Fate::kOffload) {
-      json.Key("prefetches").BeginArray();
-      for (const size_t at : storage.prefetches) json.Put(places.PositionAt(at));
-      json.EndArray();
+    for (size_t i = 0; i < kStepMoves.size(); ++i) {
+      const auto& [key, list, offloaded, may_lack] = kStepMoves[i];
+      if (offloaded && storage.fate != StepFate::kOffload) continue;
+      if (may_lack && storage.moves[i].empty()) continue;
+      json.Key(key);
+      if (list) json.BeginArray();
+      for (const size_t at : storage.moves[i]) {
+        json.Put(places.PositionAt(places.LastBefore(at).value_or(0)));
+      }
+      if (list) json.EndArray();
     }
-    json.Key("drops").BeginArray();
-    for (const size_t at : storage.drops) {
-      json.Put(places.PositionAt(places.LastBefore(at).value_or(0)));
-    }
-    json.EndArray().EndObject();
+    json.EndObject();
   }
   return json.EndArray().EndObject().Take();
 }
@@ -241,46 +241,42 @@ StepPlan ParseStepPlan(std::string_view text, const std::string& origin, const T
     document.Fail(fmt::format("the step has no position {}", position));
   };
   StepPlan plan;
+  const auto read_ops = [&](Value value, const StepMoveKey& move, std::vector<size_t>& ops) {
+    const auto add = [&](Value at) { ops.push_back(op_at(at)); };
+    move.list ? document.ReadArray(value, add) : add(value);
+  };
   const auto read_storage = [&](Value value) {
     StepPlan::Storage storage;
     const StepPlaces::Times* times = nullptr;
-    document.ReadObject(
-        value,
-        Required("tensor",
-                 [&](Value v) {
-                   const std::string_view name = document.ReadString(v);
-                   const auto found = known.find(name);
-                   if (found == known.end()) {
-                     document.Fail(
-                         fmt::format("'{}' is no storage that autograd saves and that "
-                                     "backward reads",
-                                     JsonExcerpt(name)));
-                   }
-                   times = found->second;
-                   known.erase(found);
-                 }),
-        Required("fate",
-                 [&](Value v) {
-                   const std::string_view name = document.ReadString(v);
-                   for (const auto fate : {StepPlan::Fate::kOffload, StepPlan::Fate::kEvict}) {
-                     if (Name(fate) != name) continue;
-                     storage.fate = fate;
-                     return;
-                   }
-                   document.Fail("expected \"offload\" or \"evict\"");
-                 }),
-        Optional("release", [&](Value v) { storage.release = op_at(v); }),
-        Optional("prefetches",
-                 [&](Value v) {
-                   document.ReadArray(v,
-                                      [&](Value at) { storage.prefetches.push_back(op_at(at)); });
-                 }),
-        Required("drops", [&](Value v) {
-          document.ReadArray(v, [&](Value at) { storage.drops.push_back(op_at(at)); });
-        }));
-    if (storage.fate != StepPlan::Fate::kOffload &&
-        (storage.release || !storage.prefetches.empty())) {
-      document.Fail("only a storage that is offloaded has \"release\" and \"prefetches\"");
+    const auto read_tensor = [&](Value v) {
+      const std::string_view name = document.ReadString(v);
+      const auto found = known.find(name);
+      if (found == known.end()) {
+        document.Fail(fmt::format("'{}' is no storage that autograd saves and that backward reads",
+                                  JsonExcerpt(name)));
+      }
+      times = found->second;
+      known.erase(found);
+    };
+    const auto read_fate = [&](Value v) {
+      const std::string_view name = document.ReadString(v);
+      for (const auto fate : {StepFate::kOffload, StepFate::kEvict}) {
+        if (Name(fate) != name) continue;
+        storage.fate = fate;
+        return;
+      }
+      document.Fail("expected \"offload\" or \"evict\"");
+    };
+    [&]<size_t... i>(std::index_sequence<i...>) {
+      document.ReadObject(
+          value, Required("tensor", read_tensor), Required("fate", read_fate),
+          JsonField{kStepMoves[i].key, !kStepMoves[i].offloaded && !kStepMoves[i].may_lack,
+                    [&](Value v) { read_ops(v, kStepMoves[i], storage.moves[i]); }}...);
+    }
+    (std::make_index_sequence<kStepMoves.size()>());
+    for (size_t i = 0; i < kStepMoves.size() && storage.fate != StepFate::kOffload; ++i) {
+      if (!kStepMoves[i].offloaded || storage.moves[i].empty()) continue;
+      document.Fail(fmt::format("only a storage that is offloaded has \"{}\"", kStepMoves[i].key));
     }
     storage.storage = times->storage;
     plan.storages.push_back(std::move(storage));

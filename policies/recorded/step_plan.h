@@ -6,6 +6,7 @@
 #ifndef SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
 #define SPILLWAY_POLICIES_RECORDED_STEP_PLAN_H_
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,23 +61,41 @@ class StepPlaces {
   std::vector<int64_t> positions_;  // by place: the position of its last hook
 };
 
+// What happens to a storage.
+enum class StepFate : uint8_t {
+  kKeep,
+  kOffload,  // copied to the host where autograd saves it
+  kEvict,    // recomputed where backward reads it
+};
+
+// The kinds of moves that a plan names the ops of, before which they are.
+enum class StepMove : uint8_t {
+  // The step waits for the copy, and gives the storage up. Without it, the storage stays until
+  // backward has read it. There is one at most.
+  kRelease,
+  kPrefetch,  // a copy back starts; without it, backward waits for the copy
+  // Backward takes the storage, or another one that is recomputed from it, and then gives this one
+  // up again.
+  kDrop,
+};
+// How files have these moves, in their order.
+struct StepMoveKey {
+  std::string_view key;
+  bool list;       // or else a single position, which may lack
+  bool offloaded;  // only for storages that are offloaded
+  bool may_lack = false;
+};
+inline constexpr std::array<StepMoveKey, 3> kStepMoves{
+    {{"release", false, true, true}, {"prefetches", true, true}, {"drops", true, false}}};
+
 struct StepPlan {
-  enum class Fate : uint8_t {
-    kOffload,  // copied to the host where autograd saves it
-    kEvict,    // recomputed where backward reads it
-  };
   struct Storage {
     TensorId storage{};
-    Fate fate = Fate::kOffload;
-    // For kOffload: the op before which the step waits for the copy, and gives the storage up.
-    // Without one, it stays until backward has read it.
-    std::optional<size_t> release{};
-    // The ops before which a copy back starts, ascending. Without one, backward waits for it.
-    std::vector<size_t> prefetches{};
-    // The ops before which backward takes this storage, or another one that is recomputed from it,
-    // and then gives this one up again, ascending.
-    std::vector<size_t> drops{};
+    StepFate fate = StepFate::kOffload;
+    std::array<std::vector<size_t>, kStepMoves.size()> moves{};  // by `StepMove`: ops, ascending
 
+    std::vector<size_t>& At(StepMove move) { return moves[static_cast<size_t>(move)]; }
+    const std::vector<size_t>& At(StepMove move) const { return moves[static_cast<size_t>(move)]; }
     bool operator==(const Storage&) const = default;
   };
   std::vector<Storage> storages;  // by `Times::packed`

@@ -274,15 +274,14 @@ class Scheduling {
     for (size_t i = 0; i < fates_.size(); ++i) {
       if (fates_[i] == StepFate::kKeep) continue;
       StepPlan::Storage& storage = plan.storages.emplace_back();
-      const bool offload = fates_[i] == StepFate::kOffload;
       storage.storage = movables_[i].times->storage;
-      storage.fate = offload ? StepPlan::Fate::kOffload : StepPlan::Fate::kEvict;
-      if (offload) storage.release = leave_[i];
-      storage.prefetches = std::move(prefetches_[i]);
-      std::ranges::sort(storage.prefetches);
+      storage.fate = fates_[i];
+      if (fates_[i] == StepFate::kOffload) storage.At(StepMove::kRelease) = {leave_[i]};
+      storage.At(StepMove::kPrefetch) = std::move(prefetches_[i]);
+      std::ranges::sort(storage.At(StepMove::kPrefetch));
       for (size_t k = 0; k < needs_[i].size(); ++k) {
         if (k + 1 < needs_[i].size() && stays_[i][k + 1]) continue;
-        storage.drops.push_back(DropOf(i, needs_[i][k]));
+        storage.At(StepMove::kDrop).push_back(DropOf(i, needs_[i][k]));
       }
     }
     return plan;

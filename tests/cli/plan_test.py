@@ -352,7 +352,7 @@ class PlanTest(DirectoryTest):
                                 ({"storages": [{"tensor": "y0", "fate": "keep", "drops": []}]},
                                  'expected "offload" or "evict"'),
                                 ({"storages": [{"tensor": "y0", "fate": "evict", "drops": [], "release": 5}]},
-                                 'only a storage that is offloaded has "release" and "prefetches"'),
+                                 'only a storage that is offloaded has "release"'),
                                 ({"storages": [{"tensor": "y0", "fate": "offload", "drops": [], "release": 99}]},
                                  "the step has no position 99")):
             path = self.file("bad.json", {**plan, **change})

@@ -193,6 +193,7 @@ class FilesTest(unittest.TestCase):
                 (lambda d: d["storages"].append({"tensor": f"s{first.storage}", "fate": "evict", "drops": []}), "cannot be recomputed: "),
                 (lambda d: d["storages"][0].pop("drops"), "not a plan .*drops"),
                 (lambda d: d["storages"][0].update(drops=[10**6]), "the step has no position 1000000"),
+                (lambda d: d["storages"][0].update(fate="offload", hops=[1]), "hops"),
                 (lambda d: d.pop("storages"), "not a plan .*storages"),
                 (lambda d: d.pop("memory_bytes"), "not a plan .*memory_bytes"),
                 (lambda d: d.update(memory_bytes=1000), "bytes under the plan, which may take 1,000"),

@@ -39,7 +39,7 @@ def random_moments(tape, draw):
         return sorted(draw.choices(positions, k=3)) if draw.random() < 0.8 else []
 
     for saved in candidates(tape):
-        moments.add(saved.storage, next(iter(some(everywhere)), None), some(everywhere), some(reads))
+        moments.add(saved.storage, release=some(everywhere)[:1], prefetches=some(everywhere), drops=some(reads))
     return moments
 
 
@@ -260,7 +260,8 @@ class MemoryTest(unittest.TestCase):
         self.assertEqual(len(chain), 8)
         moments = Moments()
         for at, saved in enumerate(chain[1:], 1):
-            moments.drops[tape.unpacks[saved.unpacks[0]].position] = [other.storage for other in chain[1:at + 1]]
+            for other in chain[1:at + 1]:
+                moments.add(other.storage, drops=[tape.unpacks[saved.unpacks[0]].position])
         plan = predict(assemble(tape, {saved.storage: "evict" for saved in chain[1:]}, 1 << 40, moments))
         self.assertLess(plan.peak, 0.6 * plan.eager_peak)
         self.assertLessEqual(self.live(stepping, plan), 1.03 * plan.peak + 512)
@@ -283,13 +284,13 @@ class PlanTest(unittest.TestCase):
                 for policy in (QUICK, "vdnnpp", "capuchin"):
                     plan = make_plan(tape, (eager.floor.bytes + 9 * eager.peak) // 10, moves=("offload",), policy=policy)
                     absent, used = set(), {unpack.position: unpack.pack.value[0] for unpack in tape.unpacks}
-                    self.assertGreater(len(plan.releases), 0)
+                    self.assertGreater(len(plan.moments["release"]), 0)
                     for position in range(len(tape.positions)):
                         with self.subTest(name, bandwidth=bandwidth, policy=policy, position=position):
-                            absent.update(plan.releases.get(position, ()))
-                            self.assertLessEqual(set(plan.prefetches.get(position, ())), absent)
-                            absent.difference_update((*plan.prefetches.get(position, ()), used.get(position)))
-                            absent.update(s for s in plan.drops.get(position, ()) if plan.actions[s] == "offload")
+                            absent.update(plan.moments["release"].get(position, ()))
+                            self.assertLessEqual(set(plan.moments["prefetches"].get(position, ())), absent)
+                            absent.difference_update((*plan.moments["prefetches"].get(position, ()), used.get(position)))
+                            absent.update(s for s in plan.moments["drops"].get(position, ()) if plan.actions[s] == "offload")
 
     def test_budgets_down_to_the_floor_are_kept(self):
         want = self.stepping.steps()
@@ -389,7 +390,7 @@ class PlanTest(unittest.TestCase):
         for device, beside in (("cuda", 0.03), ("cpu", 0.0)):
             with mock.patch.object(tape, "device", device):
                 moments = Moments()
-                moments.add(saved.storage, release, [prefetch], [])
+                moments.add(saved.storage, release=[release], prefetches=[prefetch])
                 plan = predict(assemble(tape, {saved.storage: "offload"}, moments=moments))
                 took = round(1e3 * (plan.seconds - plan.eager_seconds), 6)
                 self.assertTrue(beside <= took <= 2.1 * beside, took)

@@ -187,7 +187,7 @@ def random_plan(tape, seed):
     for saved in candidates(tape) if before else ():
         if actions[saved.storage] == "offload":
             for unpack in map(tape.unpacks.__getitem__, saved.unpacks):
-                plan.prefetches.setdefault(unpack.position - before, []).append(saved.storage)
+                plan.moments.add(saved.storage, prefetches=[unpack.position - before])
     return plan
 
 

@@ -25,7 +25,7 @@ from spillway_torch.base.errors import NoPlanError, SpillwayError
 from spillway_torch.base.program import rows_of
 from spillway_torch.fit.family import Family
 from spillway_torch.fit.host import host_costs
-from spillway_torch.plan.plan import Plan
+from spillway_torch.plan.plan import Moments, Plan
 from spillway_torch.plan.planned_step import planned_step
 from spillway_torch.plan.planner import predict
 from spillway_torch.plan.weights import fastest
@@ -659,7 +659,7 @@ class ChosenTest(unittest.TestCase):
         tape.weights = [RecordedWeight(str(at), at, 10, (at, 31 - at)) for at in range(16)]
 
         def plan(seconds, weights):
-            return Plan(1000, {}, {}, {}, {}, 900, 1100, seconds, 1.0, None, tape, weights=tuple(weight.name for weight in weights))
+            return Plan(1000, {}, Moments(), 900, 1100, seconds, 1.0, None, tape, weights=tuple(weight.name for weight in weights))
 
         for seconds, want in (({4: 1.5, 10: 1.6, 16: 1.2}, 16), ({4: 1.5, 10: 1.3, 16: 1.4}, 10), ({4: 1.5, 10: 1.6, 16: 1.7}, 4),
                               ({4: 1.01}, 4), ({4: 1.5, 16: 1.4}, 16)):

@@ -47,7 +47,7 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
   const auto fits = [](auto get) {
     return [get](const Row& row) { return When(row.planned.fits(), get(row.planned)); };
   };
-  const auto moved = [](StepPlan::Fate fate) {
+  const auto moved = [](StepFate fate) {
     return [fate](const Row& row) {
       Bytes bytes;
       for (const StepPlan::Storage& storage : row.planned.plan.storages) {
@@ -56,7 +56,7 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
       return When(row.planned.fits(), bytes);
     };
   };
-  const auto count = [fits](StepPlan::Fate fate) {
+  const auto count = [fits](StepFate fate) {
     return fits([fate](const PlannedStep& planned) {
       return std::ranges::count(planned.plan.storages, fate, &StepPlan::Storage::fate);
     });
@@ -80,9 +80,9 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
                 static_cast<double>(p.prediction.eager_step.picoseconds());
        }),
        "slowdown"},
-      {"offloaded_bytes", "B", "storages that go to the host", moved(StepPlan::Fate::kOffload),
+      {"offloaded_bytes", "B", "storages that go to the host", moved(StepFate::kOffload),
        "offloaded GiB"},
-      {"evicted_bytes", "B", "storages that are recomputed", moved(StepPlan::Fate::kEvict),
+      {"evicted_bytes", "B", "storages that are recomputed", moved(StepFate::kEvict),
        "evicted GiB"},
       {"state_bytes", "B", "optimizer state that is on the host but while an update uses it",
        [](const Row& row) {
@@ -92,8 +92,8 @@ Columns<Row> RowColumns(const Trace& trace, const Case& asked) {
          }
          return When(row.planned.fits(), bytes);
        }},
-      {"offloaded_storages", "1", "their number", count(StepPlan::Fate::kOffload)},
-      {"evicted_storages", "1", "their number", count(StepPlan::Fate::kEvict)},
+      {"offloaded_storages", "1", "their number", count(StepFate::kOffload)},
+      {"evicted_storages", "1", "their number", count(StepFate::kEvict)},
       {"host_ms", "ms", "of the step, at least: the host starts operators and copies",
        fits([](auto& p) { return p.prediction.host; })},
       {"forward_host_ms", "ms", "the part of it until forward ends",
@@ -206,7 +206,7 @@ std::string Explanation(const StepPlanner& planner, const PlannedStep& planned) 
                            [&](auto* storage) { return trace.tensor(storage->storage).size; });
   for (const StepPlan::Storage* storage : storages) {
     const Tensor& tensor = trace.tensor(storage->storage);
-    const bool offloads = storage->fate == StepPlan::Fate::kOffload;
+    const bool offloads = storage->fate == StepFate::kOffload;
     text += fmt::format("  {:>10}  {} is {}\n", FormatBytes(tensor.size), tensor.name,
                         offloads ? "offloaded" : "recomputed");
   }

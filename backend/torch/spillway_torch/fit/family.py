@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ..base.device import Device, Host, host_share
 from ..base.errors import NoPlanError, SpillwayError
 from ..base.ranks import local_ranks
-from ..plan.plan import Plan, in_unit, useful_moves
+from ..plan.plan import Moments, Plan, in_unit, useful_moves
 from ..plan.planner import learn_host_speed, make_ladder, make_plan
 from ..run.executor import Executor, HostMemory, _Run
 from ..tape.scaled import name_of, scaled
@@ -204,7 +204,7 @@ class Family:
             if len(self._guards) == MOST_RUNGS:
                 self._guards.clear()
             tightest = max(self.rungs, key=lambda r: _ratio(r.shapes, shapes), default=None)
-            plan = tightest.plan if tightest is not None else Plan(0, {}, {}, {}, {}, 0, 0, 0.0, 0.0, None, self.tape)
+            plan = tightest.plan if tightest is not None else Plan(0, {}, Moments(), 0, 0, 0.0, 0.0, None, self.tape)
             plan = dataclasses.replace(plan, budget=int(UNPLANNED * self._budget) - self.unguarded)
             self._guards[wanted] = Executor(plan, self._device, self._host, self._scaled(wanted))
             self._guards[wanted].deviations = self._deviations
@@ -270,7 +270,7 @@ class Family:
         peak, like = tape.eager_peak() + self.unforeseen, self.rungs[0].plan
         if peak > FITS * self._budget:
             return False
-        plan = Plan(self._budget, {}, {}, {}, {}, peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, None, tape,
+        plan = Plan(self._budget, {}, Moments(), peak, peak, sum(op.seconds for op in tape.ops), like.eager_seconds, None, tape,
                     unforeseen=self.unforeseen)
         self._add({shapes: plan}, False, f"inputs of {text_of(shapes)} fit")
         return True

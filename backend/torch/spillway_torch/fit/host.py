@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..plan.plan import EVICT, OFFLOAD, Plan
+from ..plan.plan import EVICT, OFFLOAD, Moments, Plan
 from ..run.executor import Executor
 from ..tape.chains import Saved, saved_storages
 from ..tape.costs import HostCosts
@@ -96,6 +96,7 @@ def _times(loss: Callable[[], torch.Tensor], device: str, begins: list[Callable[
 
 def _executor(tape: Tape, saved: list[Saved], action: str) -> Executor:
     """Returns one whose plan gives storages up when forward ends, and never again."""
-    last = tape.packs[-1].position
-    releases = {last: [s.storage for s in saved]} if action == OFFLOAD else {}
-    return Executor(Plan(0, {s.storage: action for s in saved}, releases, {}, {}, 0, 0, 0.0, 0.0, None, tape))
+    moments = Moments()
+    for storage in [s.storage for s in saved if action == OFFLOAD]:
+        moments.add(storage, release=[tape.packs[-1].position])
+    return Executor(Plan(0, {s.storage: action for s in saved}, moments, 0, 0, 0.0, 0.0, None, tape))

@@ -64,36 +64,32 @@ class Floor:
                 f"({held} exist then), whatever is offloaded or recomputed")
 
 
-@dataclasses.dataclass
-class Moments:
-    """The positions at which storages move, as a plan has them."""
+class Moments(dict[str, dict[int, list[int]]]):
+    """The positions at which storages move: by the name of a kind of moves in files of plans, for each position, the storages."""
 
-    releases: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    prefetches: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    drops: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    def __missing__(self, move: str) -> dict[int, list[int]]:
+        return {}
 
-    def add(self, storage: int, release: int | None, prefetches: Iterable[int], drops: Iterable[int]) -> None:
-        """Adds the moments of a storage."""
-        for positions, at in ((self.releases, () if release is None else (release,)), (self.prefetches, prefetches), (self.drops, drops)):
-            for position in at:
-                positions.setdefault(position, []).append(storage)
+    def add(self, storage: int, **moves: Iterable[int]) -> None:
+        """Adds the positions of a storage."""
+        for move, positions in moves.items():
+            for position in positions:
+                self.setdefault(move, {}).setdefault(position, []).append(storage)
 
 
 @dataclasses.dataclass(eq=False)
 class Plan:
     """A plan for the steps that follow a tape.
 
-    Positions count the tensors that autograd packs and unpacks in a step, from 0. At a position, a `release` waits for the
-    storage's copy to the host and drops it, and a `prefetch` starts to bring it back; both happen before the tensor is
-    handled. A `drop` happens after it: a storage that came back, or was recomputed, is given up until its next use. So a
+    Positions count the tensors that autograd packs and unpacks in a step, from 0. At a position, a "release" waits for the
+    storage's copy to the host and drops it, and "prefetches" start to bring it back; both happen before the tensor is
+    handled. "drops" happen after it: a storage that came back, or was recomputed, is given up until its next use. So a
     storage that is used twice can be absent between the uses.
     """
 
     budget: int
     actions: dict[int, str]  # by storage; those not named stay
-    releases: dict[int, list[int]]  # by position: storages
-    prefetches: dict[int, list[int]]
-    drops: dict[int, list[int]]
+    moments: Moments
     peak: int  # bytes, predicted
     eager_peak: int  # bytes, without a plan
     seconds: float  # of a step, predicted

@@ -197,10 +197,11 @@ def assemble(tape: Tape, actions: dict[int, str], memory: int = 1 << 40, moments
             reads = sorted((tape.unpacks[u].position, tape.unpacks[u].op) for u in saved.unpacks)
             drops = [at for (at, op), (_, later) in zip(reads, reads[1:]) if op != later]  # it is there once for each operator
             if actions.get(saved.storage, KEEP) != KEEP:
-                moments.add(saved.storage, release if actions[saved.storage] == OFFLOAD and release < reads[0][0] else None, (), [*drops, reads[-1][0]])
+                leaves = actions[saved.storage] == OFFLOAD and release < reads[0][0]
+                moments.add(saved.storage, release=[release] if leaves else [], drops=[*drops, reads[-1][0]])
     moved = {s: a for s, a in actions.items() if a != KEEP}
     _end_sources(tape, moved, moments)
-    return Plan(memory, moved, moments.releases, moments.prefetches, moments.drops, 0, 0, 0.0, 0.0, None, tape)
+    return Plan(memory, moved, moments, 0, 0, 0.0, 0.0, None, tape)
 
 
 def _end_sources(tape: Tape, actions: dict[int, str], moments: Moments) -> None:
@@ -219,8 +220,8 @@ def _end_sources(tape: Tape, actions: dict[int, str], moments: Moments) -> None:
                     waiting.append(source)
         for position in reads[storage]:
             for source in sources:
-                if position > reads[source][-1] and source not in moments.drops.get(position, ()):
-                    moments.drops.setdefault(position, []).append(source)
+                if position > reads[source][-1] and source not in moments["drops"].get(position, ()):
+                    moments.add(source, drops=[position])
 
 
 def floor_of(tape: Tape, row: dict[str, Any], unforeseen: int) -> Floor:
@@ -243,12 +244,14 @@ def document_of(plan: Plan) -> dict[str, Any]:
     for storage, fate in sorted(plan.actions.items()):
         if fate == KEEP:
             continue
-        at = {name: [p for p, moved in sorted(positions.items()) if storage in moved] for name, positions in (
-            ("release", plan.releases), ("prefetches", plan.prefetches), ("drops", plan.drops))}
-        made: dict[str, Any] = {"tensor": storage_name(storage), "fate": fate}
+        made: dict[str, Any] = {"tensor": storage_name(storage), "fate": fate, "drops": []}
         if fate == OFFLOAD:
-            made |= {"prefetches": at["prefetches"], **({"release": at["release"][0]} if at["release"] else {})}
-        storages.append({**made, "drops": at["drops"]})
+            made["prefetches"] = []
+        for move, positions in plan.moments.items():
+            at = [position for position, moved in sorted(positions.items()) if storage in moved]
+            if at and (fate == OFFLOAD or move == "drops"):
+                made[move] = at[0] if move == "release" else at
+        storages.append(made)
     return {"format": FORMAT, "version": 1, "workload": f"{step_name(plan.tape)}:1", "memory_bytes": plan.budget - plan.unforeseen,
             "policy": "as given", "peak_bytes": plan.peak - plan.unforeseen, "eager_peak_bytes": plan.eager_peak - plan.unforeseen,
             "step_s": plan.seconds - plan.update_seconds, "eager_step_s": plan.eager_seconds - plan.update_seconds,
@@ -282,9 +285,10 @@ def plan_from(document: dict[str, Any], tape: Tape) -> Plan:
             raise SpillwayError(f"'{name}' cannot be recomputed: {known[name].reason}")
         storage = known[name].storage
         actions[storage] = fate
-        moments.add(storage, item.get("release"), item.get("prefetches", ()), item["drops"])
+        moves = {move: item[move] for move in ("drops", *item) if move not in ("tensor", "fate")}
+        moments.add(storage, **{move: at if isinstance(at, list) else [at] for move, at in moves.items()})
     _end_sources(tape, actions, moments)
-    return Plan(int(document["memory_bytes"]), actions, moments.releases, moments.prefetches, moments.drops, document["peak_bytes"],
+    return Plan(int(document["memory_bytes"]), actions, moments, document["peak_bytes"],
                 document["eager_peak_bytes"], document["step_s"], document["eager_step_s"], None, tape, document["host_s"],
                 document["forward_host_s"],
                 state=sum(tape.updates[int(name.removeprefix("state."))].bytes for name in document.get("state", ())),

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -156,11 +156,15 @@ class Executor:
             for pack in saved.packs:
                 table.enter(pack.position, index[saved.storage])
         headroom = like.headroom([s for s, action in plan.actions.items() if action == EVICT]) if counts else [0] * len(tape.positions)
-        moved = plan.releases, plan.prefetches, plan.drops, _passed(plan)
+        passed = _passed(plan)
+
+        def recipes(storages: Iterable[int]) -> list[int]:
+            return [index[s] for s in storages if s in index]
+
         reads = {unpack.position: unpack.pack.position for unpack in tape.unpacks}
         for at, bytes_ in enumerate(headroom):
-            table.move(at, *([index[s] for s in moves.get(at, ()) if s in index] for moves in moved), bytes_,
-                       tape.signatures.get(at, 0), reads.get(at))
+            moves = {move: recipes(positions[at]) for move, positions in plan.moments.items() if at in positions}
+            table.move(at, moves, recipes(passed.get(at, ())), bytes_, tape.signatures.get(at, 0), reads.get(at))
         return table
 
     def _ops(self, ops: list[int], numbers: dict[int, int]) -> list[tuple[Any, ...]]:
@@ -279,7 +283,7 @@ def _passed(plan: Plan) -> dict[int, set[int]]:
     tape = plan.tape
     read = {(unpack.op, unpack.pack.value[0]) for unpack in tape.unpacks}
     dropped: dict[int, set[int]] = {}  # by the operators that had run
-    for position, storages in plan.drops.items():
+    for position, storages in plan.moments["drops"].items():
         at = tape.positions[position]
         dropped.setdefault(at, set()).update(s for s in storages if (at, s) not in read)
     return {position: dropped[at] for position, at in enumerate(tape.positions) if at in dropped}

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -109,11 +110,7 @@ class Run {
     const bool known = at < table_->positions.size();
     differs_ |= !known || table_->positions[at].reads.value_or(packed.at) != packed.at;
     Tensor tensor = Read(packed, known ? table_->positions[at].passed : Numbers());
-    if (known) {
-      for (const size_t recipe : table_->positions[at].drops) {
-        if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
-      }
-    }
+    if (known) CarryOut(at, Move::When::kLast);
     most_ = kUnknown;  // what came back took memory
     MakeRoom(Headroom(at));
     if (packed.slot != nullptr && packed.slot->recipe == nullptr) Prefetch(*packed.slot, at);
@@ -157,32 +154,24 @@ class Run {
   int64_t verified = 0;    // storages whose recomputed bits were compared with the saved ones
 
  private:
-  // Carries out the releases and prefetches of the next position, and returns its number.
-  //
-  // Where autograd saves a tensor, the function that the program calls still holds its own ones, so
-  // that prefetches wait for the next position.
+  // Carries out the moves of the next position that come first, and returns its number.
   size_t BeginPosition(bool saves) {
     const size_t at = position_++;
     watch_.Reach(position_);
     if (at >= table_->positions.size()) return at;
-    const Position& position = table_->positions[at];
-    for (const size_t recipe : position.releases) {
-      if (const auto slot = slots_[recipe].lock()) slot->GiveUp();
-    }
-    if (saves_) BringBackAll(table_->positions[at - 1].prefetches);
-    if (!saves) BringBackAll(position.prefetches);
+    CarryOut(at, Move::When::kFirst);
+    if (saves_) CarryOut(at - 1, Move::When::kOnceFree);
+    if (!saves) CarryOut(at, Move::When::kOnceFree);
     saves_ = saves;
     return at;
   }
 
-  // Starts copies from the host, as far as there is memory for them.
-  void BringBackAll(const Numbers& recipes) {
-    for (const size_t recipe : recipes) {
+  void CarryOut(size_t at, Move::When when) {
+    const Move* is_short = nullptr;
+    for (const auto& [move, recipe] : table_->positions[at].moves) {
+      if (move->when != when || move == is_short) continue;
       const auto slot = slots_[recipe].lock();
-      if (slot == nullptr || slot->tensor.defined() || !slot->host.defined()) continue;
-      if (table_->device->InUse() + slot->size > table_->budget) return;
-      const Guards guards;
-      slot->BringBack();
+      if (slot != nullptr && !move->carry_out(*slot)) is_short = move;
     }
   }
 
@@ -661,19 +650,21 @@ PYBIND11_MODULE(spillway_steps, module) {
       .def("add", &AddRecipe)
       .def("enter",
            [](Table& table, size_t at, size_t recipe) { table.positions.at(at).recipe = recipe; })
-      .def("move", [](Table& table, size_t at, const std::vector<size_t>& releases,
-                      const std::vector<size_t>& prefetches, const std::vector<size_t>& drops,
-                      const std::vector<size_t>& passed, int64_t headroom, uint64_t signature,
-                      std::optional<size_t> reads) {
-        Position& position = table.positions.at(at);
-        position.releases = NumbersOf(releases);
-        position.prefetches = NumbersOf(prefetches);
-        position.drops = NumbersOf(drops);
-        position.passed = NumbersOf(passed);
-        position.headroom = headroom;
-        position.signature = signature;
-        position.reads = reads;
-      });
+      .def("move",
+           [](Table& table, size_t at, const std::map<std::string, std::vector<size_t>>& moves,
+              const std::vector<size_t>& passed, int64_t headroom, uint64_t signature,
+              std::optional<size_t> reads) {
+             Position& position = table.positions.at(at);
+             for (const auto& [name, recipes] : moves) {
+               const auto move = std::ranges::find(kMoves, name, &Move::name);
+               if (move == std::end(kMoves)) throw std::invalid_argument("no move '" + name + "'");
+               for (const size_t recipe : recipes) position.moves.emplace_back(move, recipe);
+             }
+             position.passed = NumbersOf(passed);
+             position.headroom = headroom;
+             position.signature = signature;
+             position.reads = reads;
+           });
   module.def("mix", &Mix);
   py::class_<Run>(module, "Run")
       .def(py::init<std::shared_ptr<Table>, py::object, bool>())

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,12 +27,12 @@ struct Recipe {
   int64_t temporary;  // bytes that exist besides it while it is recomputed, in the recorded step
 };
 
+struct Move;
+
 // A position: the storage of the tensor that autograd saves there, and those that the plan moves.
 struct Position {
   std::optional<size_t> recipe;
-  Numbers releases;  // recipes
-  Numbers prefetches;
-  Numbers drops;
+  std::vector<std::pair<const Move*, size_t>> moves;  // with recipes
   Numbers passed;        // recipes of storages that are given up as soon as others are recomputed
   int64_t headroom = 0;  // bytes that operators take until the next position, in the recorded step
   uint64_t signature = 0;  // what `Mix` makes of the saved tensors until then; 0 if it is not known
@@ -181,6 +182,16 @@ class Slot {
     Put(bytes);
   }
 
+  // Brings the tensor back if it is absent and has a copy. Returns false if there is no memory for
+  // it.
+  bool Prefetch() {
+    if (tensor.defined() || !host.defined()) return true;
+    if (table_->device->InUse() + size > table_->budget) return false;
+    const Guards guards;
+    BringBack();
+    return true;
+  }
+
   const Recipe* const recipe;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // in which it was saved
   const int64_t size;                                       // bytes
@@ -202,6 +213,23 @@ class Slot {
   const c10::VariableVersion counter_;  // of the tensor that was saved
   const uint32_t saved_;
   uint32_t version_ = 0;  // of `tensor`
+};
+
+// A kind of moves, at positions that the plan says. Its function returns false where memory is
+// short for it, and then for the rest of its kind at that position.
+struct Move {
+  // Moves of kOnceFree wait for the next position where autograd saves a tensor: the function that
+  // the program calls still holds its own ones.
+  enum class When { kFirst, kOnceFree, kLast };
+  std::string_view name;  // in files of plans
+  When when;
+  bool (*carry_out)(Slot& slot);
+};
+
+inline constexpr Move kMoves[] = {
+    {"release", Move::When::kFirst, [](Slot& slot) { return slot.GiveUp(), true; }},
+    {"prefetches", Move::When::kOnceFree, [](Slot& slot) { return slot.Prefetch(); }},
+    {"drops", Move::When::kLast, [](Slot& slot) { return slot.GiveUp(), true; }},
 };
 
 // The object that autograd holds in the place of a tensor.

@@ -69,7 +69,7 @@ TEST_F(StepPlanTest, ReleasesAndPrefetchesAreWhereHooksAre) {
   const StepPlan plan = PlanOf(SendY1);
   ASSERT_EQ(plan.storages.size(), 1);
   EXPECT_EQ(plan.storages[0],
-            (StepPlan::Storage{TensorId{1}, StepPlan::Fate::kOffload, 2, {3}, {4}}));
+            (StepPlan::Storage{TensorId{1}, StepFate::kOffload, {{{2}, {3}, {4}}}}));
 }
 
 // The policy sends y1 after f2, where the program has started the copy before f2.
@@ -118,7 +118,7 @@ TEST_F(StepPlanTest, TheFirstLeaveDecidesHowAStorageComesBack) {
     };
   });
   ASSERT_EQ(plan.storages.size(), 1);
-  EXPECT_EQ(plan.storages[0].fate, StepPlan::Fate::kEvict);
+  EXPECT_EQ(plan.storages[0].fate, StepFate::kEvict);
   EXPECT_THAT(Carry(std::make_unique<StepExecutor>(plan, places_, trace_.ops.size())),
               HasSubstr("   40    50 compute again f1\n"));
 }
