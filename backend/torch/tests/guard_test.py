@@ -246,6 +246,11 @@ def sharpness(loop, at):
     torch._foreach_sub_([p.data for p in loop.parameters], moved)
 
 
+def closure_behind_backward(loop, at):
+    loop.loss().backward()
+    loop.optimizer.step(lambda: loop.loss().backward())
+
+
 def task_gradients(loop, at):
     tasks = [torch.autograd.grad(loop.loss(head), loop.parameters, allow_unused=True) for head in range(3)]
     for p, *gradients in zip(loop.parameters, *tasks):
@@ -303,7 +308,7 @@ class WholeStepsTest(unittest.TestCase):
             self.hold(step, 0.42)
 
     def test_several_backwards_of_a_step(self):
-        for step, share in (several_losses, 0.5), (sharpness, 0.47):
+        for step, share in (several_losses, 0.5), (sharpness, 0.47), (closure_behind_backward, 0.5):
             self.hold(step, share)
 
     def test_gradients_beside_those_of_parameters(self):

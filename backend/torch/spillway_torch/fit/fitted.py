@@ -203,9 +203,9 @@ class Fitted:
             if state.recorder.waits():
                 return None
             self._end_recording()  # no optimizer ran: gradients add up
-            if isinstance(self._state, Recorded):
-                self._make_plan(self._state, self._optimizers.more_bytes(self._state.states, self._state.gradients))
-            state = self._state
+        if isinstance(self._state, Recorded):  # otherwise a closure follows a step outside of it
+            self._make_plan(self._state, self._optimizers.more_bytes(self._state.states, self._state.gradients))
+        state = self._state
         if isinstance(state, Planned):
             self._check(state)
         if isinstance(state, (Waiting, Planned)):
