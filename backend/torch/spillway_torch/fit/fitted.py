@@ -17,7 +17,7 @@ from ..run.chunked_loss import ChunkedLosses
 from ..run.executor import _Run
 from ..run.library import steps_library
 from ..step.distributed import local_bytes
-from ..tape.hooks import Hooks, in_backward
+from ..tape.hooks import Hooks, in_backward, watch_backward
 from ..tape.tape import Shapes
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import are_reduced, refuse_kinds, refuse_running
@@ -289,11 +289,16 @@ class Fitted:
             self._losses.tell()
         if isinstance(self._state, Recording) and self._state.ended:
             self._end_recording()
+        between = 0
         if isinstance(self._state, Planned):
+            between = self._state.device.peak_bytes() if self._state.most else 0
             self._state.updating = (not self._optimizers.has_state(optimizer) or self._state.checking) and not self._state.waits()
             self._check(self._state)
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
+        if isinstance(self._state, (Planned, Recorded)) and not self._early and self._state.device.in_use() >= 0:
+            self._states.find(self._state.device, self._optimizers)
+            self._states.foresee_update(self._state.device.in_use(), between)
 
     # ---- Captured functions ----
 
@@ -386,6 +391,7 @@ class Fitted:
             log.warning("spillway: %d steps ran without a plan: %s", SLOW, family.lacks())
         run = executor.begin(stay, bool(self._verify) and self._taken.steps % self._verify == 0)
         state.open = PlannedPart(family, rung, kind, run, checking)
+        watch_backward(state.note_backward if checking else None)
 
     def _check(self, state: Planned) -> None:
         """Compares a step, whose backward has ended, with the budget and the prediction; plans again where that helps."""
@@ -396,7 +402,7 @@ class Fitted:
         family, rung, memory = part.family, part.rung, state.device.memory()
         if memory is None:
             return
-        most, taken = memory.most, self._taken
+        most, taken, state.most = max(memory.most, state.most), self._taken, 0
         taken.most = max(taken.most, most)
         if rung is None and most > self._budget:
             family.leave_out(most - self._budget)

@@ -101,6 +101,7 @@ class Planned:
     last: Optional[PlannedPart] = None  # the last part that has ended
     updating: bool = False  # an update runs whose memory is compared with the budget
     update_began: float | None = None
+    most: int = 0  # bytes while backwards ran, and before them, since a part was compared with the budget; 0 if none was noted
 
     @property
     def checking(self) -> bool:
@@ -112,9 +113,14 @@ class Planned:
         """Returns whether the backward of the last part has not run yet."""
         return self.last is not None and self.last.run.waits()
 
+    def note_backward(self) -> None:
+        """Notes the memory until the end of a backward, so that the peak behind it is known."""
+        memory = self.device.memory()
+        self.most = max(self.most, memory.most if memory is not None else 0)
+
     def count(self, taken: Taken) -> None:
         """Counts what the last part did, unless its backward has not run yet, and the most memory that steps took."""
-        taken.most = max(taken.most, self.device.peak_bytes())
+        taken.most = max(taken.most, self.device.peak_bytes(), self.most)
         if self.last is not None and not self.last.counted and not self.waits():
             taken.end(self.last.run)
             self.last.counted = True

@@ -81,12 +81,10 @@ class States:
 
         planned: the bytes of state that its plan has on the host at least; None if it has no plan.
         """
-        size = max(self._without_plan if planned is None else planned, self._least)
         for hosted in self._hosted.values():
             hosted.refuse_skipped()
+        self._move(max(self._without_plan if planned is None else planned, self._least))
         for hosted in self._hosted.values():
-            hosted.move(max(0, size))
-            size -= sum(hosted.sizes)
             hosted.settle()
 
     def refuse_call(self, model: torch.nn.Module) -> None:
@@ -104,10 +102,27 @@ class States:
         one, all_ = (sum(sizes) for sizes in zip((0, 0), *(hosted.temporaries() for hosted in self._hosted.values())))
         over = in_use + trained - gradients + state - sum(hosted.existing()[0] for hosted in self._hosted.values()) + all_ - self._budget
         if over > 0 and state > 0:  # what leaves is not updated together with the others
-            self._least = math.ceil(MARGIN * over * state / (state + all_ - one)) + STAGES * max(self.parts)
+            self._least = max(self._least, math.ceil(MARGIN * over * state / (state + all_ - one)) + STAGES * max(self.parts))
         if in_use + trained - gradients + self.unguarded + one > self._budget:  # also if all state leaves
             for hosted in self._hosted.values():
                 hosted.start_early()
+
+    def foresee_update(self, in_use: int, most: int) -> None:
+        """Has state on the host now if the update that follows does not fit in the budget otherwise, or what runs before the next one.
+
+        in_use: bytes now, gradients among them.
+        most: bytes that existed between the last backward and now.
+        """
+        self.foresee(in_use, 0, 0)
+        coming = sum(self.parts) - sum(sum(hosted.existing()) for hosted in self._hosted.values())
+        if most + coming > self._budget:
+            self._least = max(self._least, most + coming - self._budget + self.all_outside())
+        self._move(max(self._least, sum(hosted.outside for hosted in self._hosted.values())))
+
+    def _move(self, size: int) -> None:
+        for hosted in self._hosted.values():
+            hosted.move(max(0, size))
+            size -= sum(hosted.sizes)
 
     def foresee_backward(self, most: int) -> None:
         """Has state on the host in steps without a plan if they do not fit in the budget otherwise.

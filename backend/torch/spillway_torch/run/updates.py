@@ -124,8 +124,9 @@ class HostedState:
         self._handles: list[Any] = []  # of hooks before an update, behind it, and before `state_dict`, for which copies end
         self._warned = False
         self.weights: HostedWeights | None = None  # parameters, some of which may be on the host themselves
+        self._handles += [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after),
+                          optimizer.register_state_dict_pre_hook(self._finish)]
         if early:
-            self._add_hooks()
             self._parameters = {of.tensor: of for of in self._buckets_of}
             this = weakref.ref(self)
 
@@ -136,10 +137,6 @@ class HostedState:
 
             for tensor in self._parameters:  # what their hooks hold would never be freed
                 self._handles.append(tensor.register_post_accumulate_grad_hook(made))
-
-    def _add_hooks(self) -> None:
-        self._handles += [self._optimizer.register_step_pre_hook(self._before), self._optimizer.register_step_post_hook(self._after),
-                          self._optimizer.register_state_dict_pre_hook(self._finish)]
 
     def _index(self) -> None:
         """Notes which buckets a parameter is in, and where they are."""
@@ -275,9 +272,10 @@ class HostedState:
 
         Raises `SpillwayError` if the host has no room.
         """
-        if size >= self._wanted:
+        lacks = size > self.outside  # parameters that the first update left out have no state
+        if size >= self._wanted or lacks:
             self._calm = self._enough = 0
-            if size > self._wanted or not self._hosts:
+            if size > self._wanted or lacks or not self._hosts:
                 self._wanted = size
                 self._leave()
             return
@@ -300,8 +298,6 @@ class HostedState:
         parameters = list(dict.fromkeys(of for bucket in leaving for of in bucket.parameters))
         if not parameters:
             return
-        if not self._handles:
-            self._add_hooks()
         size, kind = sum(of.room * len(of.names) for of in parameters), type(self._optimizer).__name__
         free = host_memory()
         if size > free:
@@ -351,8 +347,6 @@ class HostedState:
 
         State that came to the device since, because it was loaded, goes to the host.
         """
-        if not self._handles:
-            return
         self.refuse_skipped()
         before: Any = self._optimizer._optimizer_step_pre_hooks
         after: Any = self._optimizer._optimizer_step_post_hooks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -129,10 +130,19 @@ def _run_backward(outputs: Any, *args: Any, **named: Any) -> Any:
     """Stands for the function that `torch.autograd.backward` and `torch.autograd.grad` call; args[2] says whether they make a graph."""
     assert _engine is not None  # nothing was entered before
     hooks = hooks_here()
-    if hooks is None or not hooks.stay or args[2] or in_backward():
+    if args[2] or in_backward():
         return _engine(outputs, *args, **named)
-    with hooks.paused():
-        return _engine(outputs, *args, **named)
+    with hooks.paused() if hooks is not None and hooks.stay else contextlib.nullcontext():
+        made = _engine(outputs, *args, **named)
+    ended = getattr(_thread, "ended", lambda: None)()
+    if ended is not None:
+        ended()
+    return made
+
+
+def watch_backward(ended: Optional[Callable[[], None]]) -> None:
+    """Has a method called at the end of each backward of this thread that makes no graph, as long as its object lives."""
+    _thread.ended = weakref.WeakMethod(ended) if ended is not None else lambda: None
 
 
 def _disable_hooks(message: str) -> Any:
