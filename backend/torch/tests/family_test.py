@@ -1,5 +1,6 @@
 """Tests the plans of `fit` for steps whose inputs have other sizes, and other operators, from step to step."""
 
+import copy
 import dataclasses
 import logging
 import math
@@ -214,13 +215,33 @@ class FamilyTest(unittest.TestCase):
         self.assertRegex(logs.output[0], r"there is no plan for inputs of \[20000, 32\], and such steps run under the plan that saves most and may take more than the budget: a budget of .* below the floor of")
         fitted.remove()
 
-    def test_a_forward_that_is_never_called_is_said(self):
-        model = Deep()
+    def test_parts_of_a_model_are_called_in_its_place(self):
+        class Container(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = torch.nn.ModuleList([Deep()])
+
+        for make, call, recorded in (Container, lambda model, x: model.parts[0](x), 0), (Deep, lambda model, x: Deep.forward(model, x), 1):
+            model = make()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            fitted = fit(model, optimizer, 1 << 40)
+            with self.subTest(make), self.assertNoLogs("spillway_torch", logging.WARNING):
+                for at in range(4):
+                    self.assertEqual(fitted.stats()["recorded"], at > recorded)
+                    call(model, torch.randn(4, 32)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                copy.deepcopy(model)
+            self.assertEqual(fitted.stats()["planned"], 3 - recorded)
+            fitted.remove()
+
+    def test_a_model_of_which_nothing_is_called_is_said(self):
+        model = torch.nn.Linear(32, 32)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         fitted = fit(model, optimizer, 1 << 40)
         with self.assertLogs("spillway_torch", logging.WARNING) as logs:
             for _ in range(4):
-                Deep.forward(model, torch.randn(4, 32)).sum().backward()
+                torch.nn.functional.linear(torch.randn(4, 32), model.weight).sum().backward()
                 optimizer.step()
         self.assertEqual(len(logs.output), 1)
         self.assertIn("nothing is planned, because the model was updated 2 times and its forward was never called", logs.output[0])

@@ -23,9 +23,15 @@ class Calls:
         state_of: stands in the place of a model's `__getstate__`.
         """
         self._begin, self._end, self._fail = begin, end, fail
-        self._calls = [(model, self._call_of(at, model)) for at, model in enumerate(models)]
-        for model, call in self._calls:
-            vars(model).update({CALL: call, STATE: lambda model=model: state_of(model)})
+        self._state_of, self._calls = state_of, list[tuple[torch.nn.Module, Callable[..., Any]]]()
+        self.add(models)
+
+    def add(self, models: Sequence[torch.nn.Module]) -> None:
+        """Has calls of more models, with the numbers behind those before, begin parts of steps."""
+        for model in models:
+            call = self._call_of(len(self._calls), model)
+            self._calls.append((model, call))
+            vars(model).update({CALL: call, STATE: lambda model=model: self._state_of(model)})
 
     def close(self) -> None:
         """Gives the models their own calls back, and lets go of them."""
@@ -58,6 +64,13 @@ class Calls:
 
         setattr(call, "_torchdynamo_disable", True)  # torch.compile leaves it as it is
         return call
+
+
+def called(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns what a program calls of a model: itself, or its children, if there are some and it has no forward."""
+    if type(model).forward is not torch.nn.Module.forward or "forward" in vars(model):
+        return [model]
+    return [part for child in model.children() for part in called(child)] or [model]
 
 
 def state_of(model: torch.nn.Module) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..tape.hooks import Hooks, in_backward, watch_backward
 from ..tape.tape import Shapes
 from ..tape.tape_recorder import TapeRecorder
 from .accepted import are_reduced, refuse_kinds, refuse_running
-from .calls import Calls, state_of
+from .calls import Calls, called, state_of
 from .capture import Captured, Part
 from .evaluation import Evaluation
 from .family import CHECKED, Family, text_of
@@ -49,7 +49,7 @@ class Fitted:
     def __init__(self, models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], budget: int, device: str,
                  hook_forward: bool, policy: str | None, report_every: int, verify: int, early_updates: bool,
                  allowed: frozenset[str] = frozenset()) -> None:
-        self._models = list(models)
+        self._models = list(dict.fromkeys(part for model in models for part in (called(model) if hook_forward else [model])))
         self._model = models[0] if len(models) == 1 else torch.nn.ModuleDict({str(at): model for at, model in enumerate(models)})
         self._parameters: list[weakref.ref[torch.Tensor]] = [weakref.ref(p) for p in self._model.parameters()]
         self._budget = budget
@@ -514,7 +514,12 @@ class Fitted:
         state = self._state
         if isinstance(state, Waiting) and state.unseen is not None:
             state.unseen += 1
-            if state.unseen == UNSEEN:
+            if state.unseen == 1 and self._calls is not None:  # the program calls parts of the models, as in `model.encode(x)`
+                parts = [part for model in self._models for child in model.children() for part in called(child)]
+                more = [part for part in dict.fromkeys(parts) if part not in self._models]
+                self._calls.add(more)
+                self._models += more
+            elif state.unseen == UNSEEN:
                 log.warning("spillway: nothing is planned, because the model was updated %d times and its forward was never called with "
                             "gradients, outside of torch.func: give the budget to the module that the step calls, and compile before", UNSEEN)
         if isinstance(state, Planned) and state.update_began is not None:
