@@ -263,13 +263,31 @@ def held_gradients(loop, at):
     loop.rest += task_gradients(loop, at)
 
 
-def target_network(loop, at):
+def move_target(loop):
     for p, q in zip(loop.target.parameters(), loop.parameters):
         p.data = p.data * 0.99 + q.data * 0.01
+
+
+def target_network(loop, at):
+    move_target(loop)
     x = torch.randn(loop.rows, 32)
     with torch.no_grad():
         wanted = loop.target(x)[0][-1]
     (loop.model(x)[0][-1] - wanted).square().mean().backward()
+
+
+def momentum_encoder(loop, at):
+    x, wanted = torch.randn(loop.rows, 32), []
+
+    @torch.no_grad()
+    def encode(*_):
+        move_target(loop)
+        wanted.append(loop.target(x)[0][-1])
+
+    handle = loop.model.register_forward_pre_hook(encode)
+    made = loop.model(x)[0][-1]
+    handle.remove()
+    (made - wanted[0]).square().mean().backward()
 
 
 class WholeStepsTest(unittest.TestCase):
@@ -321,6 +339,7 @@ class WholeStepsTest(unittest.TestCase):
     def test_frozen_weights_that_get_other_memory_in_each_step(self):
         self.hold(target_network, 0.45)
         self.hold(target_network, 0.41, optimizer=torch.optim.AdamW)
+        self.hold(momentum_encoder, 0.5, rows=64)
 
 
 if __name__ == "__main__":

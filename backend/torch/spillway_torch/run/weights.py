@@ -75,6 +75,11 @@ class Weight:
         """One of the parameters that still exist."""
         return next((tensor for tensor in (reference() for reference in self.tensors) if tensor is not None), None)
 
+    def has_its_memory(self) -> bool:
+        """Returns whether a parameter that it is has not got other memory since."""
+        tensor = self.tensor
+        return tensor is not None and tensor.untyped_storage()._cdata == self.key
+
     def is_as_it_was(self) -> bool:
         """Returns whether the modules still have the parameters, in the same memory, and train them or not, as before."""
         for (owner, name), reference in zip(self.owners, self.tensors):
@@ -166,7 +171,7 @@ class HostedWeights:
         return self._weights.values()
 
     def recorded(self, ledger: Ledger, tape: Tape) -> list[RecordedWeight]:
-        """Returns the weights that a recorded step only reads until its update, by operators that can be seen.
+        """Returns the weights that a recorded step only reads until its update, by operators that can be seen, where they were before it.
 
         A weight that autograd saves, and that no operator of backward reads, may be read by a kernel that takes its address.
         """
@@ -178,7 +183,7 @@ class HostedWeights:
         for weight in self._weights.values() if not tape.compiled else ():
             tensor = weight.tensor
             storage = ledger.known(tensor.untyped_storage()) if tensor is not None else None
-            if storage is None or storage.number in tape.writes:
+            if storage is None or storage.born >= 0 or storage.number in tape.writes:
                 continue
             reads = tuple(readers.get(storage.number, ()))
             if reads and (storage.number not in unpacked or any(tape.ops[at].backward for at in reads)):
@@ -224,7 +229,7 @@ class HostedWeights:
 
     def absent(self) -> int:
         """Returns the bytes of weights that have no memory of the device now, as its allocator counts them."""
-        return sum(self._device.block(weight.bytes) for weight in self._outside if not weight.here)
+        return sum(self._device.block(weight.bytes) for weight in self._outside if not weight.here and weight.has_its_memory())
 
     def begin(self, names: Sequence[str], order: Sequence[tuple[str, bool]] = ()) -> None:
         """Begins a step, in which these weights have memory of the device only when operators need them.
