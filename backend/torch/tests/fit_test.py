@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from counting import Counting
 from spillway_torch import ProgramError, SpillwayError, fit
-from spillway_torch.base.device import Memory
+from spillway_torch.base.device import Host, Memory
 from spillway_torch.plan import planner
 from spillway_torch.plan.plan import in_unit, parse_bytes
 from stepping import Vit, different
@@ -85,6 +85,14 @@ class FitTest(unittest.TestCase):
                 self.assertGreater(fitted.last.recomputed, 0)
                 fitted.remove()
                 self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+
+    def test_a_cpu_keeps_no_copies_of_the_recorded_step(self):
+        script, before, taken = Script(), Host.taken, []
+        fitted = fit(script.model, script.optimizer, 1 << 40)
+        script.optimizer.register_step_pre_hook(lambda *_: taken.append(Host.taken - before))
+        script.run(2)
+        self.assertEqual(taken, [0, 0])
+        fitted.remove()
 
     def test_a_policy_of_the_program_chooses(self):
         budget, _ = budget_of()

@@ -50,8 +50,13 @@ class Recording:
 
     def recorded(self, tape: Tape) -> Recorded:
         """Returns what follows from the tape of the recording, which has ended."""
+        hosts = self.recorder.hosts()
+        if self.recorder.device.in_use() < 0:  # nothing leaves a CPU, where what the recording copied would count
+            for host in hosts:
+                host.close()
+            hosts.clear()
         return Recorded(tape, [used + self.outside for used in tape.used], self.outside + max(op.used for op in tape.ops), self.gradients,
-                        self.states, self.recorder.device, self.kind, (*self.shapes, *self.later), self.later, self.recorder.hosts())
+                        self.states, self.recorder.device, self.kind, (*self.shapes, *self.later), self.later, hosts)
 
 
 @dataclasses.dataclass
