@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import gc
 import logging
 import math
 import random
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -214,6 +216,20 @@ class FamilyTest(unittest.TestCase):
         self.assertEqual(len(logs.output), 1)
         self.assertRegex(logs.output[0], r"there is no plan for inputs of \[20000, 32\], and such steps run under the plan that saves most and may take more than the budget: a budget of .* below the floor of")
         fitted.remove()
+
+    def test_a_refusal_holds_nothing_of_the_program(self):
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+        def run(sizes):
+            mine = torch.ones(1)
+            train(sizes, self.budget(96))
+            return weakref.ref(mine)
+
+        for sizes in [96, 20000], [20, 96, 2000, 20]:
+            with self.subTest(sizes):
+                self.assertIsNone(run(sizes)())
 
     def test_parts_of_a_model_are_called_in_its_place(self):
         class Container(torch.nn.Module):

@@ -224,17 +224,20 @@ class Family:
             try:
                 made[shapes] = make_plan(self._scaled(shapes), self._budget, moves=moves, policy=self._policy, unforeseen=self.unforeseen)
             except SpillwayError as error:
-                made[shapes] = error
+                made[shapes] = error.with_traceback(None)
         else:
             largest = functools.reduce(lambda a, b: tuple(tuple(map(max, one, other)) for one, other in zip(a, b)), all_)
             named = {name_of(s): s for s in all_}
             plans = make_ladder(self._scaled(largest), {name: self._scaled(s) for name, s in named.items()}, self._budget, moves=moves,
                                 policy=self._policy, unforeseen=self.unforeseen)
-            made = {s: plans[name] for name, s in named.items()}
-        refused = made[shapes]
-        if isinstance(refused, SpillwayError):
-            raise refused
+            made = {s: plans.pop(name) for name, s in named.items()}
         found = {s: plan for s, plan in made.items() if isinstance(plan, Plan)}
+        refused = made.pop(shapes)
+        try:
+            if isinstance(refused, SpillwayError):
+                raise refused
+        finally:
+            del refused  # the error has this frame, and that those of the program
         for plan in found.values():
             plan.add_update(self.update_seconds)
         return found

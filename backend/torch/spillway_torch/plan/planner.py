@@ -62,12 +62,15 @@ def make_plan(tape: Tape, memory: Union[str, int], *, moves: tuple[str, ...] = (
             try:
                 return _plan_of(row, path, tape, budget, unforeseen, names)
             except (FloorError, NoPlanError) as error:
-                return error
+                return error.with_traceback(None)  # its frames would hold what the program has
 
     found = fastest(tape, budget, plan_with)
-    if not isinstance(found, Plan):
-        raise found
-    return found
+    try:
+        if not isinstance(found, Plan):
+            raise found
+        return found
+    finally:
+        del found  # the error has this frame
 
 
 def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, moves: tuple[str, ...] = (OFFLOAD, EVICT),
@@ -88,12 +91,12 @@ def make_ladder(tape: Tape, sizes: dict[str, Tape], memory: Union[str, int], *, 
             try:
                 plans[name] = _plan_of(row, str(pathlib.Path(folder) / f"plan-{name}.json"), sizes[name], budget, unforeseen)
             except SpillwayError as error:
-                plans[name] = error
+                plans[name] = error.with_traceback(None)
     for name in [name for name, plan in plans.items() if sizes[name].weights and (sizes[name].leaving or isinstance(plan, SpillwayError))]:
         try:
             plans[name] = make_plan(sizes[name], budget, moves=moves, policy=policy, unforeseen=unforeseen)
         except SpillwayError as error:
-            plans[name] = error
+            plans[name] = error.with_traceback(None)
     return plans
 
 
