@@ -213,6 +213,34 @@ class Loop:
         return self.run()[0][head].square().mean()
 
 
+class Outer(torch.optim.Optimizer):
+    """Has another optimizer do the update, as sharpness-aware minimization does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups)
+
+    def step(self, closure=None):
+        self.base_optimizer.step()
+
+
+class Bare(torch.optim.Optimizer):
+    """Is none that PyTorch has made, as lookahead often is."""
+
+    def __init__(self, parameters):
+        self.base = torch.optim.AdamW(parameters)
+
+    def step(self, closure=None):
+        self.base.step()
+
+    def zero_grad(self, set_to_none=True):
+        self.base.zero_grad(set_to_none)
+
+
+def one_loss(loop, at):
+    loop.loss().backward()
+
+
 def unread_heads(loop, at):
     loop.loss(at % 2).backward()
 
@@ -335,6 +363,10 @@ class WholeStepsTest(unittest.TestCase):
     def test_state_leaves_where_the_program_holds_gradients_until_an_update(self):
         for step in held_gradients, task_gradients:
             self.hold(step, 0.8, rows=32, optimizer=torch.optim.AdamW)
+
+    def test_state_of_an_optimizer_within_another_one_leaves(self):
+        for optimizer in Outer, Bare:
+            self.hold(one_loss, 0.7, rows=32, optimizer=optimizer)
 
     def test_frozen_weights_that_get_other_memory_in_each_step(self):
         self.hold(target_network, 0.45)

@@ -18,6 +18,7 @@ log = logging.getLogger("spillway_torch")
 
 CALL, STATE = "_call_impl", "__getstate__"  # what a model has of its own while it has a budget
 BUDGET = "spillway_budget"  # what the hook of an optimizer has
+HOOKS = "_optimizer_step_pre_hooks"  # what an optimizer has once PyTorch has made it
 
 REFUSED = {"FullyShardedDataParallel": "its parameters are views of one that comes and goes during a step: shard by fully_shard (FSDP2)",
            "DataParallel": "its replicas run in several threads: use DistributedDataParallel"}
@@ -164,13 +165,17 @@ def models_of(given: Union[torch.nn.Module, Sequence[torch.nn.Module]], compiled
 def optimizers_of(given: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]) -> list[torch.optim.Optimizer]:
     """Returns one or several optimizers as a list. Raises `SpillwayError` for what is none, and for those of another budget."""
     optimizers = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    for at, optimizer in enumerate(optimizers):
-        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizers[at] = optimizer = optimizer.optimizer  # as accelerate wraps it
+    wrappers = []
+    for optimizer in optimizers:  # which grow meanwhile: accelerate, SAM and others have an optimizer of PyTorch do the update
+        inside = [value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer)]
+        optimizers += [value for value in inside if all(value is not other for other in optimizers)]
+        wrappers += [optimizer] if inside and HOOKS not in vars(optimizer) else []
+    optimizers = [optimizer for optimizer in optimizers if all(optimizer is not wrapper for wrapper in wrappers)]
+    for optimizer in optimizers:
         kind = type(optimizer).__name__
-        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # also a class, and one whose `__init__` has not called PyTorch's
+        if not hasattr(optimizer, HOOKS):  # also a class, and one whose `__init__` has not called PyTorch's
             raise SpillwayError(f"the optimizer is a {kind}; expected one of torch.optim, a list of them, or None for all")
-        for hook in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
+        for hook in getattr(optimizer, HOOKS, {}).values():
             if getattr(hook, BUDGET, lambda: None)() is not None:
                 raise SpillwayError(f"the {kind} has a budget already: give all models that a step calls to one `fit`, as in "
                                     "fit([one, other], optimizer, memory=...), or call `remove` of what the earlier `fit` returned")
