@@ -6,12 +6,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from types import FrameType, ModuleType
 from typing import Any, Union
 
 import torch
 
 from ..base.errors import SpillwayError
+from ..step.modules import is_called_from
 from ..tape.regions import is_compiled
 
 log = logging.getLogger("spillway_torch")
@@ -84,17 +84,9 @@ def refuse_running(early: bool) -> None:
     if early and torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None:
         raise SpillwayError(f"early_updates: the model runs in a DistributedDataParallel; {EARLY}")
     stages = sys.modules.get("torch.distributed.pipelining.stage")
-    if stages is not None and _is_called_from(stages):
+    if stages is not None and is_called_from(stages):
         raise SpillwayError("the model is a stage of torch.distributed.pipelining, which is not planned: forwards and backwards of "
                             "several micro-batches alternate; call `remove` of what `fit` returned, and use checkpoints")
-
-
-def _is_called_from(module: ModuleType) -> bool:
-    """Returns whether a function of a module has made this call."""
-    frame: FrameType | None = sys._getframe(1)  # its own frame would hold itself, with the tensors of the program
-    while frame is not None and frame.f_globals is not vars(module):
-        frame = frame.f_back
-    return frame is not None
 
 
 def refuse_kinds(model: torch.nn.Module, compiled: bool = False, early: bool = False) -> None:

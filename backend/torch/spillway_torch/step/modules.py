@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -32,6 +34,14 @@ def find_blocks(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 def _plain(name: str) -> str:
     """Returns the name of a module as it is without the modules that torch.compile puts around others."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def is_called_from(module: ModuleType) -> bool:
+    """Returns whether a function of a module has made this call."""
+    frame: FrameType | None = sys._getframe(1)  # its own frame would hold itself, with the tensors of the program
+    while frame is not None and frame.f_globals is not vars(module):
+        frame = frame.f_back
+    return frame is not None
 
 
 class Modules:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..base import table
@@ -24,6 +25,7 @@ from ..base.ledger import Storage
 from ..base.ranks import collectives_made
 from ..step.data import Operand
 from ..step.distributed import is_taken_apart, sharded
+from ..step.modules import is_called_from
 from ..step.recorder import Call, Recorder, Take, facts_of, flops_of, measures, tensors_in
 from .hooks import Hooks, in_backward, refuse_hooks
 from .host_pieces import HostPieces
@@ -195,7 +197,8 @@ class TapeRecorder(Recorder):
                 facts.random and not self.device.same_random_state(drawn, after), layer, attributes=attributes,
                 results=[self._ref(v) if isinstance(v, torch.Tensor) and self.here(v) else None for v in listed],
                 fresh=fresh, written=written, reads=tuple(dict.fromkeys(operand.storage.number for operand in read)),
-                position=len(tape.positions), backward=backward, replayed=backward and bool(take.modules.path()))
+                position=len(tape.positions), backward=backward,
+                replayed=backward and bool(take.modules.path()) and is_called_from(torch.utils.checkpoint))
         if facts.allocates:
             op.once = f"{op.place} leaves it as the memory was"
         if communicates:
