@@ -652,6 +652,8 @@ class ChosenTest(unittest.TestCase):
         self.assertEqual(found[:4], [(0, -1, [0]), (1, -1, [1]), (2, 0, [2]), (3, 1, [3])])
         self.assertEqual(found[13:18], [(13, 11, [13]), (14, 12, [14, 17]), (15, 13, [15, 16]), (13, 16, [18]), (12, 17, [19])])
         self.assertEqual(len(found), 30)
+        twice, = visits([RecordedWeight("0", 0, 10, (2, 3))], lambda _: 3)  # one operator stands for both that read it
+        self.assertEqual(twice.reads, [(3, 0)])
 
     def test_the_fastest_of_three_plans(self):
         """There is a plan with 40 of 160 bytes on the host; 100 and 160 are tried, too, unless the first plan is fast."""

@@ -134,7 +134,8 @@ def visits(weights: Sequence[RecordedWeight], place: Callable[[int], int]) -> It
     for at, (moment, weight) in enumerate(order):
         op, update = moment
         fetch(weight, max(before, (op, 0) if update else (op - 1, 0)))
-        here[weight].reads.append(moment)
+        if here[weight].reads[-1:] != [moment]:
+            here[weight].reads.append(moment)
         if at + 1 < len(order) and order[at + 1][0] == moment:
             continue  # the operator reads another one, too
         before, stays = moment, ahead(named, at, lambda w: w.bytes, window)
