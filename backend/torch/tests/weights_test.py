@@ -289,8 +289,10 @@ class FrozenTest(unittest.TestCase):
         model.layers[1].weight.requires_grad_()
         view = model.layers[2].weight.detach()[:3]  # it would lose its memory
         model.layers[3].weight = torch.nn.Parameter(torch.ones(32, 16)[::2], requires_grad=False)
-        self.assertEqual([weight.name for weight in HostedWeights(model, CpuDevice(), 1).weights],
-                         [f"layers.{at}.weight" for at in (0, 4, 5)])
+        model.scripted = torch.jit.script(torch.nn.Linear(16, 16).requires_grad_(False))
+        hosted = HostedWeights(model, CpuDevice(), 1)
+        hosted.find()
+        self.assertEqual([weight.name for weight in hosted.weights], [f"layers.{at}.weight" for at in (0, 4, 5)])
         self.assertEqual(list(HostedWeights(model, CpuDevice(), 1 << 20).weights), [])
         self.assertEqual(view.numel(), 48)
 

@@ -146,7 +146,7 @@ class HostedWeights:
         model, trained = self._model(), {id(tensor) for tensor in self._trained()}
         found: dict[int, list[tuple[str, torch.nn.Module, str, torch.Tensor]]] = {}
         for prefix, module in model.named_modules() if model is not None else ():
-            for name, tensor in module._parameters.items():
+            for name, tensor in module._parameters.items() if not isinstance(module, torch.jit.ScriptModule) else ():
                 if type(tensor) is torch.nn.Parameter and tensor.device == self._device.place and tensor.layout == torch.strided:
                     held = found.setdefault(tensor.untyped_storage()._cdata, [])
                     held.append((f"{prefix}.{name}" if prefix else name, module, name, tensor))
