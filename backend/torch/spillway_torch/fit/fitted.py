@@ -296,9 +296,11 @@ class Fitted:
             self._check(self._state)
             if not self._state.family.update_seconds:
                 self._state.update_began = self._state.device.now()
-        if isinstance(self._state, (Planned, Recorded)) and not self._early and self._state.device.in_use() >= 0:
-            self._states.find(self._state.device, self._optimizers)
-            self._states.foresee_update(self._state.device.in_use(), between)
+        state = self._state
+        if isinstance(state, Recorded) or isinstance(state, Planned) and (state.updating or between):
+            if not self._early and state.device.in_use() >= 0:
+                self._states.find(state.device, self._optimizers)
+                self._states.foresee_update(state.device.in_use(), between)
 
     # ---- Captured functions ----
 
