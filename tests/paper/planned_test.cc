@@ -47,6 +47,8 @@ TEST_P(PlannedOnTheZoo, NeedsOnePercentMoreThanTheBoundAtMost) {
   PolicyRegistry registry;
   RegisterBuiltinPolicies(registry);
   for (const Preset& preset : Presets()) {
+    // The graph of GoogLeNet takes long, and has the same forks with each preset.
+    if (!WholeZoo() && GetParam() == "googlenet:32" && preset.name != "torch") continue;
     const Trace trace = LoadTrace({GetParam(), preset.name, true});
     const bool own = preset.name == "superneurons";
     for (const PolicyRegistry::Entry& entry : registry.entries()) {
