@@ -439,7 +439,8 @@ class Fitted:
         trained = sum(local_bytes(p) for p in self._model.parameters() if p.requires_grad)
         self._weights.record(recorder, 0 if self._early or not counts else trained - self._optimizers.gradient_bytes())
         self._states.foresee(recorder.device.in_use(), self._optimizers.gradient_bytes(), trained)
-        self._states.begin()
+        known = max((rung.plan.eager_peak for family in self._structures.all() for rung in family.rungs), default=0)
+        self._states.begin(self._states.leaving(self._budget - known))
         self._states.record(recorder)
         recorder.mix = steps_library().mix
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..base.device import Device
+from ..base.device import Device, host_memory
 from ..run.buckets import STAGES
 from ..run.updates import GivenUp, HostedState, can_host
 from ..run.weights import HostedWeights
@@ -75,6 +75,14 @@ class States:
     def all_outside(self) -> int:
         """Returns the bytes of state that are on the host."""
         return sum(map(self.outside, list(self._hosted)))
+
+    def leaving(self, left: int) -> int | None:
+        """Returns the bytes of state that are on the host in a step that nobody knows: all, if it takes more than known steps have left.
+
+        The host keeps half of its free memory for other purposes.
+        """
+        state = sum(self.parts)
+        return max(self._without_plan, min(state, self.all_outside() + host_memory() // 2)) if state > left else None
 
     def begin(self, planned: int | None = None) -> None:
         """Begins a step.
