@@ -312,6 +312,20 @@ class PairsTest(Quiet):
     def test_state_leaves_where_another_step_is_recorded(self):
         self.hold(adversaries, 80_700, Pair(adversaries).run(6)[0])[1].remove()
 
+    def test_state_of_parameters_that_an_optimizer_gets_later_counts(self):
+        with counted(Guarded()):
+            pair = Pair(together)
+            later = pair.optimizers[0].param_groups[0]["params"][4:]
+            del pair.optimizers[0].param_groups[0]["params"][4:]
+            fitted = fit([pair.one, pair.other], pair.optimizers, 1 << 40)
+            pair.run(4)
+            before = fitted.plan.eager_peak
+            pair.optimizers[0].add_param_group({"params": later})
+            pair.run(2)
+            state = sum(v.nbytes for p in later for v in pair.optimizers[0].state[p].values())
+            self.assertAlmostEqual(fitted.plan.eager_peak - before, state, delta=8)
+            fitted.remove()
+
     def test_budgets_are_kept_where_the_device_counts(self):
         for how in together, adversaries:
             budget, want = 1 << 40, Pair(how).run(6)[0]

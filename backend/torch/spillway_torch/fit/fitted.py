@@ -373,8 +373,9 @@ class Fitted:
 
     def _run(self, state: Planned, family: Family, kind: Kind, shapes: Shapes, stay: bool) -> None:
         """Starts a part under a plan. Gradients and the optimizer's state may come later than the recorded step."""
-        if not family.complete and not state.waits():
-            family.complete = self._optimizers.are_complete()
+        complete = self._optimizers.are_complete()  # not if an optimizer got other parameters
+        if not (family.complete and complete) and not state.waits():
+            family.complete = complete
             more = self._optimizers.more_bytes(family.states, family.gradients)
             if sum(more) > sum(family.more):
                 came, family.more = sum(more) - sum(family.more), more

@@ -184,7 +184,8 @@ class Optimizers:
     def __init__(self, model: torch.nn.Module, device: str, states: States, taken: Taken) -> None:
         self._model, self._device, self._states, self._taken = model, device, states, taken
         self._known: Bytes = weakref.WeakKeyDictionary()  # the bytes of their state that was recorded before they were known
-        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        # Updates of the model, and the number of parameters that they had.
+        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._accumulated = 0  # most bytes of gradients before a forward
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
@@ -196,18 +197,20 @@ class Optimizers:
         self._known[optimizer] = self._recorded(optimizer)
 
     def note_update(self, optimizer: torch.optim.Optimizer) -> None:
-        self._updates[optimizer] = self._updates.get(optimizer, 0) + 1
+        updates, count = self._updates.get(optimizer, (0, 0))
+        self._updates[optimizer] = updates + 1 if count == _count(optimizer) else 1, _count(optimizer)
 
     def has_state(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an optimizer has made all of its state, or will make none for the model."""
-        return self._updates.get(optimizer, 0) >= UPDATES
+        updates, count = self._updates.get(optimizer, (0, 0))
+        return updates >= UPDATES and count == _count(optimizer)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an optimizer has parameters of the model."""
         ours = {id(p) for p in self._model.parameters()}
         if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return True
-        self._updates[optimizer] = UPDATES  # all is known of it
+        self._updates[optimizer] = UPDATES, _count(optimizer)  # all is known of it
         return False
 
     def are_complete(self) -> bool:
@@ -281,6 +284,10 @@ def hook_updates(fitted: Any, optimizers: Sequence[torch.optim.Optimizer], after
     if before is not None:
         handles += [of.register_step_pre_hook(hook(before)) for of in optimizers] or [register_optimizer_step_pre_hook(hook(before))]
     return handles
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _described(optimizer: torch.optim.Optimizer) -> str:
