@@ -368,6 +368,20 @@ class WholeStepsTest(unittest.TestCase):
         for optimizer in Outer, Bare:
             self.hold(one_loss, 0.7, rows=32, optimizer=optimizer)
 
+    def test_what_is_taken_before_another_step_is_recorded_counts(self):
+        with counted(Guarded()):
+            loop = Loop(rows=8)
+            fitted = fit([loop.model, loop.target], loop.optimizer, 1 << 24)
+            for _ in range(3):
+                loop.loss().backward()
+                loop.optimizer.step()
+            torch.empty(1 << 24)
+            with self.assertLogs("spillway_torch", "WARNING") as lines:
+                loop.target(torch.randn(8, 32, requires_grad=True))[0][-1].sum().backward()
+            self.assertIn("spillway: tensors took ", lines.output[0])
+            self.assertGreater(fitted.stats()["most_bytes"], 1 << 26)
+            fitted.remove()
+
     def test_frozen_weights_that_get_other_memory_in_each_step(self):
         self.hold(target_network, 0.45)
         self.hold(target_network, 0.41, optimizer=torch.optim.AdamW)

@@ -432,6 +432,9 @@ class Fitted:
 
     def _record(self, kind: Kind, shapes: Shapes, stay: bool) -> None:
         refuse_kinds(self._model, early=self._early)
+        if isinstance(self._state, Planned):  # the recording asks for a peak of its own
+            self._look()
+            self._taken.tell(self._state.device.peak_bytes(), self._state.device)
         gc.collect()  # otherwise plans count what later steps do not have
         recorder = TapeRecorder(self._device)
         counts = self._taken.guards = recorder.device.in_use() >= 0
