@@ -145,6 +145,29 @@ class TransformerTest(CommandTest):
             if f"| `{key}` | " in page.partition("## Transformers")[2]:
                 self.assertIn(f"| `{key}` | {samples} | {median} | {p90} |", page)
 
+    def test_pages_have_the_errors_of_measured_steps(self):
+        evidence = ROOT / "experiments/evidence"
+
+        def page_of(folder, name):
+            with open(evidence / folder / name, encoding="utf-8") as file:
+                return (evidence / folder / "README.md").read_text(encoding="utf-8"), list(csv.DictReader(file))
+
+        page, rows = page_of("transformers", "h200-blind.csv")
+        for workload in dict.fromkeys(row["workload"] for row in rows):
+            errors = [100 * float(row["error"]) for row in rows if row["workload"] == workload]
+            mean = sum(map(abs, errors)) / len(errors)
+            self.assertIn(f"| {workload} | {len(errors)} | {mean:.2f} % | {max(errors, key=abs):+.2f} % |", page)
+        page, rows = page_of("pytorch", "h200-images.csv")
+        bound = []
+        for row in rows:
+            truth, ours = float(row["measured_ms"]), float(row["predicted_ms"])
+            bound += [ours / truth - 1] if row["bound"] == "GPU" else []
+            star = "" if row["bound"] == "GPU" else r" \*"
+            self.assertIn(f"| {row['batch']} | {truth:.1f}{star}, {ours:.1f} | {100 * (ours / truth - 1):+.1f} % |", page, row["case"])
+        mean, worst = 100 * sum(map(abs, bound)) / len(bound), 100 * max(bound, key=abs)
+        self.assertIn(f"Of {len(rows)} networks, an H200 bounds {len(bound)}. Their times are {mean:.1f} % off in the mean, and {worst:+.1f} % at worst",
+                      (evidence / "README.md").read_text(encoding="utf-8"))
+
     def test_micro_batches_hold_the_activations_of_one(self):
         whole, parts = (self.rows(f"gpt(64,2,4,100)@64:{batch}", "--policy", "liveness")[0]
                         for batch in ("8", "2,accumulate=4"))

@@ -128,9 +128,11 @@ class States:
         self._move(max(self._least, sum(hosted.outside for hosted in self._hosted.values())))
 
     def _move(self, size: int) -> None:
+        """Has at least so many bytes of state on the host, those of the first optimizers."""
+        size = max(0, size)
         for hosted in self._hosted.values():
-            hosted.move(max(0, size))
-            size -= sum(hosted.sizes)
+            hosted.move(size)
+            size = max(0, size - sum(hosted.sizes)) if size else 0
 
     def foresee_backward(self, most: int) -> None:
         """Has state on the host in steps without a plan if they do not fit in the budget otherwise.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -214,10 +215,7 @@ def large_planes(grid: Grid) -> Iterator[Entry]:
 def planes(grid: Grid) -> Iterator[Entry]:
     """Planes as networks for images normalize, pool, resample, join and add them, beyond the sizes of other families."""
     for dtype, last in itertools.product((FP32, BF16), (False, True)):
-        def entry(name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], lasts: Sequence[bool] = (), trained: bool = True,
-                  dtype: torch.dtype = dtype, last: bool = last) -> Entry:
-            return Entry(f"{name} ({short(dtype)})", _called(call, shapes, dtype, lasts or [last] * len(shapes), trained))
-
+        entry = functools.partial(_of_planes, dtype, last)
         for channels, values, side in (*grid.draw(40, (8, 2048, 8), (1 << 20, 3 << 26, 1), (7, 224, 1)),
                                        *grid.draw(32, (8, 64, 8), (1 << 23, 3 << 26, 1), (28, 224, 1))):
             batch = 2 if grid.small else max(values // channels // side ** 2, 2)
@@ -253,18 +251,19 @@ def planes(grid: Grid) -> Iterator[Entry]:
         for batch, channels, side in grid.pick(10, (32, 96, 128, 192), (96, 144, 448, 720, 960), (56, 28, 14, 7)):
             shape = 2 if grid.small else batch, channels, side, side
             yield entry("mean of planes", lambda x: x.mean((2, 3), keepdim=True), shape)  # its gradient is a repeated quotient
-            yield entry("add_ of two layouts", lambda x, y: x.add_(y), shape, shape, lasts=(last, not last), trained=False)
+            yield entry("add_ of two layouts", lambda x, y: x.add_(y), shape, shape, mixed=True, trained=False)
     for dtype, (rows, width) in itertools.product((FP32, BF16), grid.draw(8, (1 << 15, 1 << 21, 1), (16, 128, 16))):
         yield Entry(f"layer_norm ({short(dtype)})", _row_norm(F.layer_norm, rows, width, dtype, True))
 
 
-def _called(call: Callable[..., torch.Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, lasts: Sequence[bool],
-            trained: bool) -> Make:
+def _of_planes(dtype: torch.dtype, last: bool, name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], mixed: bool = False,
+               trained: bool = True) -> Entry:
+    """A call on tensors of these shapes. mixed: all but the first have the other layout. trained: forward and backward."""
     def make(new: Maker) -> Stages:
-        made = [formed(new(*shape, dtype=dtype), last).requires_grad_(trained) for shape, last in zip(shapes, lasts)]
+        made = [formed(new(*shape, dtype=dtype), last != (mixed and at > 0)).requires_grad_(trained) for at, shape in enumerate(shapes)]
         return (lambda _: call(*made), *([gradients(*made)] if trained else []))
 
-    return make
+    return Entry(f"{name} ({short(dtype)})", make)
 
 
 def depthwise_convolutions(grid: Grid) -> Iterator[Entry]:

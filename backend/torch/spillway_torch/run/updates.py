@@ -272,6 +272,8 @@ class HostedState:
 
         Raises `SpillwayError` if the host has no room.
         """
+        if not size and not self._wanted:
+            return
         lacks = size > self.outside  # parameters that the first update left out have no state
         if size >= self._wanted or lacks:
             self._calm = self._enough = 0
